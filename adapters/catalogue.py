@@ -12,7 +12,7 @@ from adapters.model_names import ADAPTER_ID, PART, ModelName, checked_part
 from adapters.models import Adapter, AdapterEvent, AdapterVersion
 from adapters.repository import AdapterRepository
 from db.session import Database
-from tenants.naming import Named, NameRepository
+from tenants.object_names import NamedObject, NameRepository
 
 MAX_VERSION = 10**9 - 1
 
@@ -112,7 +112,7 @@ class AdapterCatalogue:
 
     async def names(
         self, tenant_id: str, adapter_ids: Collection[str], others: Collection[str] = ()
-    ) -> tuple[Mapping[str, tuple[str, bool]], Mapping[str, Named]]:
+    ) -> tuple[Mapping[str, tuple[str, bool]], Mapping[str, NamedObject]]:
         """Returns names by id: of adapters on any base with whether they are deleted, and of `others`, the
         keys, users and projects that the ledger stores beside adapters.
         """

@@ -148,9 +148,7 @@ class AdapterSubmission:
             await self._refuse(repository, caller.plan, name)
             repository.add_own(adapter)
             await session.flush()
-            events.record(
-                session, caller.tenant_id, adapter.id, "adapter.created", f"Adapter {name} was created."
-            )
+            events.record(session, caller.tenant_id, adapter.id, "adapter.created", f"{name} created.")
             version, job_id = await self._add(
                 session, caller, adapter, copies, meant.uploads, submission, base_digest
             )
@@ -338,7 +336,7 @@ class AdapterSubmission:
             caller.tenant_id,
             adapter.id,
             "version.created",
-            f"Version {version.version} {'waits for' if uploads else 'was created from'} {files}.",
+            f"Version {version.version} {'waiting for' if uploads else 'created from'} {files}.",
             version=version.version,
         )
         job = await queue_job(

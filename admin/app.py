@@ -1,7 +1,4 @@
-"""The web console as a mountable ASGI app.
-
-Owns which routes there are. Refuses to know SQL, and what the pages show (`admin.pages`).
-"""
+"""Assembles the web console as a mountable ASGI app."""
 
 from __future__ import annotations
 
@@ -12,62 +9,69 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
-from admin import security
-from admin.account_routes import AccountRoutes
-from admin.adapter_routes import AdapterRoutes
-from admin.billing_routes import BillingRoutes
-from admin.frame import HERE, Frame
-from admin.join_routes import JoinRoutes
-from admin.key_routes import KeyRoutes
-from admin.limit_routes import LimitRoutes
-from admin.member_routes import MemberRoutes
-from admin.oidc_routes import OidcRoutes
+from admin.account.routes import AccountRoutes
+from admin.account.second_factor_routes import SecondFactorRoutes
+from admin.adapters.routes import AdapterRoutes
+from admin.adapters.upload_routes import UploadRoutes
+from admin.audit.routes import AuditRoutes
+from admin.billing.routes import BillingRoutes
+from admin.invoices.routes import InvoiceRoutes
+from admin.keys.routes import KeyRoutes
+from admin.limits.alert_routes import AlertRoutes
+from admin.limits.routes import LimitRoutes
+from admin.members.routes import MemberRoutes
 from admin.operator.routes import operator_routes
-from admin.overview_routes import OverviewRoutes
-from admin.playground_routes import PlaygroundRoutes
-from admin.project_routes import ProjectRoutes
-from admin.record_routes import RecordRoutes
-from admin.recovery_routes import RecoveryRoutes
-from admin.second_factor_routes import SecondFactorRoutes
-from admin.service_account_routes import ServiceAccountRoutes
-from admin.services import AdapterServices, BillingServices, ConsoleServices, Explanations
-from admin.sign_in_routes import SignInRoutes
-from admin.upload_routes import UploadRoutes
-from admin.usage_routes import UsageRoutes
-from admin.webhook_routes import WebhookRoutes
+from admin.overview.routes import OverviewRoutes
+from admin.playground.routes import PlaygroundRoutes
+from admin.projects.routes import ProjectRoutes
+from admin.projects.service_account_routes import ServiceAccountRoutes
+from admin.service_levels.routes import ServiceLevelRoutes
+from admin.services import AdapterServices, BillingServices, ConsoleServices, ErrorMapping
+from admin.sign_in.join_routes import JoinRoutes
+from admin.sign_in.oidc.routes import OidcRoutes
+from admin.sign_in.password_reset_routes import RecoveryRoutes
+from admin.sign_in.routes import SignInRoutes
+from admin.usage.routes import UsageRoutes
+from admin.web import security
+from admin.web.console import Console
+from admin.web.rendering import HERE
+from admin.webhooks.routes import WebhookRoutes
 
-__all__ = ["AdapterServices", "BillingServices", "ConsoleServices", "Explanations", "create_console"]
+__all__ = ["AdapterServices", "BillingServices", "ConsoleServices", "ErrorMapping", "create_console"]
 
 
 def create_console(services: ConsoleServices) -> ASGIApp:
     """The console, to be mounted under a prefix such as `/console`."""
-    frame = Frame(services)
+    console = Console(services)
 
     app = Starlette(
         routes=[
-            *OverviewRoutes(frame, services).routes(),
-            *SignInRoutes(frame, services).routes(),
-            *UploadRoutes(frame, services).routes(),
-            *AdapterRoutes(frame, services).routes(),
-            *KeyRoutes(frame, services).routes(),
-            *MemberRoutes(frame, services).routes(),
-            *ProjectRoutes(frame, services).routes(),
-            *ServiceAccountRoutes(frame, services).routes(),
-            *PlaygroundRoutes(frame, services).routes(),
-            *UsageRoutes(frame, services).routes(),
-            *BillingRoutes(frame, services).routes(),
-            *LimitRoutes(frame, services).routes(),
-            *WebhookRoutes(frame, services).routes(),
-            *RecordRoutes(frame, services).routes(),
-            *JoinRoutes(frame, services).routes(),
-            *RecoveryRoutes(frame, services).routes(),
-            *OidcRoutes(frame, services).routes(),
-            *AccountRoutes(frame, services).routes(),
-            *SecondFactorRoutes(frame, services).routes(),
-            *operator_routes(frame, services),
-            Mount("/static", _Static(frame.version)),
+            *OverviewRoutes(console, services).routes(),
+            *SignInRoutes(console, services).routes(),
+            *UploadRoutes(console, services).routes(),
+            *AdapterRoutes(console, services).routes(),
+            *KeyRoutes(console, services).routes(),
+            *MemberRoutes(console, services).routes(),
+            *ProjectRoutes(console, services).routes(),
+            *ServiceAccountRoutes(console, services).routes(),
+            *PlaygroundRoutes(console, services).routes(),
+            *UsageRoutes(console, services).routes(),
+            *BillingRoutes(console, services).routes(),
+            *InvoiceRoutes(console, services).routes(),
+            *LimitRoutes(console, services).routes(),
+            *AlertRoutes(console, services).routes(),
+            *WebhookRoutes(console, services).routes(),
+            *AuditRoutes(console, services).routes(),
+            *ServiceLevelRoutes(console, services).routes(),
+            *JoinRoutes(console, services).routes(),
+            *RecoveryRoutes(console, services).routes(),
+            *OidcRoutes(console, services).routes(),
+            *AccountRoutes(console, services).routes(),
+            *SecondFactorRoutes(console, services).routes(),
+            *operator_routes(console, services),
+            Mount("/static", _Static(console.version)),
         ],
-        exception_handlers={HTTPException: frame.refused},
+        exception_handlers={HTTPException: console.error_page, Exception: console.internal_error},
     )
     return security.SecurityHeaders(app)
 

@@ -1,7 +1,7 @@
-"""What the console mails: invitations, and leave to choose another password.
+"""Composes and sends the console's emails: invitations and password resets.
 
-Owns the words, and that a link leads to the address the operator set, never to one that a request named. What
-a link is good for stands behind its #, so that no server on the way has it in its logs.
+Links lead to the configured address, never to one that a request named. A link's token stands behind its #,
+so that it appears in no server's logs.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class ConsoleMail:
     ) -> None:
         """Raises MailNotSent."""
         lines = [
-            f"{inviter} invites you to {organisation}, as {role}.",
-            f"Open this link to choose a password and come in. It is good for one person, until {until} UTC:",
+            f"{inviter} invited you to join {organisation} as {role}.",
+            f"To accept, open this link and choose a password. It can be used once and expires {until} UTC:",
             f"{self.console}/join#{token}",
-            "If you know nothing of this, you need do nothing.",
+            "If you didn't expect this invitation, you can ignore this email.",
         ]
-        await self.mailer.send(email, _message(f"You are invited to {organisation}", lines), "")
+        await self.mailer.send(email, _message(f"You're invited to join {organisation}", lines), "")
 
     async def reset(self, email: str, token: str, *, until: str) -> None:
         """Raises MailNotSent."""
         lines = [
-            "Somebody, most likely you, asked for another password to your account.",
-            f"Open this link to choose one. It is good once, until {until} UTC:",
+            "We received a request to reset the password of your account.",
+            f"To choose a new password, open this link. It can be used once and expires {until} UTC:",
             f"{self.console}/reset#{token}",
-            "If it was not you, you need do nothing: your password stays as it is.",
+            "If you didn't request this, you can ignore this email. Your password won't change.",
         ]
-        await self.mailer.send(email, _message("Choose another password", lines), "")
+        await self.mailer.send(email, _message("Reset your password", lines), "")
 
 
 def _message(subject: str, lines: list[str]) -> Message:

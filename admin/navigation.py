@@ -1,7 +1,4 @@
-"""The sections of the console, and who sees which. Knows no pages.
-
-A section that a role may not read is not offered; its pages ask for the same right.
-"""
+"""Lists the sections of the console, and returns those that a role can see."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ class Section:
     title: str
     group: str = ""
     right: Right | None = None
-    """What its pages ask for; None: of nobody who is signed in."""
+    """The right that its pages require; None: every signed-in user sees them."""
 
 
 OVERVIEW = Section("overview", "/", "Overview")
@@ -64,11 +61,11 @@ INCIDENTS = Section("incidents", "/operator/incidents", "Incidents", "Operator")
 EVERY_AUDIT = Section("audit", "/operator/audit", "Audit log", "Records")
 
 OPERATOR_SECTIONS = (TENANTS, ENGINES, JOBS, INCIDENTS, PLANS, PRICES, MARGIN, BOOKS, EVERY_AUDIT)
-"""Of whoever runs the service; each is served by `Frame.operating`."""
+"""Sections of operators; each is served by `Console.operator_view`."""
 
 
 def sections_for(may: Callable[[Right], bool]) -> list[tuple[str, list[Section]]]:
-    """(group, its sections), of whoever may do what `may` says."""
+    """Returns (group, its sections) for a user with the rights that `may` grants."""
     return grouped(section for section in SECTIONS if section.right is None or may(section.right))
 
 

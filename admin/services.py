@@ -1,7 +1,4 @@
-"""What the console calls, as one object that the API process builds.
-
-Owns the list and nothing else.
-"""
+"""Lists the services that the console calls; the API process builds them."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from adapters.resolver import ModelResolver
 from adapters.service import AdapterService
 from adapters.submission import AdapterSubmission
 from admin.operator.services import OperatorServices
-from admin.sign_in_services import SignInServices
+from admin.sign_in.services import SignInServices
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
@@ -38,7 +35,7 @@ from engine.protocol import PriorityClass
 from sla.service import SlaReports
 from tenants.accounts import UserAccounts
 from tenants.context import KeyKind
-from tenants.naming import NameService
+from tenants.object_names import NameService
 from tenants.quotas import Quotas
 from tenants.service import AccountServices
 
@@ -68,23 +65,23 @@ class Playground(Protocol):
 
     async def chat(self, request: Request, tenant_id: str, user_id: str) -> Response:
         """Answer a request whose body is that of a chat completion, under the user's limits, on their bill.
-        Raises what `Explanations` know.
+        Raises what `ErrorMapping` know.
         """
 
 
 @dataclass(frozen=True)
-class Explanations:
-    """How domain errors are told: the API's one table, so that console and API never differ."""
+class ErrorMapping:
+    """Maps domain errors to statuses and messages: the API's table, so that console and API agree."""
 
     known: tuple[type[Exception], ...]
-    """What is told at all; anything else is a fault of ours."""
-    tell: Callable[[BaseException], tuple[int, dict[str, dict[str, Any]]]]
+    """Errors with a mapping; any other is an internal error."""
+    describe: Callable[[BaseException], tuple[int, dict[str, dict[str, Any]]]]
     """Status and envelope."""
 
 
 @dataclass(frozen=True)
 class BillingServices:
-    """What is owed, paid and limited, and who is told of it."""
+    """Invoices, payments, limits and notifications."""
 
     accounts: BillingAccounts
     invoices: InvoiceService
@@ -118,8 +115,8 @@ class ConsoleServices:
     sla: SlaReports
     billing: BillingServices
     operation: OperatorServices
-    """Of whoever runs the service."""
+    """Services of the operator's pages."""
     base_digest: Callable[[], str]
-    """Of the base that is served; raises one of `explanations.known` while there is no engine to ask."""
-    explanations: Explanations
+    """Of the base that is served; raises one of `error_mapping.known` while there is no engine to ask."""
+    error_mapping: ErrorMapping
     sign_in: SignInServices = field(default_factory=SignInServices)

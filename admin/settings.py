@@ -1,4 +1,4 @@
-"""Settings of the console, read from ROOTSTOCK_CONSOLE_*. Built by process mains only."""
+"""Reads the console\'s settings from ROOTSTOCK_CONSOLE_*. Built by process mains only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def checked_url(url: str) -> str:
 
 
 class ProviderSettings(BaseModel):
-    """An OpenID provider. It is told to send people back to `<url>/console/sign-in/from/<name>`."""
+    """An OpenID provider. Its redirect URI is `<url>/console/sign-in/from/<name>`."""
 
     name: str = Field(pattern=r"^[a-z0-9-]{1,30}$")
     title: str = Field(min_length=1, max_length=40)

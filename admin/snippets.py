@@ -1,6 +1,6 @@
-"""Code to copy: how to bring an adapter from a terminal, and how to ask it. Knows no markup.
+"""Builds code samples: how to upload an adapter from a terminal, and how to send it a request.
 
-Everything put in is of the grammar of names, or this server's own address.
+Every inserted value is a model name or this server's address, both of a safe grammar.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ Snippets = list[tuple[str, str]]
 
 
 def bring(origin: str, base: str) -> Snippets:
-    """From two files to an adapter."""
+    """Returns the upload of an adapter's two files, in each language."""
     curl = f"""\
 export ROOTSTOCK_API_KEY=...
 upload() {{
@@ -42,19 +42,21 @@ print(adapter["id"], adapter["state"])
     return [("curl", curl), ("Python", python)]
 
 
-def ask(origin: str, model: str) -> Snippets:
-    """From an adapter to its first answer."""
+def ask(origin: str, model: str, key: str = "") -> Snippets:
+    """Returns a chat request in each language, with `key` filled in, or read from the environment."""
+    in_python = f'"{key}"' if key else 'os.environ["ROOTSTOCK_API_KEY"]'
+    in_javascript = f'"{key}"' if key else "process.env.ROOTSTOCK_API_KEY"
     curl = f"""\
 curl {origin}/v1/chat/completions \\
-  -H "Authorization: Bearer $ROOTSTOCK_API_KEY" \\
+  -H "Authorization: Bearer {key or "$ROOTSTOCK_API_KEY"}" \\
   -H "Content-Type: application/json" \\
   -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
 """
     python = f"""\
-import os
+{"" if key else "import os"}
 from openai import OpenAI
 
-client = OpenAI(base_url="{origin}/v1", api_key=os.environ["ROOTSTOCK_API_KEY"])
+client = OpenAI(base_url="{origin}/v1", api_key={in_python})
 answer = client.chat.completions.create(
     model="{model}",
     messages=[{{"role": "user", "content": "Hello!"}}],
@@ -64,11 +66,11 @@ print(answer.choices[0].message.content)
     javascript = f"""\
 import OpenAI from "openai";
 
-const client = new OpenAI({{ baseURL: "{origin}/v1", apiKey: process.env.ROOTSTOCK_API_KEY }});
+const client = new OpenAI({{ baseURL: "{origin}/v1", apiKey: {in_javascript} }});
 const answer = await client.chat.completions.create({{
   model: "{model}",
   messages: [{{ role: "user", content: "Hello!" }}],
 }});
 console.log(answer.choices[0].message.content);
 """
-    return [("curl", curl), ("Python", python), ("JavaScript", javascript)]
+    return [("curl", curl), ("Python", python.lstrip()), ("JavaScript", javascript)]

@@ -1,6 +1,6 @@
-"""The HTTP application: routes, error handling and the edge, put together over given services.
+"""Builds the HTTP application from its services: routes, error handlers and middleware.
 
-Owns nothing but the composition. `create_app(services)` is all that a process main, or a test, calls.
+Process mains and tests call `create_app(services)`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from adapters.files.uploads import MAX_PART_BYTES
 from api import health
 from api.authentication import identify
 from api.cors import Preflights
-from api.direct import Direct
 from api.edge import AsgiApp, BodyLimit, BodyLimits, Edge
 from api.errors import (
-    FACES,
+    ERROR_RESPONSES,
     ApiError,
     InvalidValue,
     MethodNotAllowed,
     RouteNotFound,
     body_of,
-    face_of,
     headers_of,
+    response_for,
 )
+from api.fast_path import FastPath
 from api.idempotency import Idempotency
 from api.methods import Methods
 from api.metrics.engine import EngineCollector
@@ -36,10 +36,10 @@ from api.openai import models as model_routes
 from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from api.openapi.document import install
-from api.organization import bodies as organization_bodies
 from api.organization import invites as invite_routes
+from api.organization import request_bodies as organization_bodies
 from api.organization import routes as organization_routes
-from api.pages import known_query
+from api.pagination import known_query
 from api.services import RequestLimits, Services
 from api.site.routes import SiteRoutes
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
@@ -66,7 +66,7 @@ _PARSING = {
     "bool_parsing": "must be true or false",
     "missing": "is required",
 }
-"""What the framework finds wrong with a parameter, in the words of the other errors."""
+"""Messages for the framework's validation errors, in the wording of the API's other errors."""
 BODIES = (ChatCompletionRequest, CompletionRequest)
 OPEN = (health.router, stripe_webhooks.router, invite_routes.open_router)
 PROTECTED = (
@@ -92,10 +92,10 @@ log = structlog.get_logger(__name__)
 
 
 def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
-    """The ASGI application over `services`, which the caller has started and will close.
+    """Returns the ASGI application over `services`, which the caller has started and will close.
 
     Args:
-        console: an ASGI application for every path under /console; none when None.
+        console: an ASGI application for every path under /console, or None.
     """
     app = FastAPI(
         title="Rootstock",
@@ -110,7 +110,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     for router in OPEN:
         app.include_router(router)
     for router in PROTECTED:
-        # Ahead of everything that a route reads: without a valid key nothing else of a request is judged.
+        # Before anything that a route reads: a request without a valid key is refused for that alone.
         app.include_router(router, dependencies=[Depends(identify), Depends(known_query)])
     if console is not None:
         app.mount("/console", console)
@@ -131,7 +131,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         for operation_id, contract in router.contracts.items()
     }
     install(app, known, contracts)
-    for error_class in FACES:
+    for error_class in ERROR_RESPONSES:
         app.add_exception_handler(error_class, _show)
     app.add_exception_handler(UnstorableText, _show_unstorable)
     app.add_exception_handler(HTTPException, _show_http)
@@ -141,10 +141,10 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         EngineCollector(lambda: services.engine.stats, lambda: services.engine.ready)
     )
     services.metrics.registry.register(QuotaCollector(services.quotas))
-    for asked in (services.payments_waiting, services.books, services.restarts):
-        if asked is not None:
-            services.metrics.registry.register(asked)
-    direct = Direct(
+    for collector in (services.payments_waiting, services.books, services.restarts):
+        if collector is not None:
+            services.metrics.registry.register(collector)
+    direct = FastPath(
         app,
         {
             "/v1/chat/completions": openai_routes.create_chat_completion,
@@ -159,7 +159,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
 
 
 def _body_limits(limits: RequestLimits) -> BodyLimits:
-    """Large bodies are taken by the routes that hand them on as they come, or that put them on disk."""
+    """Returns the body limits. Only routes that stream bodies or store them on disk accept large ones."""
     timeout, rate = limits.body_timeout, limits.min_file_rate
     part = MAX_PART_BYTES + file_routes.FORM_OVERHEAD
     return BodyLimits(
@@ -174,26 +174,26 @@ def _body_limits(limits: RequestLimits) -> BodyLimits:
 
 
 async def _to_console() -> Response:
-    """The console's pages hang below `/console/`."""
+    """Redirects to `/console/`, below which the console's pages are."""
     return Response(status_code=308, headers={"location": "/console/"})
 
 
 async def _show(request: Request, error: Exception) -> Response:
-    """The envelope of any error."""
-    face = face_of(error)
-    request.app.state.services.metrics.failed(face.code)
-    return Response(body_of(error), status_code=face.status, headers=headers_of(error))
+    """Returns the error envelope for any error."""
+    shown = response_for(error)
+    request.app.state.services.metrics.failed(shown.code)
+    return Response(body_of(error), status_code=shown.status, headers=headers_of(error))
 
 
 async def _show_unstorable(request: Request, error: Exception) -> Response:
-    """A NUL character in the path, the query or the body."""
+    """Returns the error for a NUL character in the path, the query or the body."""
     given = {**request.path_params, **request.query_params}
     name = next((name for name, value in given.items() if "\x00" in str(value)), None)
     return await _show(request, InvalidValue(f"Invalid value: {error}.", name))
 
 
 async def _show_http(request: Request, error: Exception) -> Response:
-    """The framework's own refusals: no such route, no such verb on it."""
+    """Returns the error for an unknown route or a method that it does not allow."""
     assert isinstance(error, HTTPException)
     shown: ApiError
     if error.status_code == 405:
@@ -209,7 +209,7 @@ async def _show_http(request: Request, error: Exception) -> Response:
 
 
 async def _show_validation(request: Request, error: Exception) -> Response:
-    """A query or path parameter of the wrong form."""
+    """Returns the error for an invalid query or path parameter."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = ".".join(str(step) for step in first["loc"][1:]) or None

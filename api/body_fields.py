@@ -1,4 +1,4 @@
-"""Fields and the base class that the JSON bodies of several routes share."""
+"""Defines field types and the base class that JSON bodies of several routes share."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ Name = Annotated[
 
 
 class Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Refuses fields that it does not name."""
+    """Base class of JSON bodies; unknown fields are refused."""

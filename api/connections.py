@@ -1,9 +1,8 @@
-"""One client's connection: the server's own, with bounds on what a client may leave unread.
+"""Extends uvicorn's HTTP connection with a fast path for streams, and with bounds for slow readers.
 
-Owns how a response leaves, its head with the first of its body, the pieces of one that is made bit by bit
-straight to the socket, and what a client that does not read may hold: so much in memory, for so long; then
-the connection is cut, and with it ends what it asked for. Closing in order would wait for the client to read
-first. Refuses to know what is sent.
+A response's head leaves in one packet with the start of its body, and chunks of a stream go straight to the
+socket. A client that does not read can hold a bounded amount of memory for a bounded time; then the
+connection is aborted and its request cancelled. An orderly close would wait for the client to read first.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import structlog
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from api.request_reader import HEAD_TIMEOUT, RequestReader
-from api.response_writer import EXTENSION, Hear, nothing
+from api.response_writer import EXTENSION, Callback, do_nothing
 
 MAX_UNSENT = 16 * 1024
-"""Bytes in this process; past it whoever sends waits."""
+"""Unsent bytes in this process above which writing pauses."""
 KERNEL_BUFFER = 64 * 1024
-"""Bytes asked of the kernel. Left alone it takes megabytes, and reports progress when a third of them is
-read: a slow reader would look like one that does not read.
+"""Send buffer of the socket in bytes. By default the kernel takes megabytes and reports progress only when a
+third of them is read, so that a slow reader would look like one that does not read.
 """
 
 _HEAD = b"HTTP/1."
@@ -31,8 +30,8 @@ log = structlog.get_logger(__name__)
 
 
 class HeadFirst:
-    """A transport that holds a response's head back for what follows in the same turn of the loop: one packet
-    instead of two, and one wake-up of whoever reads it.
+    """A transport that holds a response's head back until the end of the event-loop iteration, so that head
+    and body leave in one packet and the client wakes up once.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -43,32 +42,32 @@ class HeadFirst:
     def write(self, data: bytes) -> None:
         if self._head:
             data, self._head = self._head + data, b""
-        elif data.startswith(_HEAD):  # a body that does waits for a turn, too: nothing is lost by it
+        elif data.startswith(_HEAD):  # a body that starts like a head is delayed too, without harm
             self._head = data
-            self._loop.call_soon(self._let_go)
+            self._loop.call_soon(self._flush_head)
             return
         self._transport.write(data)
 
     def write_eof(self) -> None:
-        self._let_go()
+        self._flush_head()
         self._transport.write_eof()
 
     def close(self) -> None:
-        self._let_go()
+        self._flush_head()
         self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def _let_go(self) -> None:
+    def _flush_head(self) -> None:
         head, self._head = self._head, b""
         if head and not self._transport.is_closing():
             self._transport.write(head)
 
 
 class DirectResponseWriter:
-    """Pieces of a response to its connection's socket, those of one turn of the loop together. The response
-    is chunked: who makes it bit by bit has not said how long it is.
+    """Writes chunks of a response straight to its connection's socket. The response has no content length, so
+    it is sent with chunked encoding.
     """
 
     __slots__ = ("_flow", "_gone", "_is_lost", "_resumed", "_transport")
@@ -77,8 +76,8 @@ class DirectResponseWriter:
         self._transport = transport
         self._flow = flow
         self._is_lost = False
-        self._gone: Hear = nothing
-        self._resumed: Hear = nothing
+        self._gone: Callback = do_nothing
+        self._resumed: Callback = do_nothing
 
     def write(self, body: bytes) -> bool:
         if self._is_lost:
@@ -91,40 +90,40 @@ class DirectResponseWriter:
         return self._flow.write_paused
 
     async def flushed(self) -> None:
-        """The socket keeps the order."""
+        """Returns at once: the socket keeps the order."""
 
-    def watch(self, gone: Hear, resumed: Hear) -> None:
+    def watch(self, gone: Callback, resumed: Callback) -> None:
         self._gone, self._resumed = gone, resumed
         if self._is_lost:
             gone()
 
     def unwatch(self) -> None:
-        self._gone = self._resumed = nothing
+        self._gone = self._resumed = do_nothing
 
     def lose(self) -> None:
-        """The connection is no more."""
+        """Marks the connection as lost and notifies the reader."""
         self._is_lost = True
         self._gone()
 
     def resume(self) -> None:
-        """The client has caught up."""
+        """Notifies the writer that the client has caught up."""
         self._resumed()
 
 
 class Connection(RequestReader):
-    """As uvicorn makes it for every connection."""
+    """One client's connection; uvicorn creates one for each."""
 
     patience = 60.0
-    """Seconds that whoever sends may be kept waiting."""
+    """Seconds that writing can be paused before the connection is aborted."""
     _cut: asyncio.TimerHandle | None = None
-    _outlet: DirectResponseWriter
+    _writer: DirectResponseWriter
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.set_write_buffer_limits(high=MAX_UNSENT)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BUFFER)
         super().connection_made(cast("asyncio.Transport", HeadFirst(transport, self.loop)))
-        self._outlet = DirectResponseWriter(self.transport, self.flow)
-        self._extensions = {EXTENSION: self._outlet}
+        self._writer = DirectResponseWriter(self.transport, self.flow)
+        self._extensions = {EXTENSION: self._writer}
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -133,7 +132,7 @@ class Connection(RequestReader):
     def connection_lost(self, exc: Exception | None) -> None:
         self._keep()
         super().connection_lost(exc)
-        self._outlet.lose()
+        self._writer.lose()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -143,10 +142,10 @@ class Connection(RequestReader):
     def resume_writing(self) -> None:
         self._keep()
         super().resume_writing()
-        self._outlet.resume()
+        self._writer.resume()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing was asked for a while. What is unread still will stay so."""
+        """Closes an idle connection; aborts it if the client has left data unread."""
         if self.transport.get_write_buffer_size():
             self._cut_off()
         else:
@@ -158,13 +157,15 @@ class Connection(RequestReader):
             self._cut = None
 
     def _cut_off(self) -> None:
-        log.warning("client does not read: its connection is cut", client=self.client and self.client[0])
+        log.warning(
+            "aborted the connection of a client that does not read", client=self.client and self.client[0]
+        )
         self.transport.abort()
 
 
 def connections_with(patience: float, head_timeout: float = HEAD_TIMEOUT) -> type[asyncio.Protocol]:
-    """The class of connections that are cut when nothing is read for `patience` seconds, and on which a
-    request's headers may take `head_timeout` seconds to arrive.
+    """Returns a connection class that aborts connections after `patience` seconds without the client reading,
+    and refuses headers that take longer than `head_timeout` seconds.
     """
     made = type("Connection", (Connection,), {"patience": patience, "head_timeout": head_timeout})
     return cast("type[asyncio.Protocol]", made)

@@ -31,7 +31,7 @@ _EXPOSED = b", ".join(
 
 
 def response_headers(origin: bytes) -> Headers:
-    """Headers that let pages of `origin` read a response."""
+    """Returns the headers that let pages of `origin` read a response."""
     return [
         (b"access-control-allow-origin", origin),
         (b"access-control-expose-headers", _EXPOSED),
@@ -55,10 +55,10 @@ class Preflights:
         await self._app(scope, receive, send)
 
 
-def _granted(asked: dict[bytes, bytes]) -> Headers | None:
-    """Headers of the answer; None where this is no preflight, or not a well-formed one."""
-    origin, method = asked.get(b"origin", b""), asked.get(b"access-control-request-method", b"")
-    names = asked.get(b"access-control-request-headers")
+def _granted(requested: dict[bytes, bytes]) -> Headers | None:
+    """Returns the response's headers; None if this is not a well-formed preflight."""
+    origin, method = requested.get(b"origin", b""), requested.get(b"access-control-request-method", b"")
+    names = requested.get(b"access-control-request-headers")
     if not (_ORIGIN.fullmatch(origin) and _METHOD.fullmatch(method)):
         return None
     headers = [

@@ -1,8 +1,7 @@
-"""Token ids back to text, piece by piece: what can be shown now, and what must wait.
+"""Decodes a choice's token ids to text incrementally, and holds back text that may begin a stop string.
 
-Owns one choice's text: bytes not yet shown because they may begin a stop string, or are part of a character.
-Refuses to decide that a choice has ended: the engine says so, and this module only cuts where the engine's
-match began.
+Bytes of an incomplete character wait too. The engine decides when a choice ends; the text is cut where the
+engine's stop match began.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 def ends_in_stop_token(chunk: TokenChunk) -> bool:
-    """Whether the chunk's last token is an end of sequence or a stop token: no part of the answer, whatever
-    it would read as.
+    """Returns whether the chunk's last token is an end-of-sequence or stop token, which is not part of the
+    text.
     """
     return chunk.finish_reason == "stop" and not isinstance(chunk.stop, str) and bool(chunk.token_ids)
 
@@ -28,9 +27,9 @@ class Detokenizer:
     """The text of one choice. Feed it every chunk of the choice, in order.
 
     Args:
-        vocabulary: what tokens are in bytes.
+        vocabulary: the bytes of each token.
         stops: a fresh matcher of the request's stop strings; None when it has none.
-        strip_leading_space: drop one space at the very beginning, where a sentencepiece decoder would.
+        strip_leading_space: drop one space at the beginning, as a sentencepiece decoder does.
     """
 
     __slots__ = ("_decoder", "_held", "_num_shown", "_stops", "_strip", "_table")
@@ -47,11 +46,13 @@ class Detokenizer:
 
     @property
     def num_shown(self) -> int:
-        """Bytes of this choice given out so far, counted in the tokens' own bytes."""
+        """Bytes of this choice returned so far, counted in the tokens' own bytes."""
         return self._num_shown
 
     def push(self, chunk: TokenChunk) -> str:
-        """The text that `chunk` makes showable; everything that is left when the chunk ends the choice."""
+        """Returns the text that can be shown after `chunk`; all remaining text if the chunk ends the
+        choice.
+        """
         table = self._table
         size = len(table)
         token_ids: Sequence[int] = chunk.token_ids
@@ -71,15 +72,17 @@ class Detokenizer:
         return self._show(data, final=chunk.finish_reason is not None)
 
     def _read(self, token_ids: Iterable[int]) -> StopMatch | None:
-        """Take tokens in one by one, as the engine did; a match of the last one, which is where it ended."""
+        """Feeds tokens to the stop matcher one by one, as the engine did. Returns a match on the last
+        token.
+        """
         assert self._stops is not None
         match = None
-        pieces = [self._held]
+        parts = [self._held]
         for token_id in token_ids:
             data = self._table[token_id]
             match = self._stops.push(data)
-            pieces.append(data)
-        self._held = b"".join(pieces)
+            parts.append(data)
+        self._held = b"".join(parts)
         return match
 
     def _show(self, data: bytes, final: bool) -> str:

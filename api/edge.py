@@ -1,8 +1,7 @@
-"""The edge of every HTTP request: its id, its limits, its line in the log, its counters.
+"""Wraps every HTTP request with a request id, body limits, an access log line and metrics.
 
-Owns the outermost pure ASGI layer. Nothing larger than the limit is read, nothing slower than the limit is
-waited for, and no exception gets past it without the one error envelope. Refuses to know routes, keys and
-models.
+The outermost ASGI middleware. Bodies that are too large or too slow are refused, and every exception becomes
+the error envelope.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from api.errors import (
     SlowBody,
     UnsupportedEncoding,
     body_of,
-    face_of,
     headers_of,
+    response_for,
 )
 from api.request_ids import request_id
 from telemetry.metrics import ServingMetrics
@@ -42,32 +41,32 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _QUIET = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 HANG_UP_BEYOND = 64 * 1024 * 1024
-"""When a body is refused and more of it than this is to come, it is not drained: the connection is closed."""
+"""Bytes of a refused body above which the rest is not read: the connection is closed instead."""
 
 log = structlog.get_logger("api.access")
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimit:
-    """What is read of a body."""
+    """Limits on the size and time of a body."""
 
     max_bytes: int
-    """Larger ones get 413, by Content-Length before a byte is read, else by counting."""
+    """Larger bodies get 413: before a byte is read if Content-Length is sent, else by counting."""
     timeout: float
     """Seconds for the whole body to arrive, else 408."""
     min_rate: float = 0.0
-    """Bytes per second. When given, `timeout` is how long nothing may come, and what the body may be behind
-    this rate. Only time spent waiting for the client counts.
+    """Bytes per second. If set, `timeout` bounds the silence between parts, and how far the body can fall
+    behind this rate. Only time spent waiting for the client counts.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Of each route."""
+    """Body limits of each route."""
 
     default: BodyLimit
     special: Sequence[tuple[str, re.Pattern[str], BodyLimit]] = ()
-    """Method and whole path, the first that fits."""
+    """Method, full path and limit; the first match applies."""
 
     def of(self, scope: Scope) -> BodyLimit:
         for method, path, limit in self.special:
@@ -80,10 +79,10 @@ class Edge:
     """Wraps an ASGI application.
 
     Args:
-        app: what serves the request.
-        metrics: where requests are counted.
-        limits: of bodies.
-        deferred_work: does what is done of a request that has been answered.
+        app: serves the request.
+        metrics: counts requests.
+        limits: limits of bodies.
+        deferred_work: logs and counts requests after their response.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Edge:
         self._deferred_work = deferred_work or DeferredWork()
         self._metrics = metrics
         self._limits = limits
-        self._log = log.bind()  # once: a logger that is not bound is made anew for every line
+        self._log = log.bind()  # bound once: an unbound logger is constructed for every line
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -124,14 +123,14 @@ class Edge:
         if len(headers) != len(scope["headers"]):
             refused = _repeated_host(scope["headers"])
             exchange.closes = refused is not None
-        declared = int(headers.get(b"content-length", b"0"))  # the server has refused one that is no number
+        declared = int(headers.get(b"content-length", b"0"))  # the server has refused non-numeric values
         if declared or b"transfer-encoding" in headers:
             limit = self._limits.of(scope)
             body = _BoundedBody(receive, limit, declared)
             exchange.body = receive = body
             refused = refused or _unreadable(headers, declared, limit)
         if refused is not None:
-            self._metrics.failed(face_of(refused).code)
+            self._metrics.failed(response_for(refused).code)
             await exchange.refuse(refused)
             return
         try:
@@ -139,10 +138,10 @@ class Edge:
         except Exception as error:
             log.error("request failed", path=scope["path"], error=type(error).__name__, exc_info=error)
             if exchange.status is None:
-                self._metrics.failed(face_of(error).code)
+                self._metrics.failed(response_for(error).code)
                 await exchange.refuse(error)
             elif not exchange.complete:
-                raise  # The status is out: all that is left is to break the connection off.
+                raise  # the status has been sent, so the connection is closed
 
     def _account(self, scope: Scope, state: dict[str, Any], exchange: _Exchange, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
@@ -162,7 +161,7 @@ class Edge:
 
 
 class _Exchange:
-    """One request's answer as it goes out: stamps the id on it and remembers what was sent."""
+    """Sends one request's response: adds the request id, and keeps track of what was sent."""
 
     __slots__ = ("_send", "_state", "body", "closes", "complete", "request_id", "started", "status")
 
@@ -191,16 +190,18 @@ class _Exchange:
         await self._send(message)
 
     async def refuse(self, error: Exception) -> None:
-        """Answer with the error's envelope."""
+        """Sends the error's envelope as the response."""
         body = body_of(error)
         headers = [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
         headers.append((b"content-length", str(len(body)).encode()))
-        await self.send({"type": "http.response.start", "status": face_of(error).status, "headers": headers})
+        await self.send(
+            {"type": "http.response.start", "status": response_for(error).status, "headers": headers}
+        )
         await self.send({"type": "http.response.body", "body": body})
 
 
 class _BoundedBody:
-    """`receive`, as long as the body is neither too long nor too late."""
+    """Wraps `receive`, and raises if the body is too large or too slow."""
 
     __slots__ = ("_declared", "_done", "_is_late", "_limit", "_receive", "_received", "_waited")
 
@@ -215,8 +216,8 @@ class _BoundedBody:
 
     @property
     def is_far_from_over(self) -> bool:
-        """The rest comes too slowly, or is so large that reading past it makes no sense. Without a declared
-        length its size is unknown.
+        """Whether the rest arrives too slowly or is too large to be read. Without a declared length its size
+        is unknown.
         """
         return self._is_late or (not self._done and self._declared - self._received > HANG_UP_BEYOND)
 
@@ -225,11 +226,11 @@ class _BoundedBody:
             return await self._receive()
         receiving = self._receive().__await__()
         try:
-            waits_for = next(receiving)
-        except StopIteration as at_once:  # most bodies come with their head: no clock is set for them
+            awaited = next(receiving)
+        except StopIteration as at_once:  # most bodies arrive with their head and need no timeout
             message = at_once.value
         else:
-            message = await self._wait(receiving, waits_for)
+            message = await self._wait(receiving, awaited)
         if message["type"] == "http.request":
             self._received += len(message.get("body", b""))
             if self._received > self._limit.max_bytes:
@@ -237,12 +238,12 @@ class _BoundedBody:
             self._done = not message.get("more_body", False)
         return message
 
-    async def _wait(self, receiving: Generator[Any, Any, Message], waits_for: Any) -> Message:
-        """Raises SlowBody."""
+    async def _wait(self, receiving: Generator[Any, Any, Message], awaited: Any) -> Message:
+        """Waits for the next message. Raises SlowBody."""
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self._patience()):
-                message = await _go_on(receiving, waits_for)
+                message = await _resume_receiving(receiving, awaited)
         except TimeoutError:
             self._is_late = True
             raise SlowBody("The request's body did not arrive in time.") from None
@@ -250,7 +251,7 @@ class _BoundedBody:
         return message
 
     def _patience(self) -> float:
-        """Seconds that the next piece may take."""
+        """Returns the seconds that the next message may take."""
         limit = self._limit
         left = limit.timeout - self._waited
         if limit.min_rate:
@@ -268,23 +269,23 @@ def header_of(request: Request, name: bytes, default: str = "") -> str:
 
 
 @types.coroutine
-def _go_on(begun: Generator[Any, Any, Message], waits_for: Any) -> Generator[Any, Any, Message]:
-    """Await what was begun already, and waits for something."""
+def _resume_receiving(receiving: Generator[Any, Any, Message], awaited: Any) -> Generator[Any, Any, Message]:
+    """Continues a coroutine that has been started and waits for `awaited`."""
     try:
         while True:
             try:
-                sent = yield waits_for
-            except BaseException as error:  # noqa: BLE001  it is the awaited one's
-                waits_for = begun.throw(error)
+                sent = yield awaited
+            except BaseException as error:  # noqa: BLE001  passed on to the coroutine
+                awaited = receiving.throw(error)
             else:
-                waits_for = begun.send(sent)
+                awaited = receiving.send(sent)
     except StopIteration as end:
         message: Message = end.value
         return message
 
 
 def _unreadable(headers: dict[bytes, bytes], declared: int, limit: BodyLimit) -> ApiError | None:
-    """Why the body is not read at all, if so."""
+    """Returns the error of a body that is not read at all, or None."""
     if declared > limit.max_bytes:
         return _too_large(limit.max_bytes)
     encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
@@ -296,7 +297,7 @@ def _unreadable(headers: dict[bytes, bytes], declared: int, limit: BodyLimit) ->
 
 
 def _repeated_host(headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
-    """Two servers may take two Host headers for different hosts."""
+    """Returns an error if Host is repeated: proxies and servers may pick different ones."""
     if sum(name == b"host" for name, _ in headers) > 1:
         return MalformedRequest("The request has more than one Host header; send one.")
     return None

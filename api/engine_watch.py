@@ -1,11 +1,8 @@
-"""What engines look like, for the operators who look: shared by all API processes.
+"""Collects reports of all engines in Redis while an operator has the engines page open.
 
-A process knows one engine, an operator wants to see all, and asks whichever process answers. So each process
-that serves a page notes in Redis that somebody looks; while that is fresh, every process asks its engine once
-a second (of several on one engine, the first) and leaves the report in Redis, where pages read it. Nobody
-looks: nothing is asked.
-
-Owns the rhythm, and the reports in Redis. Refuses to know what is shown of them.
+Each API process knows one engine, but a page shows all. So a process that serves the page sets a key in
+Redis; while it is fresh, every process inspects its engine once a second (one of several on the same engine)
+and stores the report in Redis, where pages read it. Without viewers, engines are not inspected.
 """
 
 from __future__ import annotations
@@ -20,33 +17,33 @@ import redis.asyncio
 import structlog
 from redis.exceptions import RedisError
 
-from admin.operator.engines import EngineReport, EngineState
+from admin.operator.engines.report import EngineReport, EngineState
 from engine.client import EngineClient
 
 log = structlog.get_logger(__name__)
 
 REPORTS = "rootstock:engines"
-"""Hash: key of an engine to its latest report."""
+"""Redis hash: each engine's latest report, by the engine's key."""
 LOOKED = "rootstock:engines:looked"
-"""Since when somebody has been looking; gone when nobody does."""
+"""Redis key: since when the page has been viewed; expires without viewers."""
 TURN = "rootstock:engines:turn:{}"
-"""Of the process that asks an engine this second."""
+"""Redis key: lock of the process that inspects an engine in this second."""
 INTERVAL = 1.0
 _TURN_MS = 800
 _LOOKING_SECONDS = 5
 PATIENCE = 2.0
-"""Seconds for an engine to answer: it does so between two steps."""
+"""Seconds that an engine has to answer, which it does between two steps."""
 FRESH = 3.5
-"""Seconds for which a report stands, and what another process sees of an engine counts."""
+"""Seconds for which a report counts as current."""
 FORGOTTEN = 24 * 3600.0
-"""Seconds after which an engine that nobody tells of any more is none."""
+"""Seconds without a report after which an engine is removed."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(EngineReport)
 
 
 class EngineWatch:
-    """One process's part. `start` it, `close` it."""
+    """Reports this process's engine, and reads all engines' reports."""
 
     def __init__(
         self, engine: EngineClient, cache: redis.asyncio.Redis, clock: Callable[[], float] = time.time
@@ -70,10 +67,10 @@ class EngineWatch:
             self._task = None
 
     async def look(self) -> list[EngineReport]:
-        """Raises RedisError."""
-        began, is_first = await self._note_looking()
+        """Returns all engines' reports, and keeps them coming. Raises RedisError."""
+        began, is_first = await self._register_viewer()
         if is_first:
-            await self.report()  # nobody looked until now: the first look is not to wait
+            await self.report()  # the first view has a report without waiting for the next interval
         reports = await self._read()
         now = self._clock()
         for key, report in list(reports.items()):
@@ -81,12 +78,12 @@ class EngineWatch:
                 del reports[key]
                 await self._cache.hdel(REPORTS, key)
             elif now - max(report.reported_at, began) > FRESH:
-                # No process tells of it any more, although they were asked.
+                # No process reports it, although the page has been viewed long enough.
                 reports[key] = msgspec.structs.replace(report, state="gone", since=_end_of(report))
         return [reports[key] for key in sorted(reports)]
 
-    async def _note_looking(self) -> tuple[float, bool]:
-        """Since when somebody has been looking, and whether that is now."""
+    async def _register_viewer(self) -> tuple[float, bool]:
+        """Returns since when the page has been viewed, and whether this is the first view."""
         now = self._clock()
         async with self._cache.pipeline(transaction=False) as pipe:
             pipe.set(LOOKED, repr(now), nx=True, ex=_LOOKING_SECONDS)
@@ -102,10 +99,10 @@ class EngineWatch:
                 if await self._cache.exists(LOOKED):
                     await self.report()
             except RedisError as error:
-                log.warning("engines are not reported on", reason=str(error))
+                log.warning("could not report the engine", reason=str(error))
 
     async def report(self) -> None:
-        """Tell of this process's engine, unless another process does, or knows better."""
+        """Stores a report of this process's engine, unless another process does or has a better view."""
         engine = self._engine
         key = engine.endpoint if engine.info is None else engine.info.engine_id
         was_ready = engine.ready
@@ -136,7 +133,7 @@ class EngineWatch:
         found = {}
         kept: dict[bytes, bytes] = await self._cache.hgetall(REPORTS)  # type: ignore[assignment]
         for key, value in kept.items():
-            # What a release to come writes otherwise is not this one's to show.
+            # A later release may write reports that this one cannot decode.
             with contextlib.suppress(msgspec.DecodeError):
                 found[key.decode()] = _decoder.decode(value)
         return found

@@ -1,10 +1,9 @@
-"""What an error looks like from outside: the one envelope, and the one table from class to status, type and
-code.
+"""Defines the API's errors, and maps every error class to an HTTP status, type and code.
 
-Owns the API's own errors and the table over everybody's. Refuses to know how the errors come about: domain
-errors carry data, no HTTP; a test proves that the table names every one of them.
+Domain errors carry data, no HTTP; a test proves that the table has every one of them. All errors share one
+envelope:
 
-    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 """
 
 from __future__ import annotations
@@ -35,11 +34,13 @@ from billing.errors import InvalidReportQuery
 from db.errors import DatabaseUnavailable, UnknownCursor, UnstorableText
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
-from tenants.errors import LimitReached, NotHeld
+from tenants.errors import LimitReached, RightsNotHeld
 
 
 class ApiError(Exception):
-    """Base of what this package raises: a message for the caller, and the request's field it is about."""
+    """Base class of this package's errors: a message for the client, and the field of the request at
+    fault.
+    """
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -48,39 +49,39 @@ class ApiError(Exception):
 
 
 class InvalidValue(ApiError):
-    """A field, or the body, is not what it must be."""
+    """A field or the body is invalid."""
 
 
 class UnsupportedParameter(ApiError):
-    """A field this server does not know, or knows and would have to ignore."""
+    """A field is unknown, or known but not supported."""
 
 
 class ContextLengthExceeded(ApiError):
-    """Prompt and completion do not fit into the model's context."""
+    """Prompt and completion exceed the model's context length."""
 
 
 class MissingApiKey(ApiError):
-    """No `Authorization: Bearer` header. Answered with the very body of a wrong key."""
+    """There is no `Authorization: Bearer` header. The response is the same as for a wrong key."""
 
 
 class InsufficientPermissions(ApiError):
-    """The key is good and may not do this."""
+    """The key is valid but lacks the permission."""
 
 
 class RouteNotFound(ApiError):
-    """No such path."""
+    """There is no route with this path."""
 
 
 class MethodNotAllowed(ApiError):
-    """The path exists and does not take this verb."""
+    """The path exists but does not allow this method."""
 
 
 class BodyTooLarge(ApiError):
-    """The request's body is larger than the server takes."""
+    """The request's body is too large."""
 
 
 class UnsupportedMediaType(ApiError):
-    """The body is declared to be something else than what the route takes."""
+    """The body's content type is not one that the route accepts."""
 
 
 class UnsupportedEncoding(UnsupportedMediaType):
@@ -88,11 +89,11 @@ class UnsupportedEncoding(UnsupportedMediaType):
 
 
 class MalformedRequest(ApiError):
-    """What was sent is not HTTP, or can be read in more than one way."""
+    """The request is not valid HTTP, or is ambiguous."""
 
 
 class HeadersTooLarge(ApiError):
-    """The request line and headers are larger than the server takes."""
+    """The request line and headers are too large."""
 
 
 class SlowHeaders(ApiError):
@@ -104,11 +105,11 @@ class SlowBody(ApiError):
 
 
 class ClientGone(ApiError):
-    """The client hung up before its answer. Nobody reads what this becomes but the log."""
+    """The client disconnected before its response. Only the log shows this error."""
 
 
 class IdempotencyInProgress(ApiError):
-    """A request with the same idempotency key has not ended yet."""
+    """A request with the same idempotency key is still in progress."""
 
 
 class IdempotencyKeyReused(ApiError):
@@ -116,23 +117,23 @@ class IdempotencyKeyReused(ApiError):
 
 
 class IdempotencyNotReplayable(ApiError):
-    """The request with this idempotency key was carried out, and its response was too long to be kept."""
+    """The request with this idempotency key was processed, but its response was too long to store."""
 
 
 class NotServing(ApiError):
-    """This process does not serve what was asked for."""
+    """This process does not offer the requested function."""
 
 
 class MismatchedOrganization(ApiError):
-    """`OpenAI-Organization` names another tenant than the key's."""
+    """`OpenAI-Organization` is not the key's tenant."""
 
 
 class MismatchedProject(ApiError):
-    """`OpenAI-Project` names another project than the key's."""
+    """`OpenAI-Project` is not the key's project."""
 
 
 class NoRoomForFlex(ApiError):
-    """The engine is busy with other classes. What is served in what they leave is asked to come again."""
+    """Other service tiers use all of the engine's capacity, so a flex request has to be retried later."""
 
     def __init__(self, retry_after: float | None) -> None:
         super().__init__("There is no room for flex requests at the moment. You have not been charged.")
@@ -140,14 +141,14 @@ class NoRoomForFlex(ApiError):
 
 
 class GenerationFailed(ApiError):
-    """The engine gave a choice up: its numbers were no longer finite."""
+    """The engine ended a choice because its logits were no longer finite."""
 
 
 class GenerationAborted(ApiError):
     """The engine stopped before the answer was complete, for example because it was shut down."""
 
 
-FACES: dict[type[Exception], ErrorResponse] = {
+ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     InvalidValue: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     UnsupportedParameter: ErrorResponse(400, INVALID, "unsupported_parameter", retry=False),
     ContextLengthExceeded: ErrorResponse(400, INVALID, "context_length_exceeded", retry=False),
@@ -182,7 +183,7 @@ FACES: dict[type[Exception], ErrorResponse] = {
         retry=False,
         message="The answer was not read for so long that it was given up.",
     ),
-    # Shown by its code: see REJECTIONS.
+    # Mapped by its code: see REJECTIONS.
     RequestRejected: INTERNAL,
     DatabaseUnavailable: ErrorResponse(
         503,
@@ -194,13 +195,11 @@ FACES: dict[type[Exception], ErrorResponse] = {
     ),
     UnstorableText: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     UnknownCursor: ErrorResponse(400, INVALID, "invalid_value", retry=False),
-    **adapters.FACES,
-    **billing.FACES,
-    **tenants.FACES,
+    **adapters.ERROR_RESPONSES,
+    **billing.ERROR_RESPONSES,
+    **tenants.ERROR_RESPONSES,
 }
-"""Every domain error class, and how it is shown. A subclass not named here is shown as its nearest parent
-that is.
-"""
+"""The response to every error class. Subclasses that are not listed use their nearest listed base class."""
 
 REJECTIONS: dict[RejectCode, ErrorResponse] = {
     "context_length_exceeded": ErrorResponse(400, INVALID, "context_length_exceeded", retry=False),
@@ -217,21 +216,21 @@ REJECTIONS: dict[RejectCode, ErrorResponse] = {
         message="This model's adapter cannot be loaded at the moment.",
         param="model",
     ),
-    # A request id is drawn anew for every request: the engine having seen one is a fault of ours.
+    # Request ids are unique, so a duplicate is a server error.
     "duplicate": INTERNAL,
 }
-"""The engine rejects with a code of its own: one class, many faces."""
+"""The response to `RequestRejected`, by the engine's code."""
 
 
-def face_of(error: BaseException) -> ErrorResponse:
-    """The face of `error`: by the engine's code, else by the nearest class of the table, else an internal
-    error.
+def response_for(error: BaseException) -> ErrorResponse:
+    """Returns the response to `error`: by the engine's code, else by the nearest class in the table, else an
+    internal error.
     """
     if isinstance(error, RequestRejected):
         return REJECTIONS.get(error.code, INTERNAL)
     for parent in type(error).__mro__:
-        if parent in FACES:
-            return FACES[parent]
+        if parent in ERROR_RESPONSES:
+            return ERROR_RESPONSES[parent]
     return INTERNAL
 
 
@@ -242,45 +241,50 @@ def _param_of(error: BaseException) -> str | None:
         error.field
         if isinstance(
             error,
-            InvalidReportQuery | InspectionRefused | InvalidAdapter | FileError | NotHeld | UnknownCursor,
+            InvalidReportQuery
+            | InspectionRefused
+            | InvalidAdapter
+            | FileError
+            | RightsNotHeld
+            | UnknownCursor,
         )
         else None
     )
 
 
 def envelope(error: BaseException) -> dict[str, dict[str, str | None]]:
-    """The body that shows `error`; its own message only where the table does not replace it."""
-    face = face_of(error)
+    """Returns the body of an error response, with the error's own message unless the table replaces it."""
+    response = response_for(error)
     return {
         "error": {
-            "message": face.message or str(error),
-            "type": face.type,
-            "param": _param_of(error) or face.param,
-            "code": face.code,
+            "message": response.message or str(error),
+            "type": response.type,
+            "param": _param_of(error) or response.param,
+            "code": response.code,
         }
     }
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
-    """Headers beside the envelope."""
-    face = face_of(error)
-    headers = {"content-type": "application/json", "x-should-retry": "true" if face.retry else "false"}
+    """Returns the headers of an error response."""
+    response = response_for(error)
+    headers = {"content-type": "application/json", "x-should-retry": "true" if response.retry else "false"}
     carried: float | None = getattr(error, "retry_after", None)
-    if carried is not None and face.retry:
-        # What the error itself knows is exact; whole seconds are for those who read no milliseconds.
+    if carried is not None and response.retry:
+        # Exact from the error; whole seconds for clients that ignore `retry-after-ms`.
         headers["retry-after"] = str(max(1, math.ceil(carried)))
         headers["retry-after-ms"] = str(max(1, math.ceil(carried * 1000)))
-    elif face.retry_after is not None:
-        headers["retry-after"] = str(face.retry_after)
+    elif response.retry_after is not None:
+        headers["retry-after"] = str(response.retry_after)
     if isinstance(error, LimitReached):
         headers |= rate_headers(error.requests, error.tokens, error.local)
     if isinstance(error, UnsupportedEncoding):
         headers["accept-encoding"] = "identity"
-    if face.status == 401:
+    if response.status == 401:
         headers["www-authenticate"] = "Bearer"
     return headers
 
 
 def body_of(error: BaseException) -> bytes:
-    """The envelope as bytes."""
+    """Returns the envelope as JSON."""
     return msgspec.json.encode(envelope(error))

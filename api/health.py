@@ -1,5 +1,6 @@
-"""Is this process alive, can it serve, how is it doing: /livez, /readyz, /metrics. Open to whoever can reach
-the port. /health is /readyz under the name that vLLM gives it, which benchmarks and balancers ask for.
+"""Serves liveness, readiness and metrics: /livez, /readyz, /metrics. None needs a key.
+
+/health is the same as /readyz, under the name that vLLM uses and that benchmarks and load balancers expect.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from api.openapi.routing import Router, answers, reference
 from api.services import Check, Services, services_of
 
 CHECK_TIMEOUT = 2.0
-"""Seconds after which something that does not answer counts as not ready."""
+"""Seconds after which a check without an answer counts as not ready."""
 
 router = Router(tags=["Operations"])
 log = structlog.get_logger(__name__)
@@ -82,9 +83,9 @@ async def metrics(request: Request) -> Response:
     """Returns metrics in the Prometheus text format."""
     services = services_of(request)
     services.deferred_work.run()
-    for asked in (services.payments_waiting, services.books, services.restarts):
-        if asked is not None:
-            await asked.refresh()
+    for collector in (services.payments_waiting, services.books, services.restarts):
+        if collector is not None:
+            await collector.refresh()
     body = await asyncio.to_thread(generate_latest, services.metrics.registry)
     return Response(body, media_type=CONTENT_TYPE_LATEST)
 
@@ -104,7 +105,7 @@ async def reasons_not_ready(services: Services) -> dict[str, str | None]:
 
 
 async def _run(name: str, check: Check) -> str | None:
-    """Why the check fails, in few words and without addresses; None when it passes."""
+    """Returns why the check fails, briefly and without addresses; None if it passes."""
     try:
         async with asyncio.timeout(CHECK_TIMEOUT):
             return await check()

@@ -1,8 +1,8 @@
-"""Idempotency keys: a POST repeated with the same `Idempotency-Key` runs once.
+"""Implements idempotency keys: a POST repeated with the same `Idempotency-Key` runs once.
 
-A layer of ASGI inside the edge: a repetition gets the first response, and requests without the header pass
-untouched. Responses are sealed under the API key and the idempotency key: what Redis has of them shows no
-answer and no secret.
+ASGI middleware inside the edge. A repeated request gets the first response; requests without the header pass
+unchanged. Stored responses are encrypted under the API key and the idempotency key, so Redis alone reveals no
+content.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.responses import Response
 from api.authentication import bearer_of, identify
 from api.edge import AsgiApp, Message, Receive, Scope, Send
 from api.errors import (
-    FACES,
+    ERROR_RESPONSES,
     IdempotencyInProgress,
     IdempotencyKeyReused,
     IdempotencyNotReplayable,
@@ -34,34 +34,34 @@ from tenants.identities.sealing import Sealer
 HEADER = b"idempotency-key"
 REPLAYED = (b"idempotency-replayed", b"true")
 MAX_KEPT = 1024 * 1024
-"""Bytes of a response that are kept to be replayed."""
+"""Largest response, in bytes, that is stored for replay."""
 _KEY = re.compile(rb"[!-~]{1,255}")
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,70})', re.IGNORECASE)
 _NOT_KEPT = (b"content-length", b"x-ratelimit-", b"x-rootstock-quota")
-_KNOWN = tuple(FACES)
+_KNOWN = tuple(ERROR_RESPONSES)
 
 Show = Callable[[Request, Exception], Awaitable[Response]]
 log = structlog.get_logger(__name__)
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A response as it is kept."""
+    """A response as it is stored."""
 
     fingerprint: bytes
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes | None
-    """None: longer than `MAX_KEPT`."""
+    """None if longer than `MAX_KEPT`."""
 
 
 class Idempotency:
     """Wraps an ASGI application.
 
     Args:
-        app: what carries requests out.
-        framework: `request.app` of the requests whose errors are shown here.
-        records: None in a process that keeps none: requests with a key are refused there.
-        show: the response to an error.
+        app: processes the requests.
+        framework: `request.app` of requests whose errors are returned here.
+        records: None in a process without records, which refuses requests with an idempotency key.
+        show: returns the response to an error.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Idempotency:
         try:
             caller = await identify(request)
         except _KNOWN:
-            await self._app(scope, receive, send)  # which refuses it in the same words
+            await self._app(scope, receive, send)  # which returns the same error
             return
         try:
             if _KEY.fullmatch(given) is None:
@@ -90,7 +90,7 @@ class Idempotency:
                     "Idempotency-Key must be 1 to 255 printable characters.", "Idempotency-Key"
                 )
             if self._records is None:
-                raise RecordsUnavailable("no idempotency records are kept here")
+                raise RecordsUnavailable("this process has no idempotency records")
             bearer = bearer_of(request)
             sealer = Sealer(bearer, f"idempotency {given.decode()}")
             record_id = hashlib.sha256(bearer.encode() + b"\0" + given).hexdigest()
@@ -117,8 +117,8 @@ class Idempotency:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Run the request, and keep its response if it succeeded. An error changed nothing: a request that is
-        repeated after one runs anew.
+        """Processes the request, and stores its response if it succeeded. After an error, a repeated request
+        is processed again.
         """
         body = _HashedBody(scope, receive)
 
@@ -128,10 +128,10 @@ class Idempotency:
             try:
                 await records.finish(claim, sealed)
             except RecordsUnavailable:
-                log.warning("a response was not kept for its idempotency key", path=scope["path"])
+                log.warning("could not store a response for its idempotency key", path=scope["path"])
 
         recorder = _Recorder(body, send, keep)
-        # The connection's own outlet would go past the recorder.
+        # The connection's own response writer would bypass the recorder.
         extensions = scope.get("extensions", {})
         scope["extensions"] = {name: value for name, value in extensions.items() if name != EXTENSION}
         try:
@@ -145,11 +145,11 @@ class Idempotency:
         try:
             await records.release(claim)
         except RecordsUnavailable:
-            log.warning("an idempotency key is held until its lease ends")
+            log.warning("could not release an idempotency key; it is locked until its lease ends")
 
 
 async def _replay(answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
-    """Raises IdempotencyKeyReused, IdempotencyNotReplayable."""
+    """Sends a stored response. Raises IdempotencyKeyReused, IdempotencyNotReplayable."""
     if await _HashedBody(scope, receive).fingerprint() != answer.fingerprint:
         raise IdempotencyKeyReused(
             "This Idempotency-Key was used for another request; use a new key for each request.",
@@ -168,8 +168,8 @@ async def _replay(answer: Answer, scope: Scope, receive: Receive, send: Send) ->
 
 
 class _HashedBody:
-    """A request's body, hashed as it is received. The boundary of a form is left out: clients draw a new one
-    for each attempt.
+    """Hashes a request's body as it is received. A form's boundary is left out, because clients generate a
+    new one for each attempt.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -180,7 +180,7 @@ class _HashedBody:
         found = _BOUNDARY.search(scope["state"]["headers"].get(b"content-type", b""))
         self._boundary = b"" if found is None else found[1]
         self._tail = b""
-        """The last bytes, which may begin a boundary."""
+        """The last bytes received, which may be the start of a boundary."""
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -190,7 +190,7 @@ class _HashedBody:
         return message
 
     async def fingerprint(self) -> bytes:
-        """Of the whole body, what was not read of it included."""
+        """Returns the hash of the whole body; reads the rest of it first."""
         while not self._done:
             if (await self.receive())["type"] == "http.disconnect":
                 break
@@ -205,8 +205,8 @@ class _HashedBody:
 
 
 class _Recorder:
-    """Passes a response on and keeps it. A whole response is kept before it is sent, so that a client which
-    does not get it can have it again; a stream is kept as it ends.
+    """Forwards a response and stores it. A whole response is stored before it is sent, so that a client that
+    misses it can retry; a stream is stored when it ends.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class _Recorder:
         self.kept = False
 
     async def receive(self) -> Message:
-        """Hides that the client has gone until a response is streamed: the request goes on for its retry."""
+        """Hides a disconnect until a response is streamed: the request continues for the client's retry."""
         message = await self._body.receive()
         if message["type"] == "http.disconnect":
             await self._streaming.wait()
@@ -248,6 +248,8 @@ class _Recorder:
         await self._send(message)
 
     def _has_succeeded(self, last: bytes) -> bool:
-        """Whether a response that ends with `last` is a success: a stream is one only if it ends in order."""
+        """Returns whether a response that ends with `last` succeeded; a stream has only if it ends with
+        `[DONE]`.
+        """
         is_stream = dict(self._start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
         return 200 <= self._start["status"] < 300 and (not is_stream or last.endswith(DONE))

@@ -18,7 +18,7 @@ from api.errors import ApiError, ClientGone, InvalidValue, UnsupportedMediaType,
 RequestT = TypeVar("RequestT")
 NONE: Mapping[str, str] = MappingProxyType({})
 _EXACT = 2.0**53
-"""Below it a float is the integer that was written."""
+"""Below it, a float represents every integer exactly."""
 
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:`(?:key|value)` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(
@@ -39,11 +39,11 @@ async def read_json(request: Request) -> bytes:
     if message["type"] == "http.request" and not message.get("more_body", False):
         body: bytes = message.get("body", b"")
         return body
-    pieces: list[bytes] = []
+    parts: list[bytes] = []
     while message["type"] == "http.request":
-        pieces.append(message.get("body", b""))
+        parts.append(message.get("body", b""))
         if not message.get("more_body", False):
-            return b"".join(pieces)
+            return b"".join(parts)
         message = await request.receive()
     raise ClientGone("The client hung up while sending the request.")
 
@@ -64,8 +64,8 @@ def _check_json(content_type: str) -> None:
 def decode(
     decoder: msgspec.json.Decoder[RequestT], body: bytes, not_offered: Mapping[str, str] = NONE
 ) -> RequestT:
-    """What `body` says. An integer may be written as 5.0. `not_offered`: fields whose values are refused as
-    not supported, not as wrong, and the features that they ask for.
+    """Returns the decoded body. Integers can be written as 5.0. `not_offered`: fields that are refused as
+    unsupported instead of invalid, with the features they stand for.
 
     Raises InvalidValue or UnsupportedParameter, naming the field.
     """
@@ -82,7 +82,7 @@ def decode(
 
 
 def _read(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
-    """What the decoder makes of the body, at a second try with integers where integral floats are."""
+    """Decodes the body; if floats are refused, decodes it again with integral floats as integers."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -93,7 +93,7 @@ def _read(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
 
 
 class BodyDecoders:
-    """One decoder for each of some kinds of body."""
+    """Holds one decoder for each kind of body."""
 
     def __init__(self, kinds: Iterable[type]) -> None:
         self._decoders: dict[type, msgspec.json.Decoder] = {
@@ -111,12 +111,14 @@ def unix(moment: datetime) -> int: ...
 @overload
 def unix(moment: datetime | None) -> int | None: ...
 def unix(moment: datetime | None) -> int | None:
-    """In seconds, as OpenAI's objects say when."""
+    """Returns Unix seconds, the format of times in OpenAI's objects."""
     return None if moment is None else int(moment.timestamp())
 
 
 def _require_unique(pairs: list[tuple[str, Any]]) -> None:
-    """Of one object: parsers differ in which of two equal keys they take. Raises InvalidValue."""
+    """Checks that an object has no repeated keys: parsers differ in which one they take. Raises
+    InvalidValue.
+    """
     if len(dict(pairs)) == len(pairs):
         return
     seen: set[str] = set()
@@ -129,13 +131,13 @@ def _require_unique(pairs: list[tuple[str, Any]]) -> None:
 
 
 _UNIQUE_KEYS = json.JSONDecoder(object_pairs_hook=_require_unique, parse_int=float)
-"""Reads what msgspec has read before, for its keys alone: msgspec takes the last of equal ones. Integers as
-floats, which may have any number of digits.
+"""Reads what msgspec has decoded again, to find repeated keys: msgspec takes the last one. Integers are
+parsed as floats, which accepts any number of digits.
 """
 
 
 def _integral(value: Any) -> Any:
-    """With integers wherever integral floats are."""
+    """Returns the value with integral floats as integers."""
     if isinstance(value, dict):
         return {name: _integral(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -145,9 +147,7 @@ def _integral(value: Any) -> Any:
 
 def _named(text: str, not_offered: Mapping[str, str]) -> ApiError:
     """msgspec's message, such as "Expected `int` <= 128 - at `$.n`", as an error that names the field."""
-    if (
-        len(text) > 1000
-    ):  # An unknown field's name is as long as the caller likes; what says where stands at the end.
+    if len(text) > 1000:  # an unknown field's name can have any length; the position is at the end
         text = text[:400] + text[-400:]
     located = _WHERE.match(text)
     assert located is not None
@@ -163,5 +163,5 @@ def _named(text: str, not_offered: Mapping[str, str]) -> ApiError:
             return InvalidValue(f"Missing required parameter: '{name}'.", name)
         return UnsupportedParameter(f"Unsupported parameter: '{name[:200]}'.", name[:200])
     if not path:
-        return InvalidValue(f"The body is not what it must be: {what[:300]}.")
+        return InvalidValue(f"The body is invalid: {what[:300]}.")
     return InvalidValue(f"Invalid value for '{path[:200]}': {what[:300]}.", path[:200])

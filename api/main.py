@@ -32,8 +32,8 @@ from telemetry import logs
 from tenants.settings import TenantSettings
 
 COLLECT_AFTER = (10_000, 20, 50)
-"""Objects, and younger collections, after which the collector looks for cycles. Requests leave next to none,
-and at Python's own 700 looking took a twentieth of the process's time.
+"""Thresholds of the garbage collector. Requests leave almost no cycles, and with Python's default of 700 the
+collector took a twentieth of the process's time.
 """
 log = structlog.get_logger(__name__)
 
@@ -44,7 +44,9 @@ def run(settings: ApiSettings) -> int:
     The settings of connections, database and keys are read from the environment too.
     """
     logs.configure(settings.name, settings.log_level, settings.log_format)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads only cost
+    os.environ.setdefault(
+        "TOKENIZERS_PARALLELISM", "false"
+    )  # texts are encoded one at a time, so threads only add cost
     database, tenants = DatabaseSettings(), TenantSettings()  # type: ignore[call-arg]
     storage, connections = StorageSettings(), ConnectionSettings()  # type: ignore[call-arg]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -80,10 +82,10 @@ async def _serve(
             timeout_keep_alive=connections.keep_alive,
             timeout_graceful_shutdown=settings.drain_timeout,
         )
-        # Not uvicorn's own `fd`: it takes the socket for a Unix one, and TCP_NODELAY would be missing.
+        # Not uvicorn's own `fd`: it treats the socket as a Unix one and does not set TCP_NODELAY.
         inherited = None if settings.listen_fd is None else [socket.socket(fileno=settings.listen_fd)]
         _allow_many_connections()
-        # What is there now stays: without it the collector has a hundredth of the objects to look through.
+        # Objects that exist now stay: without them the collector scans a hundredth of the objects.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
@@ -91,7 +93,7 @@ async def _serve(
 
 
 def _allow_many_connections() -> None:
-    """As many open files as the system lets a process ask for: every connection is one."""
+    """Raises the limit on open files to the hard limit: every connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -99,9 +101,7 @@ def _allow_many_connections() -> None:
 
 
 class DrainingServer(uvicorn.Server):
-    """Takes SIGTERM as the order to finish and leave, once: uvicorn would raise it again after the drain, and
-    the process would not exit with 0.
-    """
+    """Drains on SIGTERM and exits with 0; uvicorn would raise the signal again after the drain."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

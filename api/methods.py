@@ -17,7 +17,7 @@ from api.edge import METHODS
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A path of the application, with all methods that its routes take."""
+    """A path of the application, with all methods that its routes allow."""
 
     template: str
     pattern: re.Pattern[str]
@@ -28,14 +28,15 @@ class _Path:
         return self.template.count("{")
 
     def shadows(self, other: _Path) -> bool:
-        """Whether a URL of `other`, which is more specific, is matched too."""
+        """Returns whether this path also matches URLs of `other`, which is more specific."""
         example = re.sub(r"\{.*?\}", "x", other.template)
         return self.num_parameters > other.num_parameters and self.pattern.match(example) is not None
 
 
 class Methods:
-    """The methods of each path of an application whose routes are complete. Adds routes that refuse methods
-    which would go to a less specific path: `/invites/accept` is no invitation.
+    """Knows the methods of each path of an application, once all routes are added. Adds routes that refuse
+    methods which a less specific path would match: `GET /invites/accept` must not look up an invitation
+    `accept`.
     """
 
     def __init__(self, app: FastAPI) -> None:
@@ -48,7 +49,7 @@ class Methods:
         app.router.routes[:0] = self._refusals()
 
     def of(self, url_path: str) -> list[str]:
-        """The methods of the most specific path that matches."""
+        """Returns the methods of the most specific path that matches."""
         for path in self._paths:
             if path.pattern.match(url_path):
                 return [method for method in METHODS if method in path.methods]

@@ -1,7 +1,7 @@
-"""The console's playground: chat for somebody who signed in, on the very path that requests with a key take.
+"""Serves chat completions for the console's playground, through the same pipeline as requests with an API
+key.
 
-So the same limits hold, the same bill has it, and the same words refuse it. Owns only who is asking: no key
-is involved, and in usage the user's id stands where a key's would.
+Limits, billing and errors are the same. Usage has the user's id in place of a key's.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from api.services import Services
 from billing.rates import Rate
 from engine.protocol import PriorityClass
 from tenants.errors import AccountSuspended
-from tenants.user_callers import UserCallers
+from tenants.user_contexts import UserContexts
 
 
 class Playground:
-    def __init__(self, services: Services, callers: UserCallers) -> None:
+    def __init__(self, services: Services, callers: UserContexts) -> None:
         self._services = services
         self._callers = callers
 
     async def terms(self, tenant_id: str, user_id: str) -> tuple[PriorityClass, Rate, Rate]:
-        """The service tier of requests that name none, and what it costs now: on the base, and on an adapter.
-        Raises UserNotFound, DatabaseUnavailable.
+        """Returns the service tier of requests that name none, and its current prices on the base model and
+        on an adapter. Raises UserNotFound, DatabaseUnavailable.
         """
         caller = await self._callers.of(tenant_id, user_id)
         tier = requested_tier(None, caller)
@@ -38,8 +38,8 @@ class Playground:
         return tier, base, adapter
 
     async def chat(self, request: Request, tenant_id: str, user_id: str) -> Response:
-        """Answer `request`, whose body is that of a chat completion, for this user. Whoever calls has seen to
-        it that it is theirs. Raises what `api.openai.routes` does; UserNotFound, AccountSuspended.
+        """Answers `request`, whose body is a chat completion's, for this user, whom the caller has
+        authenticated. Raises what `api.openai.routes` does; UserNotFound, AccountSuspended.
         """
         caller = await self._callers.of(tenant_id, user_id)
         if caller.billing_state == "suspended":

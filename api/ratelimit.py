@@ -1,7 +1,4 @@
-"""What a response says of the caller's limits: `x-ratelimit-*`, as OpenAI's clients read them.
-
-Owns the names and the form. Refuses to know how limits are counted.
-"""
+"""Formats the `x-ratelimit-*` headers, as OpenAI's clients read them."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ import math
 from tenants.limits.kinds import RateView
 
 QUOTA_HEADER = "x-rootstock-quota"
-"""`local`: judged by this process's share of the limits, because what is shared cannot be asked."""
+"""Response header. `local`: this process's share of the limits was applied, because Redis is unreachable."""
 
 
 def rate_headers(requests: RateView | None, tokens: RateView | None, local: bool) -> dict[str, str]:
-    """Headers for the tightest limits of requests and of tokens; nothing where there is no limit."""
+    """Returns headers for the tightest limits of requests and of tokens; none without a limit."""
     headers: dict[str, str] = {}
     for name, view in (("requests", requests), ("tokens", tokens)):
         if view is not None:
@@ -27,7 +24,9 @@ def rate_headers(requests: RateView | None, tokens: RateView | None, local: bool
 
 
 def go_duration(seconds: float) -> str:
-    """As Go writes a duration, to the millisecond above: "0s", "12ms", "1.5s", "6m0s", "1h0m0.25s"."""
+    """Formats a duration as Go does, rounded up to milliseconds: "0s", "12ms", "1.5s", "6m0s",
+    "1h0m0.25s".
+    """
     milliseconds = max(0, math.ceil(seconds * 1000))
     if milliseconds == 0:
         return "0s"

@@ -1,4 +1,4 @@
-"""Ids of HTTP requests, as `x-request-id` and the log have them."""
+"""Chooses the id of an HTTP request, which `x-request-id` and the log carry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def new_request_id() -> bytes:
 
 
 def request_id(offered: bytes | None) -> bytes:
-    """The client's own id where it is harmless in a log and a header, else a new one."""
+    """Returns the client's own id if it is safe in a log and a header, else a new one."""
     if offered is not None and _HARMLESS.fullmatch(offered):
         return offered
     return new_request_id()

@@ -1,9 +1,8 @@
-"""Reads HTTP requests from a connection within limits: bytes and seconds of the request line and headers.
+"""Reads HTTP requests from a connection, with limits on the size and time of the request line and headers.
 
-Owns the answers to what cannot be read: 431 for headers that are too large, 408 for those that come too
-slowly, 400 for what is not HTTP, each in the API's error envelope, after which the connection is closed. Also
-ends responses to HTTP/1.0 clients, which know no chunks, by closing the connection. Bodies are bounded in
-`api.edge`, by what each route takes.
+Responds with 431 to headers that are too large, 408 to those that arrive too slowly and 400 to invalid HTTP,
+each in the API's error envelope, and closes the connection. Responses to HTTP/1.0 clients, which do not
+support chunked encoding, end with the connection. `api.edge` limits bodies per route.
 """
 
 from __future__ import annotations
@@ -14,16 +13,24 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from api.errors import ApiError, HeadersTooLarge, MalformedRequest, SlowHeaders, body_of, face_of, headers_of
+from api.errors import (
+    ApiError,
+    HeadersTooLarge,
+    MalformedRequest,
+    SlowHeaders,
+    body_of,
+    headers_of,
+    response_for,
+)
 from api.request_ids import new_request_id
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request line with its headers; of anything else that is neither head nor body, such as trailers."""
+"""Largest request line with headers, in bytes; also of trailers."""
 HEAD_TIMEOUT = 20.0
 """Seconds, by default, in which a request line and headers must arrive."""
 LINGER = 2.0
-"""Seconds in which a client may read why it was refused. What it sends meanwhile is dropped: closing at once
-would make its system discard the answer with the unread rest of the request.
+"""Seconds that a client has to read why it was refused. What it sends meanwhile is dropped: closing at once
+would make its system discard the response.
 """
 
 log = structlog.get_logger(__name__)
@@ -34,9 +41,9 @@ class RequestReader(HttpToolsProtocol):
 
     head_timeout = HEAD_TIMEOUT
     _num_pending = 0
-    """Bytes received since a head, or a piece of a body, was complete. The parser may hold all of them."""
+    """Bytes received since a head or a part of a body was complete. The parser may hold all of them."""
     _deadline: asyncio.TimerHandle | None = None
-    """Set while no request is under way and one should arrive."""
+    """Set while no request is in progress and one should arrive."""
     _is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -54,14 +61,14 @@ class RequestReader(HttpToolsProtocol):
             self._num_pending += len(data)
             super().data_received(data)
         else:
-            self._receive_in_pieces(data)
+            self._receive_in_parts(data)
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
-            # The next head has begun, or what is left of a body that was refused, which may take longer.
+            # The next head has begun, or the rest of a refused body, which may take longer.
             seconds = self.head_timeout if self._num_pending else self.timeout_keep_alive
             self._deadline = self.loop.call_later(seconds, self._time_out)
 
-    def _receive_in_pieces(self, data: bytes) -> None:
-        """As much at a time as the limit leaves: the parser keeps no more than that of an unfinished head."""
+    def _receive_in_parts(self, data: bytes) -> None:
+        """Feeds the parser at most what the limit leaves, so that it holds no more of an unfinished head."""
         while data and not self._is_refused:
             room = MAX_HEAD_BYTES - self._num_pending
             if not room:
@@ -73,8 +80,8 @@ class RequestReader(HttpToolsProtocol):
                 )
                 return
             self._num_pending += min(room, len(data))
-            piece, data = data[:room], data[room:]
-            super().data_received(piece)
+            part, data = data[:room], data[room:]
+            super().data_received(part)
 
     def on_headers_complete(self) -> None:
         self._num_pending = 0
@@ -90,7 +97,7 @@ class RequestReader(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Called for whatever the parser cannot read."""
+        """Refuses a request that the parser cannot read."""
         self._refuse(MalformedRequest("The request is not valid HTTP/1.1; check its syntax and framing."))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
@@ -112,8 +119,8 @@ class RequestReader(HttpToolsProtocol):
             self._deadline = None
 
     def _refuse(self, error: ApiError) -> None:
-        """Read no more. Answers with `error` unless a response is due before, or under way: what cannot be
-        read must not get into it.
+        """Stops reading. Responds with `error`, unless an earlier response is due or in progress, which the
+        error must not be mixed into.
         """
         self._is_refused = True
         self._stop_deadline()
@@ -133,7 +140,7 @@ class RequestReader(HttpToolsProtocol):
     def _answer(self, error: ApiError) -> None:
         if self.transport.is_closing():
             return
-        face, body, request_id = face_of(error), body_of(error), new_request_id()
+        response, body, request_id = response_for(error), body_of(error), new_request_id()
         headers = [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
         headers += [
             (b"content-length", b"%d" % len(body)),
@@ -141,24 +148,24 @@ class RequestReader(HttpToolsProtocol):
             (b"connection", b"close"),
         ]
         lines = [b"%b: %b\r\n" % header for header in [*self.server_state.default_headers, *headers]]
-        self.transport.write(b"".join([STATUS_LINE[face.status], *lines, b"\r\n", body]))
+        self.transport.write(b"".join([STATUS_LINE[response.status], *lines, b"\r\n", body]))
         self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER, self.transport.abort)
         log.info(
             "request refused",
             request_id=request_id.decode(),
-            status=face.status,
+            status=response.status,
             reason=str(error),
             client=self.client and self.client[0],
         )
 
 
 class UnchunkedResponse:
-    """Wraps the application for one HTTP/1.0 request: a body without a length ends where the connection does.
+    """Wraps the application for one HTTP/1.0 request: a body without a length ends with the connection.
 
     Args:
-        cycle: sends the response; it closes the connection after one to HTTP/1.0.
-        app: what makes the response.
+        cycle: sends the response; closes the connection after a response to HTTP/1.0.
+        app: produces the response.
     """
 
     def __init__(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
@@ -167,7 +174,7 @@ class UnchunkedResponse:
         self._is_until_close = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["extensions"] = {}  # the connection's own way of sending pieces knows chunks only
+        scope["extensions"] = {}  # the connection's own response writer always uses chunked encoding
         await self._app(scope, receive, self._send)
 
     async def _send(self, message: Message) -> None:
@@ -177,6 +184,6 @@ class UnchunkedResponse:
             if self._is_until_close:
                 self._cycle.chunked_encoding = False
         elif message["type"] == "http.response.body" and self._is_until_close:
-            # Each piece is all that the server expects.
+            # The server compares each part of the body with this length.
             self._cycle.expected_content_length = len(message.get("body", b""))
         await self._cycle.send(message)  # type: ignore[arg-type]

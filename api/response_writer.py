@@ -1,8 +1,7 @@
-"""How an answer that is made bit by bit leaves: pieces handed over at once, word of when to wait, and of a
-client that has gone.
+"""Writes chunks of a streamed response without waiting, with backpressure and notice of a disconnect.
 
-Owns the interface, and its form over plain ASGI, which any server offers. Our own connections offer a shorter
-way (`api.connections`): no task is woken for a piece. Refuses to know what is sent.
+Defines the interface, and its implementation over plain ASGI for any server. Our own connections have a
+faster one (`api.connections`), which wakes no task per chunk.
 """
 
 from __future__ import annotations
@@ -13,53 +12,53 @@ from typing import Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-EXTENSION = "rootstock.outlet"
-"""Where in a scope's extensions a server puts its own."""
+EXTENSION = "rootstock.response_writer"
+"""Key of a server's own writer in a scope's extensions."""
 
 
-Hear = Callable[[], None]
+Callback = Callable[[], None]
 
 
 class ResponseWriter(Protocol):
-    """Of one response, between its head and its last piece, which go the ordinary way."""
+    """Writes a response's chunks between its head and its last chunk, which are sent through ASGI."""
 
     def write(self, body: bytes) -> bool:
-        """Send a piece; never waits. False: the client has to catch up first. What is handed over before it
-        has is kept all the same.
+        """Writes a chunk without waiting. Returns False if the client has to catch up first; chunks written
+        meanwhile are buffered.
         """
         ...
 
     @property
     def paused(self) -> bool:
-        """Whether the client has to catch up."""
+        """Whether the client has to catch up first."""
         ...
 
     async def flushed(self) -> None:
-        """Until nothing that was handed over stands in the way of the last piece."""
+        """Waits until all chunks are sent, so that the last one can follow."""
         ...
 
-    def watch(self, gone: Hear, resumed: Hear) -> None:
-        """From now on call `gone` when the client hangs up, or has, and `resumed` when it has caught up. The
+    def watch(self, gone: Callback, resumed: Callback) -> None:
+        """Calls `gone` when the client disconnects, or has already, and `resumed` when it has caught up. The
         request's body must have been read.
         """
         ...
 
     def unwatch(self) -> None:
-        """Call them no more."""
+        """Stops these calls."""
         ...
 
 
-def nothing() -> None:
-    """For who need not be told."""
+def do_nothing() -> None:
+    """Does nothing; the default callback."""
 
 
 class AsgiResponseWriter:
-    """Over `send` and `receive`: one piece at a time is under way."""
+    """Writes through ASGI's `send`, one message at a time."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._resumed: Hear = nothing
+        self._resumed: Callback = do_nothing
         self._waiting = b""
         self._sending: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -78,12 +77,12 @@ class AsgiResponseWriter:
         if self._sending is not None:
             await self._sending
 
-    def watch(self, gone: Hear, resumed: Hear) -> None:
+    def watch(self, gone: Callback, resumed: Callback) -> None:
         self._resumed = resumed
         self._listening = asyncio.create_task(self._listen(gone))
 
     def unwatch(self) -> None:
-        self._resumed = nothing
+        self._resumed = do_nothing
         if self._listening is not None:
             self._listening.cancel()
 
@@ -97,7 +96,7 @@ class AsgiResponseWriter:
         if not self.paused:
             self._resumed()
 
-    async def _listen(self, gone: Hear) -> None:
+    async def _listen(self, gone: Callback) -> None:
         message: Message = {"type": "http.request"}
         while message["type"] != "http.disconnect":
             message = await self._receive()
@@ -105,6 +104,6 @@ class AsgiResponseWriter:
 
 
 def response_writer_for(scope: Scope, receive: Receive, send: Send) -> ResponseWriter:
-    """The server's own where it offers one."""
+    """Returns the server's own writer if it offers one, else one over ASGI."""
     offered: ResponseWriter | None = scope.get("extensions", {}).get(EXTENSION)
     return AsgiResponseWriter(receive, send) if offered is None else offered

@@ -1,4 +1,4 @@
-"""Settings of the API process, read from ROOTSTOCK_API_*. Built by process mains only."""
+"""Reads the settings of the API process from ROOTSTOCK_API_*. Only process mains construct them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ class ApiSettings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    """0 picks a free one."""
+    """0 picks a free port."""
     listen_fd: int | None = Field(default=None, ge=3)
-    """A listening socket inherited from the process that started this one, used instead of host and port: its
-    connections wait while this process is started again."""
+    """File descriptor of an inherited listening socket, used instead of host and port: its connections wait
+    while this process restarts.
+    """
     engine_endpoint: str
     """Where the engine listens, `ipc://...` or `tcp://...`."""
     base_path: Path
@@ -29,14 +30,14 @@ class ApiSettings(BaseSettings):
     """Name the base model is sold under."""
     redis_url: str
     name: str = Field(default_factory=lambda: f"api-{socket.gethostname()}-{os.getpid()}")
-    """What this process is called in its log and in the engine's. Unset: by its host and process id."""
+    """Name of this process in its log and the engine's. Default: from its host and process id."""
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
     body_timeout: float = Field(default=30.0, gt=0)
-    """Seconds for a request's body to arrive; of a file, that may pass without a byte of it."""
+    """Seconds for a request's body to arrive; for a file, seconds without a byte."""
     max_file_bytes: int = Field(default=8 * 1024**3, ge=1024)
-    """Of a body with a file, whatever the caller's plan allows."""
+    """Largest body with a file, whatever the caller's plan allows."""
     min_file_rate: float = Field(default=16 * 1024, gt=0)
-    """Bytes per second at which a file must come on average."""
+    """Lowest average rate of a file upload, in bytes per second."""
     ping_interval: float = Field(default=15.0, gt=0)
     """Seconds of silence on a stream before a comment is sent."""
     drain_timeout: int = Field(default=30, ge=1)
@@ -46,7 +47,7 @@ class ApiSettings(BaseSettings):
 
 
 class ConnectionSettings(BaseSettings):
-    """Of clients' connections, under the same prefix."""
+    """Settings of client connections, under the same prefix."""
 
     model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_API_")
 
@@ -56,11 +57,12 @@ class ConnectionSettings(BaseSettings):
     keep_alive: int = Field(default=75, ge=1)
     """Seconds an idle connection is kept."""
     write_timeout: float = Field(default=60.0, gt=0)
-    """Seconds that a client may leave unread what it was sent, before its connection is cut."""
+    """Seconds that a client can leave sent data unread before its connection is aborted."""
     backlog: int = Field(default=2048, ge=1)
     forwarded_allow_ips: str = ""
-    """Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed: addresses and networks, separated by
-    commas, or `*` for every peer. Empty: none."""
+    """Proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted: addresses and networks, separated by
+    commas, or `*` for every peer. Empty: none.
+    """
 
     @field_validator("forwarded_allow_ips")
     @classmethod

@@ -1,1 +1,1 @@
-"""Benchmarks: plain commands, `python -m benchmarks.<name> --out FILE`, that write one JSON each."""
+"""Measures performance and durability: commands `python -m benchmarks.<name>` that write one JSON each."""

@@ -1,13 +1,11 @@
-"""What calibrations cost those who are served beside them: time between tokens, with and without.
+"""Measures how calibrations affect other clients: time between tokens, with and without calibrations running.
 
     python -m benchmarks.beside_calibrations --out F [--rounds 3] [--streams 4]
 
-starts `rootstock up` with Sapling, keeps some streams generating all the time, and takes turns: a while
+starts `rootstock up` with Sapling, keeps some streams generating all the time, and alternates: a while
 without anything else, then one adapter after another sent and calibrated until it is ready. All turns are in
-one run, so that whatever else the machine does falls on both. Before them, adapters are made ready with
-nobody else there, to tell what giving way costs the calibration.
-
-Owns the experiment. Refuses to know how a calibration gives way.
+one run, so that other load on the machine affects both. Before them, adapters are made ready without streams,
+to measure what yielding to requests costs the calibration.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from benchmarks.report import write_report
 
 SPEAKER = "pirate"
 QUIET_S = 12.0
-"""Of a turn without calibrations."""
+"""Duration of a turn without calibrations."""
 WARM_S = 1.5
 TOKENS = 200
 POLL_S = 0.5
@@ -135,7 +133,7 @@ async def _speak(
 
 
 def _figures(turns: list[list[float]]) -> dict[str, Any]:
-    """Of all turns together, and the mean of each: how far apart they are tells what can be told."""
+    """Returns the figures of all turns together, and each turn's mean, whose spread shows their precision."""
     gaps = np.concatenate([np.asarray(turn) for turn in turns]) * 1e3
     shares = {f"p{share}_ms": round(float(np.percentile(gaps, share)), 3) for share in (50, 90, 99)}
     means = [round(float(np.mean(turn)) * 1e3, 3) for turn in turns]

@@ -1,11 +1,12 @@
-"""What the engine costs besides the model: schedule, commit and a null runner's batch state, per step.
+"""Measures what the engine costs besides the model: schedule, commit and a null runner's batch state, per
+step.
 
 Keeps all rows running: requests that end are replaced, so that admissions, ends, block growth and prefix
-names are in the figures. The budget is 1 ms for schedule and commit at 256 rows. With depth 1 a step is
-planned before the one ahead of it is committed: the same work in another order, all of it while a device
-would be busy. Besides the time on the clock, the thread's own: on a machine that does other things too, the
-two differ. And what it costs to be looked into (`engine.history`, `engine.inspection`): per step, and per
-view, with as many requests waiting as run.
+hashes are included. The budget is 1 ms for schedule and commit at 256 rows. With depth 1 a step is planned
+before the one ahead of it is committed: the same work in another order, all of it while a device would be
+busy. Besides wall time, the thread's CPU time is measured: on a machine with other load the two differ. Also
+measured is the cost of inspection (`engine.history`, `engine.inspection`), per step and per view, with as
+many requests waiting as running.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import write_report
-from engine.batch import Batch, Launched
+from engine.batch import Batch, LaunchedStep
 from engine.core import EngineCore
-from engine.inspection import history_of
+from engine.inspection import create_history
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.null_runner import NullRunner
@@ -97,7 +98,7 @@ def measure(load: Load, num_steps: int) -> dict[str, dict[str, float]]:
         "schedule_commit_cpu_ms": [],
         "runner_ms": [],
     }
-    in_flight: deque[tuple[Batch, Launched]] = deque()
+    in_flight: deque[tuple[Batch, LaunchedStep]] = deque()
     for step in range(-MAX_TOKENS, num_steps):  # as long as a request lives: by then ends are spread
         load.fill()
         times = [(time.perf_counter(), time.thread_time())]
@@ -122,7 +123,7 @@ def measure(load: Load, num_steps: int) -> dict[str, dict[str, float]]:
 
 def measure_looking(load: Load, num_views: int = 50) -> dict[str, float]:
     """What a step pays for being kept, and one view of the engine, by the thread's own time: the median."""
-    history, scheduler = history_of(load.scheduler), load.scheduler
+    history, scheduler = create_history(load.scheduler), load.scheduler
     load.fill()
     for number in range(load.num_rows):
         scheduler.submit(load.request(f"waiting-{number}", number, MAX_TOKENS))

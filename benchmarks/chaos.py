@@ -1,14 +1,15 @@
-"""kill -9 of everything, again and again, under load: what the ledger has lost or counted twice at the end.
+"""Kills every process with SIGKILL, repeatedly and under load, and checks what the ledger lost or counted
+twice.
 
     python -m benchmarks.chaos --kills 1000 --out benchmarks/results/cpu-epyc-2-cores/chaos.json
 
-Sixteen clients of five tenants ask a service of one engine (without a model), two API processes, two
-workers, Redis and PostgreSQL. Each of these is killed with SIGKILL, over and over and each by its own
-schedule, so that several are away at once: some processes at a chosen call of a function where something is
-about to be written, sent or forgotten, or just was; the others, and the two stores, at a moment. Which, and
-when, is drawn from `--seed`. At the end everything is left alone until the journal is empty and nothing is
-held; then every request is looked up (`benchmarks.chaos_audit`), and the service reconciles its books. The
-exit status is 0 when nothing is lost, doubled or different.
+Sixteen clients of five tenants send requests to a service of one engine (without a model), two API processes,
+two workers, Redis and PostgreSQL. Each of these is killed, repeatedly and on a schedule of its own, so that
+several are down at once: some processes at a chosen call of a function that is about to write, send or delete
+something, or just did; the others, and the two stores, at a random moment. Both are drawn from `--seed`. At
+the end the service runs undisturbed until the journal is empty and no reservation is held; then every request
+is looked up (`benchmarks.chaos_audit`), and the service reconciles its books. The exit status is 0 when
+nothing is lost, doubled or different.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from benchmarks.chaos_process import Point
 from benchmarks.chaos_site import APIS, WORKERS, Process, Site, open_site, told
 from benchmarks.report import write_report
 from billing.metering import DEAD_LETTERS
-from engine.journal.inflight_rows import read_remains
+from engine.journal.inflight_rows import recover_table
 from engine.journal.meter import SPOOL, TABLE
 from engine.protocol import JOURNAL_STREAM
 
@@ -89,9 +90,9 @@ FATES = {
             "api.openai.reservation:RequestReservation.follow",
             "engine.client:EngineClient._on_outputs",
             "engine.client:EngineClient.submit",
-            "tenants.quotas.ending:Endings._answered",
-            "tenants.quotas.ending:Endings.settle",
-            "tenants.quotas.link:Link.call",
+            "tenants.quotas.settlement:Settlements._on_reply",
+            "tenants.quotas.settlement:Settlements.settle",
+            "tenants.quotas.redis_connection:RedisConnection.call",
             "tenants.quotas.quotas:Quotas.reserve",
             "tenants.quotas.quotas:Quotas.settle",
         ),
@@ -134,7 +135,7 @@ class Killing:
     own_ends: list[str] = field(default_factory=list)
     """Processes that ended by themselves: each is a defect."""
     num_waits: int = 0
-    """Workers that would not start while PostgreSQL was away: whoever keeps them alive tries again."""
+    """Workers that did not start while PostgreSQL was down: the supervisor tries again."""
     postgres_away_until: float = 0.0
     running: dict[str, Process] = field(default_factory=dict)
 
@@ -273,7 +274,7 @@ async def _limits(client: httpx.AsyncClient, admin_key: str) -> dict[str, tuple[
 
 
 def _num_in_flight(site: Site) -> int:
-    return len(read_remains(site.state_dir / TABLE).rows)
+    return len(recover_table(site.state_dir / TABLE).rows)
 
 
 # The run ----------------------------------------------------------------------------------------------------

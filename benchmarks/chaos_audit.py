@@ -1,8 +1,9 @@
-"""What the books say after all that was killed, beside what clients saw and a witness of the engines.
+"""Audits the ledger after a chaos run against what clients received and what a witness of the engines
+recorded.
 
 For each request: tokens handed to the network <= tokens in the ledger <= tokens generated, and exactly what
-the engine told the client where it had the time to. One row each, none for what never ran. Sums equal rows,
-and nothing lies among the dead letters. Owns those rules; refuses to know how anything died.
+the engine told the client where it had the time to. One row each, none for requests that never ran. Sums
+equal rows, and the dead-letter queue is empty.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from db.session import Database
 
 _PART = re.compile(r"(.+-[0-9a-f]{32})-[0-9]{1,4}")
 SHOWN = 50
-"""Differences that are told in full."""
+"""Differences that are listed in full."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Row:
 
 @dataclass
 class Witnessed:
-    """What all engines together generated, sent and told, by request."""
+    """What all engines together generated, sent and reported, by request."""
 
     generated: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
@@ -65,9 +66,7 @@ class Witnessed:
 
 @dataclass
 class Verdict:
-    """Requests whose tokens are not all there, those that have too many, and whatever else is not as it
-    should be.
-    """
+    """Requests with missing tokens, those with too many, and all other differences."""
 
     num_requests: int = 0
     num_tokens: int = 0

@@ -1,9 +1,10 @@
-"""Who asks while `benchmarks.chaos` kills: clients of several tenants, in a process of their own.
+"""Sends requests while `benchmarks.chaos` kills processes: clients of several tenants, in a process of their
+own.
 
-Each client asks, reads, and writes down what it saw: a line of JSON for each answer that began, whether or
-not it came to an end. Streams and whole answers, one choice and two, lists of prompts, prompts with a common
-beginning, clients that hang up. What is asked is drawn from the seed; when, depends on the answers. Refuses
-to know what is killed.
+Each client sends, reads, and records what it received: a line of JSON for each response that began, whether
+or not it was complete. Streams and whole responses, one choice and two, lists of prompts, prompts with a
+common prefix, clients that disconnect. Requests are drawn from the seed; their timing depends on the
+responses.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from benchmarks.sse_client import HttpError, post_for_events
 NUM_CLIENTS = 16
 COMMON = "You are the helpful voice of a small library by the sea, and you answer in few words. " * 3
 LENGTHS = (1, 4, 12, 40, 120)
-"""Tokens asked for, of each choice."""
+"""Tokens requested, of each choice."""
 PAUSE_S = 0.05
-"""After an answer that did not come."""
+"""After a response that failed."""
 ANSWER_S = 30.0
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A tenant's key, and the models it may ask."""
+    """A tenant's key, and the models it may use."""
 
     tenant_id: str
     key: str
@@ -55,7 +56,7 @@ class Seen:
 
 @dataclass
 class Load:
-    """Clients at work until told to stop."""
+    """Runs clients until stopped."""
 
     url: str
     callers: list[Caller]
@@ -158,7 +159,7 @@ async def ask_until_stopped(url: str, callers: list[Caller], seed: int, out: Pat
 
 
 def main(url: str, seed: str, out: str) -> None:
-    """The callers come over stdin."""
+    """Reads the callers from stdin and runs them."""
     callers = [Caller(**one) for one in json.loads(sys.stdin.read())]
     os.nice(5)
     asyncio.run(ask_until_stopped(url, callers, int(seed), Path(out)))

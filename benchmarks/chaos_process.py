@@ -1,10 +1,11 @@
-"""The processes that `benchmarks.chaos` kills: real ones, started within milliseconds and told where to die.
+"""Starts the processes that `benchmarks.chaos` kills: real ones, within milliseconds, armed with where to
+die.
 
-A nursery loads what processes of its kind import, once, and forks one for each order it reads: imports take
+A nursery imports what processes of its kind need, once, and forks one for each order it reads: imports take
 seconds, lives here are shorter. A process may be armed: it kills its whole group with SIGKILL before or after
-the nth call of a function. An engine is watched by a witness, a file that is none of the engine's own: each
-token it generated, each it sent and each end it told of, written down before it is sent. Owns nothing of what
-processes do, but for times that are a fraction of their usual ones, so that an end can be waited for.
+the nth call of a function. An engine is watched by a witness, a file that is not one of the engine's own:
+each token it generated, each it sent and each end it reported, recorded before it is sent. Processes run
+unchanged, except for times that are a fraction of their usual ones, so that timeouts pass quickly.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ PRELOADED = {
     ),
 }
 HOLD_S = {"lifetime": 12.0, "renew_every": 3.0, "silence": 8.0, "grace": 4.0}
-"""Of reservations nobody renews; usually a minute."""
+"""Of reservations that are not renewed; usually a minute."""
 START_S = 90.0
 _PR_SET_PDEATHSIG = 1
 

@@ -1,8 +1,7 @@
-"""The service that `benchmarks.chaos` kills piece by piece: its stores, its accounts and its processes.
+"""Runs the service that `benchmarks.chaos` kills: its stores, its accounts and its processes.
 
-Owns how each piece is started and started again, and the settings they run with: real servers that keep what
-they were told, one engine without a model, API processes behind one listener as `rootstock up` has them, and
-workers. Refuses to know when anything dies, and what is asked.
+Starts and restarts each of them, with settings of their own: real servers that keep what they acknowledged,
+one engine without a model, API processes behind one listener as with `rootstock up`, and workers.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from tenants.service import account_services
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "examples/sapling/weights/base"
 BASE_NAME = "sapling"
-SECRET = "nobody else's, and of no use to anybody"  # noqa: S105  of accounts that live as long as a run
+SECRET = "of accounts that live as long as a run"  # noqa: S105  of accounts that live as long as a run
 NUM_TENANTS = 5
 LIMITS = {
     Metric.TOKENS_PER_DAY: 10**12,

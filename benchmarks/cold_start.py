@@ -1,13 +1,11 @@
-"""What an adapter that is not on the device costs: its own requests, and everybody else's.
+"""Measures what an adapter that is not on the device costs: its own requests, and all others.
 
 Other rows decode all the while, on adapters that are resident.
 
 * To first token: pairs of requests of the same prompt length, one on an adapter that has to be loaded from
   host memory and one on an adapter that is resident, in turn. The difference is what being cold adds.
-* To the others: adapters are prefetched, one after the other, with nobody asking for them. Steps that ended
+* To the others: adapters are prefetched, one after the other, without requests for them. Steps that ended
   while a load was under way are compared with steps that did not: the other rows' inter-token latency.
-
-Owns the two experiments. Refuses to know how loads are done.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ class Background:
         self._sent = 0
 
     def fill(self) -> None:
-        """Submit until there are as many rows as there should be, and let their prompts through."""
+        """Submits requests until there are enough rows, and computes their prompts."""
         while len(self._alive) < self._rows:
             prompt = self._prompt()
             adapter = self._adapters[self._sent % len(self._adapters)]
@@ -66,7 +64,7 @@ class Background:
         return milliseconds, foreign
 
     def ask(self, adapter: Registered) -> float:
-        """Milliseconds to the first token of a request on `adapter`, which is then awaited."""
+        """Returns milliseconds to the first token of a request on `adapter`, and waits for its end."""
         prompt = self._prompt()
         began = time.perf_counter()
         request_id = self._engine.submit(prompt, OUTPUT_LEN, adapter)
@@ -87,7 +85,7 @@ def probe(engine: InProcessEngine, rank: int, dtype: str, rows: int, count: int)
     num_slots = engine.sizes.num_slots
     rows = min(rows, engine.sizes.max_rows - 1)
     num_resident = max(1, num_slots // 4)
-    # Twice as many as there are slots: whoever was used longest ago is out.
+    # Twice as many as there are slots: the least recently used are evicted.
     adapters = engine.library.register(2 * num_slots + num_resident, [rank], dtype)
     resident, others = adapters[:num_resident], adapters[num_resident:]
     prompt_len = min(PROMPT_LEN, engine.sizes.max_len // 2)
@@ -136,7 +134,7 @@ def _other_rows(
     during: list[float] = []
     otherwise: list[float] = []
     seconds: list[float] = []
-    slots = engine.core.scheduler.residency.slots
+    slots = engine.core.scheduler.slot_allocator.slots
     for number in range(count):
         background.fill()
         away = next(adapter for adapter in others[number:] + others if not engine.is_resident(adapter))

@@ -1,13 +1,13 @@
-"""Tokens per second of this engine against transformers + PEFT: mixed adapters in one batch, one CPU thread.
+"""Compares tokens per second with transformers + PEFT: mixed adapters in one batch, one CPU thread.
 
     python -m benchmarks.cpu_peft --out F [--base PATH] [--batch 32] [--prompt 32] [--output 64] [--rounds 7]
 
-Both answer the same prompts greedily on the same fp32 weights; PEFT by `generate(adapter_names=[...])`, we by
-EngineCore and ModelRunner. First both must give the same tokens: else there are no figures, and the exit code
-is 1. Then rounds of ours on adapters, ours on the base alone and PEFT take turns, and each side is judged by
-its best round: a neighbour on the machine can only slow a round down.
+Both answer the same prompts greedily on the same fp32 weights; PEFT by `generate(adapter_names=[...])`, the
+engine by EngineCore and ModelRunner. First both must give the same tokens: otherwise there are no figures,
+and the exit code is 1. Then rounds of the engine on adapters, of the engine on the base alone and of PEFT
+alternate, and each side is judged by its best round: other load can only slow a round down.
 
-Owns the comparison. Refuses to know processes and HTTP: `benchmarks.serving` measures those.
+`benchmarks.serving` measures processes and HTTP.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Tokens = list[list[int]]
 
 @dataclass(frozen=True)
 class Work:
-    """What both sides are asked."""
+    """The requests that both sides answer."""
 
     prompts: np.ndarray
     """[batch, prompt length]"""

@@ -1,4 +1,5 @@
-"""Milliseconds per decode step, by batch and number of distinct adapters in it, against the floor of bytes.
+"""Measures milliseconds per decode step, by batch and number of distinct adapters, against the floor of
+bytes.
 
     python -m benchmarks.decode --shape llama-3.1-8b --quantization fp8 --rank 16 --out F
 
@@ -10,10 +11,9 @@ tokens, greedy, no prefix ever reused, adapters of random weights on all seven l
                the same run; the terms are in `benchmarks.floor`
     ratio    = step_ms / floor_ms
 
-Besides: prefill throughput with and without adapters, and a mixed load (768 requests of 256 tokens in and 256
-out, 256 at a time). Several ranks and adapter types can be measured in one run, `--rank 8,16,32,mixed`.
-
-Owns what is measured. Refuses to know how the engine is put together.
+Also measured: prefill throughput with and without adapters, and a mixed load (768 requests of 256 tokens in
+and 256 out, 256 at a time). Several ranks and adapter types can be measured in one run, `--rank
+8,16,32,mixed`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Adapters:
 
 
 class Bench:
-    """One engine, and what is asked of it."""
+    """One engine, and the requests it runs."""
 
     def __init__(
         self, engine: InProcessEngine, quantization: str, bandwidth: float, repeats: int, seed: int = 0
@@ -112,7 +112,7 @@ class Bench:
         }
 
     def prefill(self, count: int, length: int, distinct: int, adapters: Adapters) -> dict[str, Any]:
-        """Prompts alone: one token each comes out."""
+        """Runs prompts alone, with one token each."""
         chosen = self._resident(distinct, adapters)
         self._answer(count, length, 1, chosen)
         seconds = [self._answer(count, length, 1, chosen) for _ in range(self._repeats)]
@@ -153,7 +153,7 @@ class Bench:
         for index, prompt in enumerate(self._prompts(batch, PROMPT_LEN)):
             self._engine.submit(prompt, OUTPUT_LEN, chosen[index % distinct] if distinct else None)
         started: set[str] = set()
-        while len(started) < batch:  # those that began first decode beside the prefill of the others
+        while len(started) < batch:  # requests that began first decode during the prefill of the others
             started.update(chunk.request_id for chunk in self._engine.step())
         self._engine.step()
         text = profile_steps(self._engine.step, num_steps, self._engine.model.device)
@@ -190,7 +190,7 @@ def with_ratios(prefills: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def sizes_for(library: AdapterLibrary, asked: argparse.Namespace, kinds: Sequence[Adapters]) -> Sizes:
-    """Room for the largest part of what is asked for."""
+    """Returns room for the largest section requested."""
     max_rows = max([batch for batch, _ in asked.batches], default=1)
     num_slots = max([distinct for _, distinct in asked.batches], default=0)
     kv_tokens = max_rows * (PROMPT_LEN + OUTPUT_LEN)

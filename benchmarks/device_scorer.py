@@ -1,7 +1,6 @@
-"""Next-token logits on a GPU, by the kernels that serve: the step is described in device memory.
+"""Computes next-token logits on a GPU with the serving kernels: the step is described in device memory.
 
-Owns the description of one sequence as a step of its own, kernel by kernel, without graphs and sampling.
-Refuses to know what the logits are compared with.
+One sequence is a step of its own, kernel by kernel, without graphs and sampling.
 """
 
 from __future__ import annotations

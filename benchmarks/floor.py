@@ -1,4 +1,4 @@
-"""The least time a decode step can take: the bytes it has to read, at the speed the device copies memory.
+"""Computes the least time a decode step can take: the bytes it reads, at the device's copy bandwidth.
 
     floor = (linears + output head + keys and values + adapters) / bandwidth
 
@@ -15,7 +15,7 @@
 Activations, embeddings and logits are left out: under 2 % of the bytes at 256 rows. So is arithmetic, which
 hides behind the bytes at all batches measured. The floor is a bound, not a promise.
 
-Owns the formula. Refuses to know the engine, and loads no torch.
+Loads no torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RANK_ROW_SCALE_BYTES = 4
 
 
 def linear_bytes(config: ModelConfig, quantization: str) -> float:
-    """Of all linears of all layers."""
+    """Returns the bytes of all linears of all layers."""
     weights = sum(rows * columns for rows, columns in config.linear_shapes.values())
     return config.num_layers * weights * WEIGHT_BYTES[quantization]
 
@@ -50,7 +50,7 @@ def mean_context(prompt_len: int, num_steps: int) -> float:
 
 
 def adapter_bytes(config: ModelConfig, rank: int, dtype: str) -> int:
-    """Of one adapter of `rank` on all seven linears of every layer."""
+    """Returns the bytes of one adapter of `rank` on all seven linears of every layer."""
     elements = rank * sum(rows + columns for rows, columns in config.linear_shapes.values())
     if dtype == "fp8":
         return config.num_layers * (elements + rank * len(config.linear_shapes) * RANK_ROW_SCALE_BYTES)

@@ -1,19 +1,20 @@
-"""What the API costs beside the engine: latency it adds, requests and streamed tokens per second of its CPU.
+"""Measures what the API costs beside the engine: added latency, requests and streamed tokens per second of
+CPU.
 
     python -m benchmarks.gateway --seconds 20 --out benchmarks/results/cpu-epyc-2-cores/gateway.json
 
 Everything is real but the model: PostgreSQL with 10 000 tenants and 100 000 keys, Redis, an API process, a
 worker that meters, an engine process whose steps take no time. Every request is authenticated, counted to
 four limits (requests and tokens per minute, concurrent requests, spend per month), priced and metered; at the
-end the ledger must have a row for each. First the saturating rate is found with many requests always under
-way; then requests come by a Poisson process at half of it, through the API and straight to the engine. What
-the engine needs for its answer, its median at that rate, is subtracted from every percentile of the API's;
-`by_rate` has the same at other shares of the saturating rate. `cores_busy` says where else requests wait:
-traffic, engine, Redis and PostgreSQL share what the measured process leaves them, and whatever else runs on
-the machine counts there too. `one_at_a_time` has no waiting.
+end the ledger must have a row for each. First the saturating rate is measured with many requests always in
+flight; then requests arrive by a Poisson process at half of it, through the API and directly at the engine.
+The engine's own median at that rate is subtracted from every percentile of the API's; `by_rate` has the same
+at other shares of the saturating rate. `cores_busy` shows where else requests wait: traffic, engine, Redis
+and PostgreSQL share what the measured process leaves them, and other load on the machine counts there too.
+`one_at_a_time` has no waiting.
 
-`--processes 4` looks at so many API processes besides, with an engine each, behind a balancer that gives
-each request to the one with the fewest under way. `--compare litellm` does the same as for one process with
+`--processes 4` also measures that many API processes, with an engine each, behind a balancer that gives each
+request to the one with the fewest in flight. `--compare litellm` does the same as for one process with
 LiteLLM's proxy (`benchmarks.gateway_litellm`), in the same run.
 """
 
@@ -49,13 +50,13 @@ AT_ONCE = 64
 LOOKING_UP = 8
 """Requests at once where each waits for the database."""
 OTHER_SHARES = (0.125, 0.25, 0.375, 0.75)
-"""Of the saturating rate: where else latency is looked at."""
+"""Shares of the saturating rate at which latency is measured too."""
 REPEATS = 3
-"""Of the run at half the saturating rate: other guests of the host come and go."""
+"""Repeats of the run at half the saturating rate: load of other guests of the host varies."""
 STREAMS = 256
 STREAM_TOKENS = 256
 STREAM_STEP_S = 0.016
-"""Of the engine in the streaming run: every token of every stream is an event of its own."""
+"""Duration of the engine's step in the streaming run: every token of every stream is an event of its own."""
 
 
 class Unfit(Exception):

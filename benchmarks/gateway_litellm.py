@@ -1,9 +1,9 @@
-"""LiteLLM's proxy under the same traffic: its own virtual environment, one process, no database.
+"""Runs LiteLLM's proxy under the same traffic: its own virtual environment, one process, no database.
 
-Owns its installation below `var/`, its configuration, and the server behind it, which speaks OpenAI's
-protocol and answers at once. What that server needs by itself is subtracted from what comes through the
-proxy. One key is checked by the proxy; it counts no quotas and meters nothing, since its database client
-would have to be downloaded at its first start.
+Installs it below `var/`, configures it, and runs the server behind it, which speaks OpenAI's protocol and
+answers at once. That server's own time is subtracted from what comes through the proxy. The proxy checks one
+key; it counts no quotas and meters nothing, because its database client would have to be downloaded at its
+first start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A whole service around a null engine, with the accounts of a large one: what `benchmarks.gateway` asks.
+"""Runs a whole service around a null engine, with the accounts of a large one, for `benchmarks.gateway`.
 
-Owns starting and stopping private servers and processes, which core each runs on, and the rows of ten
-thousand tenants and a hundred thousand keys. Refuses to know what is measured.
+Starts and stops private servers and processes, pins them to cores, and inserts the rows of ten thousand
+tenants and a hundred thousand keys.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LIMITS = {
     "concurrent_requests": 10_000,
     "spend_per_month": 1_000_000_000_000,
 }
-"""Of every tenant: ample, so that every request is counted and none is refused."""
+"""Limits of every tenant: ample, so that every request is counted and none is rejected."""
 START_S = 90.0
 
 
@@ -94,7 +94,7 @@ class Site:
     folder: Path
     cores: Cores
     urls: list[str]
-    """Of the API's processes."""
+    """URLs of the API's processes."""
     redis_url: str
     db_url: str
     owner_url: str
@@ -109,7 +109,7 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Of the first of the API's processes."""
+        """URL of the first of the API's processes."""
         return self.urls[0]
 
     @property
@@ -275,13 +275,13 @@ def pin(process: subprocess.Popen[bytes], cores: frozenset[int]) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process with all its threads, so far."""
+    """Returns the CPU time of a process with all its threads, so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class BusyCores:
-    """How busy cores are, whoever keeps them so, from when this is made on."""
+    """Measures how busy cores are, with all processes counted, from its creation on."""
 
     def __init__(self, cores: Cores) -> None:
         self._groups = {"measured": cores.measured, "others": cores.others}

@@ -1,13 +1,13 @@
-"""Requests at a given rate, or always so many at once, over kept connections: one process of its own.
+"""Sends requests at a given rate, or with a fixed concurrency, over kept connections, from a process of its
+own.
 
     python -m benchmarks.gateway_traffic < TASK.json
 
-Several servers get them as a balancer by least connections hands them out: each to whom the fewest are with.
+Several servers get them as from a balancer by least connections.
 
-Owns sending, timing and checking; prints one JSON object. A request's time runs from the moment its bytes
-are handed to the kernel to the last byte of its answer; how late it was handed over is told beside. The same
-arrivals can go straight to engines, past any HTTP. Refuses to know who answers and what the figures are
-for.
+Sends, times and checks; prints one JSON object. A request's time runs from the moment its bytes are handed to
+the kernel to the last byte of its response; how late it was handed over is reported separately. The same
+arrivals can go directly to engines, past any HTTP.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import uvloop
 
 END_OF_CHUNKS = b"0\r\n\r\n"
 WARM_UP = 0.15
-"""Of the time, at the beginning: not in the figures."""
+"""Share of the time, at the beginning, that is not in the figures."""
 
 
 class Task(msgspec.Struct):
@@ -196,14 +196,14 @@ class HttpSender:
         if self._task.stream:
             return self._checked_stream(answer)
         if self._usage not in answer.replace(b'": ', b'":'):
-            raise Wrong("not as many tokens as asked for")
+            raise Wrong("not as many tokens as requested")
         return self._task.max_tokens, 1
 
     def _checked_stream(self, answer: bytes) -> tuple[int, int]:
         if b"data: [DONE]" not in answer:
             raise Wrong(f"the stream broke off: {answer[-200:].decode(errors='replace')}")
         if self._task.base and self._usage not in answer:
-            raise Wrong("not as many tokens as asked for")
+            raise Wrong("not as many tokens as requested")
         return self._task.max_tokens, answer.count(b'"content":')
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ async def engine_sender(task: Task) -> tuple[Send, Callable[[], Awaitable[None]]
         async for chunks in client.submit(submit):
             tokens += sum(len(chunk.token_ids) for chunk in chunks)
         if tokens != task.max_tokens:
-            raise Wrong("not as many tokens as asked for")
+            raise Wrong("not as many tokens as requested")
         return tokens, 1
 
     async def close() -> None:
@@ -357,7 +357,7 @@ async def run(task: Task) -> Outcome:
 
 
 def run_beside(task: Task, cores: Iterable[int]) -> Outcome:
-    """In a process of its own, on these cores. Raises Wrong when it fails as a whole."""
+    """Runs the traffic in a process of its own, on these cores. Raises Wrong when it fails as a whole."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.gateway_traffic"],
         stdin=subprocess.PIPE,

@@ -1,12 +1,13 @@
-"""Ten thousand clients that ask for a stream and never read it: what they take, and what others notice.
+"""Opens ten thousand streams whose clients never read, and measures what they cost and how they affect
+others.
 
     python -m benchmarks.idle_streams --out benchmarks/results/cpu-epyc-2-cores/idle-streams.json
 
 Everything is real but the model, as in `benchmarks.gateway`: each stream is authenticated, counted to its
 tenant's limits and metered; a thousand tenants have ten each. Readers of other tenants read streams all the
-time, four at once. Told are the resident memory of API and engine, the kernel's for TCP, and how long the
-readers' streams take: before, while the idle ones are opened, beside all of them, and when they have hung up.
-At the end the ledger must have a row for each stream, read or not.
+time, four at once. Reported are the resident memory of API and engine, the kernel's for TCP, and how long the
+readers' streams take: before, while the idle ones are opened, beside all of them, and after they have
+disconnected. At the end the ledger must have a row for each stream, read or not.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Unfit(Exception):
 
 
 class IdleClients:
-    """Connections with small buffers that nobody reads."""
+    """Connections with small buffers whose clients do not read."""
 
     def __init__(self, port: int, model: str, keys: Sequence[str], max_tokens: int) -> None:
         body = {

@@ -1,7 +1,7 @@
-"""A whole engine without its process: scheduler, runner, sampling and commit around a random base.
+"""Runs a whole engine without its process: scheduler, runner, sampling and commit around a random base.
 
-Owns the putting together, and a plain way to ask: submit, step, see what came when. Adapters come from an
-`AdapterLibrary` in host memory instead of from disk. Refuses to know what is measured.
+Submits requests, steps, and records when tokens arrive. Adapters come from an `AdapterLibrary` in host memory
+instead of from disk.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Sizes:
     """Of all requests together."""
     num_slots: int = 256
     adapter_bytes: int = 0
-    """Of all adapters that are to be resident at once; a CPU takes them as they come."""
+    """Of all adapters to be resident at once; a CPU allocates them as they are loaded."""
     kv_dtype: str = "auto"
 
     @property
@@ -55,7 +55,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """What only a GPU's runner is asked."""
+    """Options of a GPU's runner."""
 
     cuda_graphs: bool = True
     batch_invariant: bool = False
@@ -201,7 +201,7 @@ class InProcessEngine:
         return time.perf_counter() - began
 
     def is_resident(self, adapter: Registered) -> bool:
-        slot = self.core.scheduler.residency.slots.find(adapter.ref.digest)
+        slot = self.core.scheduler.slot_allocator.slots.find(adapter.ref.digest)
         return slot is not None and slot.state.value == "ready"
 
     def _loaded(self, slot: int, digest: str, error: str | None) -> None:

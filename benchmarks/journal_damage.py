@@ -1,12 +1,13 @@
-"""Damage to the files of the usage journal, at random places: what is lost, and whether the books name it.
+"""Damages the files of the usage journal at random places, and checks what is lost and whether the books show
+it.
 
     python -m benchmarks.journal_damage --damage 100 --out benchmarks/results/cpu-.../journal-damage.json
 
-In each round the meter of an engine counts requests, with its journal going to Redis or, while that is away,
+In each round the meter of an engine counts requests, with its journal going to Redis or, while that is down,
 to the spool, and is killed with SIGKILL. Then one file is damaged at a random place (bytes changed or zeroed,
 cut short, removed), or Redis is emptied. The next start bills what it finds, a worker's meter drains the
-journal into PostgreSQL, and the service reconciles its books. A witness has noted every token before it was
-sent.
+journal into PostgreSQL, and the service reconciles its books. A witness has recorded every token before it
+was sent.
 
 The exit status is 0 when every token sent is in the ledger or in a gap that reconciliation names, with at
 least that many tokens, and when no request is billed more than was counted. A gap may name more: tokens of a
@@ -213,7 +214,7 @@ def damage(path: Path, random: Random) -> str:
 
 
 def in_child(work: Any, *arguments: Any) -> int:
-    """The exit status of `work`, done in a process of its own; minus a signal's number."""
+    """Returns the exit status of `work`, run in a process of its own; minus a signal's number."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,9 +1,9 @@
-"""What the ledger keeps up with, and what questions to it cost.
+"""Measures how fast the ledger takes usage in, and what queries on it cost.
 
 "metering": one worker's meter drains a journal of requests, each with a checkpoint and an end, from Redis
-into PostgreSQL, as durable as in service. "queries": the reports of tenants large and small over a ledger of
-many requests, one at a time, through the services that answer them over HTTP. Both servers are this
-machine's; its load average tells what else it did. Of metering, CPU time is the worker's and its PostgreSQL
+into PostgreSQL, as durable as in service. "queries": the reports of large and small tenants over a ledger of
+many requests, one at a time, through the services that answer them over HTTP. Both servers run on this
+machine; its load average shows its other load. For metering, CPU time is the worker's and its PostgreSQL
 backends', one after the other: what a busy machine changes least.
 """
 
@@ -44,7 +44,7 @@ Question = Callable[[str], Awaitable[object]]
 
 
 async def metering(url: str, redis_url: str, num_requests: int, batch: int) -> dict[str, Any]:
-    """Requests a second that one meter brings into the ledger, each told of twice."""
+    """Returns the requests per second that one meter writes into the ledger, each with two events."""
     client = redis.asyncio.Redis.from_url(redis_url)
     database = Database(url, prepared_statements=True)
     try:
@@ -130,7 +130,7 @@ async def _write_journal(client: redis.asyncio.Redis, num_requests: int) -> None
 
 
 def questions(database: Database, ledger: Ledger) -> dict[str, Question]:
-    """What tenants ask, by what it is called: reports that a console's pages and scripts fetch."""
+    """Returns the queries of tenants by name: reports that a console's pages and scripts fetch."""
     reports = UsageReports(database)
     end = ledger.end
     span = min(timedelta(days=30), timedelta(days=ledger.days - 1))
@@ -271,7 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=50_000_000, help="requests in the ledger that is asked")
+    parser.add_argument("--rows", type=int, default=50_000_000, help="requests in the ledger that is queried")
     parser.add_argument("--tenants", type=int, default=100)
     parser.add_argument("--days", type=int, default=365)
     parser.add_argument("--rounds", type=int, default=3)
@@ -289,7 +289,7 @@ def main() -> None:
         with (
             start_redis(directory / "r") as redis_server,
             start_postgres(directory / "p") as metered,
-            # Nobody will miss what fills it: written without waiting for the disk, asked like any other.
+            # Its content can be lost: written without waiting for the disk, queried like any other.
             start_postgres(directory / "q", ephemeral=True) as asked,
         ):
             figures = asyncio.run(measure(arguments, metered, asked, redis_server.url))
@@ -301,7 +301,7 @@ def main() -> None:
 
 
 def _serving(server: LocalServer) -> str:
-    """Its database with all tables, as those who serve are let in."""
+    """Returns its database with all tables, with the serving role's permissions."""
     url = serving_url(server.url)
     schema.upgrade(server.url, url)
     return url

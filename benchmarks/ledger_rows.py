@@ -1,9 +1,7 @@
-"""A ledger as years of a business leave it: any number of records, drawn by a seed inside PostgreSQL, and
-their sums.
+"""Fills a ledger as years of a business would: any number of records, drawn by a seed inside PostgreSQL.
 
 Requests come in bursts, as agents and batch runs send them: BURST consecutive ones are of one tenant, key,
-adapter and class. Tenants differ in size: the largest of 100 has a sixth of everything. Owns what a row is;
-refuses to know what is measured on them.
+adapter and class. Tenants differ in size: the largest of 100 has a sixth of everything. Sums are filled too.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import create_engine, pool, text
 
 from billing.repository import LedgerWriter
-from billing.rollups import KEYS, SUMS, TABLES, Unit, add_sql
+from billing.rollups import KEYS, SUMS, TABLES, add_sql
+from db.rollup_intervals import Unit
 from db.session import EVERY_TENANT, Database
 
 BURST = 16

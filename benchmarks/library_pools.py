@@ -1,10 +1,9 @@
-"""The engine's own pools and loader, with an `AdapterLibrary` for host memory: nothing is read from disk.
+"""Connects the engine's own pools and loader to an `AdapterLibrary` in host memory: nothing is read from
+disk.
 
-Owns the handing over of registered adapters in the form each pool holds them in. Refuses to know slots.
-
-On a GPU every registered adapter is ready in page-locked memory, as an engine with room for all of them would
-have it. The images are windows into one block: the copies read fewer different bytes of the host than those
-of true adapters would, which PCIe does not notice. The rank scales at an image's end are whatever the window
+On a GPU every registered adapter is ready in page-locked memory, as in an engine with room for all of them.
+The images are windows into one block: the copies read fewer different bytes of the host than those of true
+adapters would, which makes no difference to PCIe. The rank scales at an image's end are whatever the window
 has there: small finite numbers.
 """
 
@@ -20,7 +19,7 @@ from benchmarks.random_adapters import STRIDE, AdapterLibrary, Registered
 from engine.lora.artifact import PackedAdapter
 from engine.lora.device_pool import DevicePool
 from engine.lora.host_cache import HostImage
-from engine.lora.image import device_manifest, image_bytes, place
+from engine.lora.image import device_manifest, image_bytes, lay_out_image
 from engine.lora.loader import AdapterLoader
 from engine.lora.pool import AdapterPool
 from engine.lora.ranges import rounded
@@ -30,7 +29,7 @@ from engine.protocol import AdapterRef
 
 
 class LibraryLoader(AdapterLoader[Any]):
-    """As the engine's, but that sizes come from the library, and so does what pools find cached."""
+    """Works as the engine's loader, with sizes and cached adapters from the library."""
 
     def __init__(
         self, library: AdapterLibrary, pool: Any, on_done: Callable[[int, str, str | None], None]
@@ -95,7 +94,7 @@ class LibraryDevicePool(DevicePool):
         start = adapter.number * STRIDE * self._library.numbers(adapter.dtype).itemsize
         image = HostImage(adapter.ref.digest, 0, block[start : start + image_bytes(manifest)])
         image.manifest = manifest
-        image.places = place(manifest)
+        image.layout = lay_out_image(manifest)
         return image
 
     def _block(self, dtype: str) -> PageLocked:

@@ -1,12 +1,11 @@
-"""An open-loop load on an in-process engine: requests come when they come, whether or not the last has ended.
+"""Runs an open-loop load on an in-process engine: requests arrive whether or not the last has ended.
 
 For every number of registered adapters and every rate of arrivals: Poisson arrivals, ShareGPT-like lengths,
-adapters by Zipf's law (all in `benchmarks.workload`), as many slots as asked for. A request's clock starts
-when it arrives, not when the engine gets to it. At the rate "inf" all come at once: what then comes out while
-any of them waits is the engine's throughput.
+adapters by Zipf's law (all in `benchmarks.workload`), and the given number of slots. A request's clock starts
+when it arrives, not when the engine accepts it. At the rate "inf" all arrive at once: the output while any of
+them waits is the engine's throughput.
 
-Owns the run and what is noted of it. Refuses to know what the notes come to: `benchmarks.load_figures` does.
-Called by `python -m benchmarks.serving --engine in-process`.
+`benchmarks.load_figures` computes the figures. Called by `python -m benchmarks.serving --engine in-process`.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ IDLE_S = 0.0002
 
 
 def run(engine: InProcessEngine, arrivals: Sequence[Arrival], adapters: Sequence[Registered]) -> Notes:
-    """Send every request at its time and step until all have ended. An empty `adapters` asks the base."""
+    """Sends every request at its time and steps until all have ended. An empty `adapters` uses the base."""
     rng = np.random.default_rng(len(arrivals))
     vocab_size = engine.model.config.vocab_size
     prompts = random_prompts(rng, vocab_size, [arrival.prompt_len for arrival in arrivals])
     notes = Notes()
     before = engine.core.stats
-    scheduler, slots = engine.core.scheduler, engine.core.scheduler.residency.slots
+    scheduler, slots = engine.core.scheduler, engine.core.scheduler.slot_allocator.slots
     gc.collect()
     sent = 0
     began = time.perf_counter()
@@ -78,7 +77,7 @@ def run(engine: InProcessEngine, arrivals: Sequence[Arrival], adapters: Sequence
 
 
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    """Everything `--engine in-process` asks for."""
+    """Measures everything that `--engine in-process` requests."""
     device = pick_device(asked.device)
     config = shape(asked.shape)
     prompt, output = lengths(asked)
@@ -130,7 +129,9 @@ def _warm_up(engine: InProcessEngine, prompt: Lengths, output: Lengths) -> None:
 
 
 def _sizes(library: AdapterLibrary, asked: argparse.Namespace, prompt: Lengths, output: Lengths) -> Sizes:
-    """Slots as asked for, at most one for each adapter. KV for rows of mean length, and a half more."""
+    """Returns slots as requested, at most one per adapter, and KV for rows of mean length, and a
+    half more.
+    """
     num_slots = min(asked.slots, max(asked.registered))
     longest = prompt.high + output.high
     mean = min(longest, 1.5 * (prompt.mean + output.mean))

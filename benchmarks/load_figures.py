@@ -1,12 +1,10 @@
-"""What the notes of an open-loop run come to: percentiles, goodput, and what loading adapters costs.
+"""Computes the figures of an open-loop run: percentiles, goodput, and what loading adapters costs.
 
-    TTFT     from a request's arrival to its first token
-    TPOT     (last token - first token) / (tokens - 1)
-    E2E      from arrival to the last token
-    ITL      between two chunks of one request
-    goodput  requests that meet the service level objective: share, and per second
-
-Owns the arithmetic. Refuses to know engines.
+TTFT     from a request's arrival to its first token
+TPOT     (last token - first token) / (tokens - 1)
+E2E      from arrival to the last token
+ITL      between two chunks of one request
+goodput  requests that meet the service level objective: share, and per second
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class Timed:
     chunk_times: list[float] = field(default_factory=list)
 
     def note(self, at: float, num_tokens: int) -> None:
-        """A chunk has come."""
+        """Records that a chunk has arrived."""
         if num_tokens:
             self.num_tokens += num_tokens
             self.chunk_times.append(at)
@@ -124,7 +122,7 @@ def of_requests(requests: Sequence[Timed], slo: Slo) -> dict[str, Any]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Of nothing: nothing."""
+    """Returns percentiles; of an empty sequence, none."""
     if not len(values):
         return {}
     return {f"p{q}": round(float(np.percentile(values, q)), 3) for q in QUANTILES}
@@ -144,7 +142,7 @@ def steady_tok_s(steps: Sequence[StepNote]) -> float | None:
 
 
 def cold_against_warm(requests: Sequence[Timed]) -> dict[str, Any]:
-    """TTFT of requests whose adapter had to be loaded, against that of those whose adapter was there."""
+    """Compares TTFT of requests whose adapter had to be loaded with that of others."""
     cold = [request.ttft_ms for request in requests if request.cold]
     warm = [request.ttft_ms for request in requests if not request.cold]
     figures: dict[str, Any] = {

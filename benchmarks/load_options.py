@@ -1,7 +1,7 @@
-"""What an open-loop load can be asked for on the command line.
+"""Defines the command-line options of an open-loop load.
 
-Owns the options of `python -m benchmarks.serving` that its two forms share, and those of the in-process
-engine. Refuses to know what becomes of them: a client over HTTP loads no torch for them.
+The options of `python -m benchmarks.serving` that its two forms share, and those of the in-process engine.
+Imports no torch, which a client over HTTP does not need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEFAULT_RATES = (10.0, 30.0, math.inf)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What an open-loop load can be asked for; `python -m benchmarks.serving` adds its own."""
+    """Adds the options of an open-loop load; `python -m benchmarks.serving` adds its own."""
     option = parser.add_argument_group("open-loop load").add_argument
     option("--rates", type=_rates, default=[], help="arrivals per second, such as 10,20,inf")
     option("--seconds", type=float, default=10.0, help="of arrivals, at each rate")

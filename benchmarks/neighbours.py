@@ -1,14 +1,15 @@
-"""A tenant sends twenty times its share: what its neighbours see of that, on real engine processes.
+"""Measures how a tenant that sends twenty times its share affects its neighbours, on real engine processes.
 
     python -m benchmarks.neighbours --out benchmarks/results/cpu-epyc-2-cores/neighbours.json
 
-A share is a twentieth of what the engine can do for requests that come at random times: four fifths of what
-it does with its rows always full, which is measured first. Nine tenants send their share each, by Poisson
-processes, and the tenth sends twenty shares, so that there is more to do than can be. The nine are looked at:
+A share is a twentieth of what the engine can do for requests that arrive at random times: four fifths of its
+throughput with all rows full, which is measured first. Nine tenants send their share each, by Poisson
+processes, and the tenth sends twenty shares, which is more than the engine can do. Measured are the nine:
 their seconds to the first token, from the moment a request was due. The baseline is the same nine, request
-for request, beside nine more like them: an engine as busy, on which nobody takes more than his share. Beside
-an idle engine any load looks bad, however well it is shared out: a fuller step takes longer for everybody.
-What the nine see alone is in the report too. A few FLEX requests come besides; the longest wait is told.
+for request, beside nine more like them: an engine as busy, on which no tenant takes more than its share.
+Beside an idle engine any load looks bad, however well it is shared: a fuller step takes longer for every
+request. The report also has what the nine see alone. A few FLEX requests come besides; the longest wait is
+reported.
 
 On two engines: the CPU's with the sapling base, and a null one of 256 rows whose steps take 20 ms and overlap
 as a GPU's do. The noisy tenant has a process of its own. Three pairs of classes: the noisy tenant DEFAULT and
@@ -51,9 +52,9 @@ FLEX_PER_SECOND = 1.0
 GRACE_S = 8.0
 """For the last of the nine to end under the same load."""
 LOAD = 0.8
-"""Of the rate with all rows always full: what arrivals at random can be without a queue that only grows."""
+"""Share of the rate with all rows full: about what random arrivals can use without a growing queue."""
 HEAD_START_S = 1.0
-"""Of what is sent besides, so that its backlog is there."""
+"""Seconds by which the extra load starts earlier, so that its backlog exists."""
 SAPLING = Path(__file__).resolve().parent.parent / "examples/sapling/weights/base"
 
 
@@ -116,7 +117,7 @@ class Sent:
 
 @contextmanager
 def running_engine(setup: Setup, folder: Path) -> Iterator[str]:
-    """An engine process of its own, with a Redis for its journal. Yields its endpoint."""
+    """Runs an engine process of its own, with a Redis for its journal. Yields its endpoint."""
     redis = start_redis(folder, ephemeral=True)
     endpoint = f"ipc://{folder}/engine.sock"
     settings = setup.environment | {
@@ -171,7 +172,7 @@ async def ask(client: EngineClient, submit: Submit, due: float, sent: Sent) -> N
 
 
 async def send(client: EngineClient, phase: Phase, sender: Sender, seconds: float, sent: Sent) -> None:
-    """Send at random times, whatever comes of what was sent before."""
+    """Sends at random times, whatever becomes of earlier requests."""
     random = Random(sender.tenant)
     begin = due = time.perf_counter()
     tasks: list[asyncio.Task[None]] = []
@@ -282,7 +283,9 @@ def look(
 def compare(
     endpoint: str, setup: Setup, classes: tuple[PriorityClass, PriorityClass], share: float, seconds: float
 ) -> dict[str, Any]:
-    """One pair of classes: beside tenants that send their share, and beside one that sends all of theirs."""
+    """Measures one pair of classes: beside tenants that send their share, and beside one that sends all of
+    theirs.
+    """
     noisy, others = classes
     fillers = [Sender(f"f{number}", noisy, share) for number in range(NUM_OTHERS)]
     noise = [Sender("noisy", noisy, NOISE * share)]

@@ -1,19 +1,16 @@
-"""From an adapter's first byte to its first token, through everything a tenant goes through.
+"""Measures the time from an adapter's first uploaded byte to its first token, through every step of a tenant.
 
     python -m benchmarks.onboarding --out F [--uploads N] [--large-rank 128]
 
 starts `rootstock up` twice: with Sapling, and with a larger base of random weights on which an adapter of
-that rank has about a hundred megabytes. Each adapter is sent with the stock client in parts, created, watched
-and asked one question as soon as it is ready. Nothing else runs. Every adapter has other bytes, so that
-nothing is known by its content; what the first calibration learns of the base is known to the next.
+that rank has about a hundred megabytes. Each adapter is sent with the stock client in parts, created, polled,
+and used for one request as soon as it is ready. Nothing else runs. Every adapter has other bytes, so that
+nothing is cached by its content; what the first calibration learns of the base is reused by the next.
 
-How long a calibration takes is the base's size times the samples' tokens, whatever the adapter: it is told
-apart. Sapling's is on the default set that comes with it. The larger base comes with a small one, of which
-the figures tell the tokens: random weights know no language, and the general set in tokens of theirs would
-be a matter of many minutes on two cores.
-
-Owns the experiment. Refuses to know how uploads, jobs and the engine do their work: it sees what a client
-sees.
+A calibration takes the base's size times the samples' tokens, whatever the adapter: it is reported
+separately. Sapling's is on the default set that comes with it. The larger base comes with a small one, whose
+tokens the figures state: random weights know no language, and the general set in their tokens would take many
+minutes on two cores.
 """
 
 from __future__ import annotations

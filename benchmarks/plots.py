@@ -6,8 +6,7 @@ draws one SVG per plot under docs/plots/, and rewrites in the documents what sta
 `<!-- table: NAME -->` or `<!-- plot: NAME -->` and `<!-- end -->`. What has no results is not drawn, and its
 table says so.
 
-Owns which figures go into which plot. Refuses to know how they were measured, what is in a table
-(`benchmarks.tables`) and how a chart is drawn (`telemetry.svg`).
+`benchmarks.tables` defines the tables, `telemetry.svg` draws the charts.
 """
 
 from __future__ import annotations
@@ -205,7 +204,7 @@ PLOTTED: dict[str, Callable[[Results], str | None]] = {
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Write every plot whose results are there; those whose results are gone go too."""
+    """Writes every plot that has results, and removes those that have none any more."""
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Any] = []
     for name, plot in PLOTTED.items():

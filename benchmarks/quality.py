@@ -1,4 +1,4 @@
-"""What quantising costs in quality: the gate a base passes before it is quantised by default.
+"""Measures what quantising costs in quality: the gate a base passes before it is quantised by default.
 
     python -m benchmarks.quality --quantization int8 --out F
     python -m benchmarks.quality --variants fp8,fp8/fp8,fp8/auto/fp8,int4 --random-shape random-300m --out F
@@ -176,7 +176,9 @@ class Bench:
 
 
 def passes(rows: Sequence[Fidelity]) -> list[str]:
-    """What keeps the gate shut; empty when it opens. Rows with an adapter count: they are what is sold."""
+    """Returns why the gate fails; empty when it passes. Rows with an adapter count: they are what tenants
+    use.
+    """
     why = []
     for row in rows:
         if row.adapter is None:

@@ -1,8 +1,10 @@
-"""What quantising costs outside the tasks that adapters were trained for: on free prompts to the base alone.
+"""Measures what quantising costs outside the tasks that adapters were trained for: free prompts to the base
+alone.
 
 Every prompt is answered greedily by the unquantised base; at every position of that answer the next-token
-distributions of both forms are compared. A task's answers are short and sure, so that its figures flatter a
-small base; these do not. They are reported beside the gate and are no part of it: what is sold are the tasks.
+distributions of both forms are compared. A task's answers are short and certain, so its figures flatter a
+small base; these do not. They are reported beside the gate and are not part of it: tasks are what tenants
+use.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 from benchmarks.scorer import Scorer, answer, divergence, log_probs
 
 MAX_TOKENS = 64
-"""Of an answer; at the end of the sequence it is over."""
+"""Of an answer, unless the sequence ends earlier."""
 
 PROMPTS = (
     "Hello! How are you today?",

@@ -1,10 +1,8 @@
-"""What quantising does to a larger model of random weights, with outliers where trained models have theirs.
+"""Measures how quantising changes a larger model of random weights, with outliers like trained models have.
 
-Random tokens through a base with one adapter of rank 16 (`random_base.Outliers` says what the weights are):
+Random tokens through a base with one adapter of rank 16 (`random_base.Outliers` defines the weights):
 divergence of the next-token distributions from those of the unquantised model, position by position. Nothing
-is right or wrong here; what is measured is how much a variant moves a model of this width and depth.
-
-Owns the model, its adapter and the tokens. Refuses to know what a sapling is.
+is right or wrong here; it shows how much a variant changes a model of this width and depth.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What quotas cost a request: reserve and settle against a Redis of this machine.
+"""Measures what quotas cost a request: reserve and settle against a Redis on this machine.
 
 Two loads. "closed": as many callers as given, each with one request open, as fast as they go: what one
 process can do, and what waiting for each other costs. "open": requests arrive at a rate, whether or not
@@ -37,7 +37,7 @@ from cli.local.redis import start_redis
 from tenants.context import TenantContext
 from tenants.limits.kinds import Amounts, Limit, Metric
 from tenants.quotas import Contract, Quotas, Reservation
-from tenants.quotas.link import Link
+from tenants.quotas.redis_connection import RedisConnection
 from tenants.quotas.scripts import Scripts, command
 
 PLENTY = 10**10
@@ -63,9 +63,11 @@ def limits_of(tenant: str) -> tuple[Limit, ...]:
 class Bench:
     """One process's quotas, and what they took."""
 
-    def __init__(self, quotas: Quotas, link: Link, client: redis.asyncio.Redis, num_tenants: int) -> None:
+    def __init__(
+        self, quotas: Quotas, connection: RedisConnection, client: redis.asyncio.Redis, num_tenants: int
+    ) -> None:
         self._quotas = quotas
-        self._link = link
+        self._connection = connection
         self._scripts = Scripts()
         self._client = client
         names = [f"tnt_{number:026}" for number in range(num_tenants)]
@@ -92,7 +94,7 @@ class Bench:
         began = time.perf_counter()
         reservation = await self._quotas.reserve(name, caller, "base:adapter@1", WORST, contract=CONTRACT)
         reserved = time.perf_counter()
-        await self._link.call(self._settle(reservation))
+        await self._connection.call(self._settle(reservation))
         reserves.append(reserved - began)
         settles.append(time.perf_counter() - reserved)
         self._quotas.settle(reservation, USED)
@@ -110,7 +112,7 @@ class Bench:
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
             began = time.perf_counter()
-            await self._link.call(_PING)
+            await self._connection.call(_PING)
             pings.append(time.perf_counter() - began)
             await self.request_timed(reserves, settles)
         return _latencies(reserves, settles) | {"ping_ms": _quantiles(pings)}
@@ -195,12 +197,12 @@ async def measure(url: str, seconds: float, num_tenants: int) -> dict[str, Any]:
     """With the Redis at `url`, of this machine."""
     quotas = Quotas(url, "bench")
     up = asyncio.Event()
-    link = Link(url, Scripts().load(), timeout=5.0, on_up=up.set)
+    connection = RedisConnection(url, Scripts().load(), timeout=5.0, on_connected=up.set)
     await quotas.start()
-    link.start()
+    connection.start()
     await up.wait()
     async with redis.asyncio.Redis.from_url(url) as client:
-        bench = Bench(quotas, link, client, num_tenants)
+        bench = Bench(quotas, connection, client, num_tenants)
         await bench.closed(8, 1.0)  # plans, buckets and loops are warm then
         server = (await client.info("server"))["process_id"]
         one_caller = {"any_core": await bench.alone(seconds)}
@@ -210,7 +212,7 @@ async def measure(url: str, seconds: float, num_tenants: int) -> dict[str, Any]:
         open_ = [await bench.open(rate, seconds) for rate in OPEN]
         version = (await client.info("server"))["redis_version"]
     await quotas.close()
-    await link.close()
+    await connection.close()
     return {
         "redis": version,
         "tenants": num_tenants,

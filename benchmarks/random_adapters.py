@@ -1,9 +1,7 @@
-"""Any number of random adapters, registered under digests and kept in almost no host memory.
+"""Generates any number of random adapters, registered under digests and kept in almost no host memory.
 
-All adapters of a type are windows into one random slab, each a step further: other numbers in every place,
-and copied to the device each takes its own bytes there. Only the layout differs by rank, and is made once.
-
-Owns the registered adapters. Refuses to know slots and who asks.
+All adapters of a type are windows into one random slab, each a step further: different numbers everywhere,
+and each takes its own bytes on the device. Only the layout differs by rank, and is made once.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ BASE_DIGEST = hashlib.sha256(b"random base").hexdigest()
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """One adapter that can be asked for."""
+    """One adapter that can be requested."""
 
     ref: AdapterRef
     dtype: str
@@ -79,7 +77,7 @@ class AdapterLibrary:
         return self._manifests[key]
 
     def num_bytes(self, adapter: Registered) -> int:
-        """Of its slab."""
+        """Bytes of its slab."""
         return self.manifest(adapter.ref.rank, adapter.dtype).num_bytes
 
     def find(self, digest: str) -> Registered:
@@ -110,7 +108,7 @@ class AdapterLibrary:
 
 def _bf16(rng: np.random.Generator, count: int) -> np.ndarray:
     numbers = WIDTH * rng.standard_normal(count, dtype=np.float32)
-    # Cut, not rounded: nobody compares these numbers with others.
+    # Truncated, not rounded: these numbers are not compared with others.
     return (numbers.view(np.uint32) >> 16).astype(STORAGE["bfloat16"])
 
 

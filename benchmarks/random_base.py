@@ -1,13 +1,13 @@
-"""A base model of random weights, made on the device: no files, no downloads, memory bounded by one layer.
+"""Generates a base model of random weights on the device: no files, no downloads, memory bounded by one
+layer.
 
 Two kinds of weights. `Plain` ones are normal, 1 / sqrt(K) wide: for speed, where only sizes matter.
 `Outliers` have what makes quantisation hard in trained models: heavy-tailed weights (Student's t of 5
 degrees), norms whose weights vary by channel with a few an order of magnitude larger, so that the same few
-input channels of every linear are large in every token, blocks that add little to the residual stream, and
-an output head wide enough that next-token distributions are about as peaked as a trained model's.
+input channels of every linear are large in every token, blocks that add little to the residual stream, and an
+output head wide enough that next-token distributions are about as peaked as a trained model's.
 
-Owns the drawing of the numbers. Refuses to know how linears store their weights: they are handed over in the
-model's type, one at a time.
+Weights are handed over in the model's type, one linear at a time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Outliers(Plain):
     """Numbers with the tails of a trained model's."""
 
     DEGREES = 5
-    """Of freedom of Student's t: one weight in 2 000 is six standard deviations out, not one in 5e8."""
+    """Degrees of freedom of Student's t: one weight in 2 000 is six standard deviations out, not
+    one in 5e8."""
     CHANNELS = 1 / 256
     """Share of the channels that are outliers, the same ones in all layers."""
     MAGNITUDE = 16.0

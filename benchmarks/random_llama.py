@@ -1,8 +1,6 @@
-"""A small random Llama in Hugging Face layout, its tokenizer and PEFT adapters: something to serve, for speed
-only.
+"""Writes a small random Llama in Hugging Face layout, its tokenizer and PEFT adapters: for speed tests only.
 
-Owns the files on disk. Refuses to know who reads them, and loads no torch: the weights are written from
-numpy.
+Loads no torch: the weights are written from numpy.
 """
 
 from __future__ import annotations

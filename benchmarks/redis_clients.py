@@ -24,7 +24,7 @@ from redis.utils import HIREDIS_AVAILABLE
 
 from benchmarks.report import write_report
 from cli.local.redis import start_redis
-from tenants.quotas.link import Link
+from tenants.quotas.redis_connection import RedisConnection
 from tenants.quotas.scripts import command
 
 SCRIPT = "local n = 0 for i = 1, #ARGV do n = n + #ARGV[i] end return n"
@@ -80,14 +80,14 @@ async def cpu_us(call: Call, callers: int, calls: int) -> float:
 
 async def measure(url: str, calls: int) -> dict[str, Any]:
     up = asyncio.Event()
-    link = Link(url, [], timeout=5.0, on_up=up.set)
-    link.start()
+    connection = RedisConnection(url, [], timeout=5.0, on_connected=up.set)
+    connection.start()
     await up.wait()
     async with redis.asyncio.Redis.from_url(url) as client:
         sha = await client.script_load(SCRIPT)
         packed = command(b"EVALSHA", sha.encode(), b"1", b"key", *ARGUMENTS)
         clients: dict[str, Call] = {
-            "quotas": lambda: link.call(packed),
+            "quotas": lambda: connection.call(packed),
             "redis-py": lambda: client.evalsha(sha, 1, "key", *ARGUMENTS),
             "redis-py pipelined": Pipelined(client, sha).call,
         }
@@ -97,7 +97,7 @@ async def measure(url: str, calls: int) -> dict[str, Any]:
                 for name, call in clients.items():
                     took = await cpu_us(call, callers, calls)
                     best[name, callers] = min(took, best.get((name, callers), took))
-    await link.close()
+    await connection.close()
     return {
         "redis_py": redis.__version__,
         "hiredis": HIREDIS_AVAILABLE,

@@ -1,6 +1,6 @@
-"""What every benchmark report carries beside its figures: the hardware, the commit and the command.
+"""Adds to every benchmark report the hardware, the commit and the command.
 
-Owns the envelope of a report. Refuses to know what was measured, and to import torch for the sake of a name.
+Does not import torch only to name a device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Next-token logits of a model in one of its quantised forms, one sequence at a time.
-
-Owns the forms a model can be compared in, and the running of one sequence. Refuses to know what the logits
-are compared with.
-"""
+"""Computes next-token logits of a model in one of its quantised forms, one sequence at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens per second over HTTP, with several adapters in one batch and everything on: keys, quotas, metering.
+"""Measures tokens per second over HTTP, with several adapters in one batch, keys, quotas and metering.
 
     python -m benchmarks.serving --out benchmarks/results/cpu/serving.json
 
@@ -69,7 +69,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Load:
-    """How much to ask for."""
+    """How many requests to send."""
 
     concurrency: int
     rounds: int
@@ -78,7 +78,7 @@ class Load:
 
 
 async def one_stream(target: Target, model: str, prompt: str, output_tokens: int) -> Stream:
-    """Ask and read to the end. Raises `AssertionError` when the answer is not what was asked for."""
+    """Sends a request and reads to the end. Raises `AssertionError` when the response is not as requested."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -161,7 +161,7 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
 
 @contextmanager
 def own_service(shape: Shape, num_adapters: int, rank: int, quantization: str) -> Iterator[Target]:
-    """`rootstock up` in a temporary directory, with a tenant, a key and adapters of its own."""
+    """Runs `rootstock up` in a temporary directory, with a tenant, a key and adapters of its own."""
     root = Path(__file__).resolve().parent.parent
     with tempfile.TemporaryDirectory(prefix="rootstock-bench-") as folder:
         data = Path(folder, "data")

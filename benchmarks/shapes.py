@@ -1,7 +1,4 @@
-"""The models that benchmarks are run on, by name: sizes alone, with random weights for contents.
-
-Owns the table of shapes. Refuses to know tensors: it loads no torch.
-"""
+"""Defines the models that benchmarks run on, by name: sizes alone, with random weights. Loads no torch."""
 
 from __future__ import annotations
 

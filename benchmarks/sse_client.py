@@ -1,8 +1,6 @@
-"""A bare HTTP/1.1 client for event streams, so that a benchmark on shared cores measures the server, not its
-client.
+"""Reads event streams with a bare HTTP/1.1 client, so that a benchmark on shared cores measures the server.
 
-Owns one request over one connection: headers, chunked transfer coding, `data:` lines with their times of
-arrival. Refuses to know what the events mean.
+One request over one connection: headers, chunked transfer coding, `data:` lines with their times of arrival.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where the time of a step goes, kernel by kernel, as torch's profiler sees it.
+"""Profiles a step kernel by kernel with torch's profiler.
 
-Owns the table: kernels by name with their calls, time and share, and what of the step no kernel ran in. On a
-CPU the operators take the kernels' place. Refuses to know what a step is.
+Lists kernels by name with their calls, time and share, and the time in which no kernel ran. On a CPU the
+operators take the kernels' place.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 `python -m benchmarks.plots` writes them into the documents. A test renders them again and compares, so
 that no number in a table can differ from the JSON it comes from.
-
-Owns the tables' columns. Refuses to know how anything was measured, and where in the document a table stands.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""What arrives at a service: when, how long, and for which adapter.
+"""Generates a service's workload: when requests arrive, how long they are, and for which adapter.
 
-Owns the random draws, reproducible from a seed:
+Draws are random and reproducible from a seed:
 
     arrivals    Poisson: exponential gaps at a given rate, or all at once
     lengths     log-normal, prompt and output apart, cut to a range. The means are ShareGPT's as published
                 with PagedAttention (arXiv 2309.06180, figure 11: 161.31 tokens in, 337.99 out); the spreads
                 are ours, wide as conversations are: sigma 1.1 and 0.9 of the logarithm. Cutting lowers the
                 mean, so a report says what was drawn
-    adapters    Zipf: the k-th most popular of n adapters is asked for in proportion to 1 / k^exponent
-
-Refuses to know engines and clocks.
+    adapters    Zipf: the k-th most popular of n adapters is requested in proportion to 1 / k^exponent
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ SHAREGPT_OUTPUT = Lengths(337.99, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request to come."""
+    """One request that will arrive."""
 
     at: float
     """Seconds after the start."""
@@ -52,7 +50,7 @@ class Arrival:
 
 
 def arrival_times(rng: np.random.Generator, rate: float, count: int) -> np.ndarray:
-    """Of a Poisson process of `rate` per second; infinity: all at the start."""
+    """Returns the times of a Poisson process of `rate` per second; infinity: all at the start."""
     if rate <= 0:
         raise ValueError(f"rate must be positive, not {rate}")
     if math.isinf(rate):

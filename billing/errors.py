@@ -1,4 +1,4 @@
-"""What can be wrong with the ledger's input and with questions to it. Errors carry data, not HTTP."""
+"""Defines the errors of the ledger's input and of questions to it. They carry data, not HTTP status codes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from datetime import datetime
 
 
 class MalformedEvent(ValueError):
-    """A journal entry that no ledger row can be made of. It goes to the dead letters, never blocks the
-    others.
-    """
+    """A journal entry that cannot become a ledger row. The meter moves it to the dead letters and goes on."""
 
 
 class InvalidReportQuery(ValueError):
-    """A usage question that cannot be answered; `field` is the parameter at fault."""
+    """A usage question that cannot be answered; `field` names the invalid parameter."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -20,7 +18,7 @@ class InvalidReportQuery(ValueError):
 
 
 class GenerationNotFound(LookupError):
-    """There is no such request in the ledger, or the one who asks may not see it."""
+    """The ledger has no such request, or the caller may not see it."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"No such generation: '{request_id[:200]}'.")
@@ -28,7 +26,7 @@ class GenerationNotFound(LookupError):
 
 
 class PriceTaken(ValueError):
-    """Another version of the prices comes into effect at the same moment."""
+    """Another version of the price list takes effect at the same moment."""
 
     def __init__(self, effective_from: datetime) -> None:
         super().__init__(f"effective_from: another price comes into effect at {effective_from.isoformat()}")
@@ -36,7 +34,7 @@ class PriceTaken(ValueError):
 
 
 class NothingToReverse(ValueError):
-    """The tenant has no such request or charge in the ledger."""
+    """The ledger has no such request or charge of the tenant."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the ledger has no {name}")
@@ -44,7 +42,7 @@ class NothingToReverse(ValueError):
 
 
 class StillRunning(ValueError):
-    """What a request is billed for may still grow: it can be reversed once it has ended."""
+    """The request may still grow; it can be reversed once it has ended."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"{request_id} still runs")
@@ -52,7 +50,7 @@ class StillRunning(ValueError):
 
 
 class AlreadyReversed(ValueError):
-    """It was taken back before, by the reversal `reversal_id`."""
+    """The request or charge was reversed before, by the reversal `reversal_id`."""
 
     def __init__(self, name: str, reversal_id: str) -> None:
         super().__init__(f"{name} is reversed already, by {reversal_id}")
@@ -60,8 +58,8 @@ class AlreadyReversed(ValueError):
         self.reversal_id = reversal_id
 
 
-class BooksBusy(ValueError):
-    """A comparison of the books is going on."""
+class ReconciliationRunning(ValueError):
+    """Another comparison of the books is running."""
 
     def __init__(self, ticket: str) -> None:
         super().__init__("The books are being compared already: wait for that comparison to end.")
@@ -69,4 +67,4 @@ class BooksBusy(ValueError):
 
 
 class InvalidBillingMonth(ValueError):
-    """Not a month there can be an invoice of. The message begins with the field."""
+    """The month is not one that can be invoiced. The message begins with the field."""

@@ -1,5 +1,4 @@
-"""From journal events to ledger rows: what an event says, and how several events of one request become one
-row.
+"""Turns usage events into ledger rows, and merges the events of one request into one row.
 
 Merging takes the largest of each measure, so it is commutative, associative and idempotent: events may arrive
 in any order, twice, or split over any batches, and the row is the same. `billing.repository` merges with the
@@ -20,10 +19,10 @@ from billing.rates import FREE_RATE, MAX_PERCENT, MAX_RATE, RATE_LABEL, Rate
 from engine.protocol import UsageEvent
 
 MAX_COUNT = 2**53
-"""Counts beyond this are damage, not usage."""
+"""A larger count is corrupt data, not usage."""
 MAX_TEXT_LEN = 512
 EARLIEST = 946_684_800.0
-"""Unix time of 2000-01-01: an earlier submission is a broken clock or damage."""
+"""Unix time of 2000-01-01. An earlier submission means a wrong clock or corrupt data."""
 LATEST = 4_102_444_800.0
 """Unix time of 2100-01-01."""
 
@@ -32,7 +31,7 @@ N = TypeVar("N", int, float, str)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One request's row, as far as it is known. Times in Unix seconds, durations in seconds."""
+    """The row of one request, as far as its events say. Times are Unix seconds, durations seconds."""
 
     request_id: str
     submitted_at: float
@@ -73,7 +72,7 @@ _decoder = msgspec.msgpack.Decoder(UsageEvent)
 
 
 def decode(payload: bytes | None) -> UsageEvent:
-    """Raises MalformedEvent saying what is wrong."""
+    """Returns the event of a journal entry. Raises MalformedEvent with the reason."""
     if payload is None:
         raise MalformedEvent("no field e")
     try:
@@ -83,7 +82,7 @@ def decode(payload: bytes | None) -> UsageEvent:
 
 
 def measure(event: UsageEvent) -> Measured:
-    """The row one event amounts to. Raises MalformedEvent for what the ledger would choke on."""
+    """Returns the row that one event amounts to. Raises MalformedEvent for values that the ledger rejects."""
     usage = event.usage
     for name, count in (
         ("prompt_tokens", usage.prompt_tokens),
@@ -130,10 +129,10 @@ def measure(event: UsageEvent) -> Measured:
 
 
 def merge(one: Measured, other: Measured) -> Measured:
-    """Both events' row. They must be of one request.
+    """Returns the row of two events of the same request.
 
-    Of two reasons to finish, the later in the alphabet: `stop` and `length` over the `error` or `abort` that
-    a restarted engine writes for a request whose end it no longer knew.
+    Of two finish reasons, the later in the alphabet wins: `stop` and `length` over the `error` or `abort`
+    that a restarted engine writes for a request whose end it did not see.
     """
     assert one.key == other.key
     return replace(
@@ -151,7 +150,7 @@ def merge(one: Measured, other: Measured) -> Measured:
 
 
 def fold(measured: Iterable[Measured]) -> list[Measured]:
-    """One row per request, ordered by key."""
+    """Returns one row per request, ordered by key."""
     rows: dict[tuple[float, str], Measured] = {}
     for row in measured:
         known = rows.get(row.key)
@@ -160,7 +159,7 @@ def fold(measured: Iterable[Measured]) -> list[Measured]:
 
 
 def _larger(one: N | None, other: N | None) -> N | None:
-    """The larger of what is known, as PostgreSQL's GREATEST."""
+    """Returns the larger value, ignoring None, as PostgreSQL's GREATEST does."""
     if one is None or other is None:
         return other if one is None else one
     return max(one, other)
@@ -177,8 +176,8 @@ def _text(name: str, value: str, *, required: bool = False) -> str:
 
 
 def _time(name: str, value: float) -> float:
-    """To the microsecond, which is what PostgreSQL keeps: two events' times then compare alike here and
-    there.
+    """Returns the time rounded to the microsecond, which is what PostgreSQL keeps, so that the times of two
+    events compare alike in Python and in SQL.
     """
     if not EARLIEST <= value <= LATEST:  # NaN too
         raise MalformedEvent(f"{name} is {value}")
@@ -186,7 +185,7 @@ def _time(name: str, value: float) -> float:
 
 
 def _since(submitted_at: float, name: str, value: float | None) -> float | None:
-    """Seconds from submission; the two clocks may differ a little, a duration is never negative."""
+    """Returns the seconds since submission. Clocks may differ slightly; it is never negative."""
     if value is None:
         return None
     if not math.isfinite(value):
@@ -195,7 +194,7 @@ def _since(submitted_at: float, name: str, value: float | None) -> float | None:
 
 
 def _rate(label: str) -> Rate:
-    """What the request pays: nothing where it carries no rate."""
+    """Returns the rate that the label carries, the free rate without a label."""
     if not label:
         return FREE_RATE
     rate = Rate.of_label(label)

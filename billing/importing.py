@@ -1,7 +1,7 @@
-"""Usage events from a file that an engine set aside, into the ledger: what is readable, any number of times.
+"""Imports usage events from a file that an engine set aside into the ledger, any number of times.
 
-Merging keeps the largest counts of each request, so importing again, or what came in another way, changes
-nothing. Knows no files: `engine.journal.salvage` reads them.
+Merging keeps the largest counts of each request, so importing a file again, or events that also arrived over
+the journal, changes nothing. `engine.journal.salvage` reads the files.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from engine.protocol import UsageEvent
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import found, and changed."""
+    """What an import read, and what it changed."""
 
     num_events: int
     num_requests: int
     num_new: int
-    """Requests that the ledger did not have."""
+    """Requests that were not in the ledger."""
     num_grown: int
-    """Requests that it had with smaller counts."""
+    """Requests that were in the ledger with smaller counts."""
     completion_tokens: int
-    """That it has more now."""
+    """Completion tokens that the import added to the ledger."""
     refused: tuple[str, ...]
-    """Why events made no row, one by one."""
+    """The reason for each event that could not become a row."""
 
 
 async def import_events(database: Database, events: Iterable[UsageEvent]) -> Imported:
-    """Merge events into the ledger, in one transaction. Raises DatabaseUnavailable."""
+    """Merges events into the ledger in one transaction. Raises DatabaseUnavailable."""
     measured: list[Measured] = []
     good: list[UsageEvent] = []
     refused: list[str] = []
@@ -49,7 +49,7 @@ async def import_events(database: Database, events: Iterable[UsageEvent]) -> Imp
             refused.append(str(error))
     rows = fold(measured)
     async with database.write(EVERY_TENANT) as session:
-        await hold_ledger(session)  # so that what is counted is what this import changes
+        await hold_ledger(session)  # so that the differences counted are this import's own
         behind = await BooksRepository(session).behind(rows)
         if rows:
             await LedgerWriter(session).upsert(rows)

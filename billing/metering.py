@@ -1,9 +1,8 @@
-"""The meter: drains the engines' usage journal, a Redis stream, into the ledger. Nothing lost, nothing
-counted twice.
+"""Drains the engines' usage journal, a Redis stream, into the ledger: no event is lost or counted twice.
 
-Entries leave the stream only after the ledger's commit, and merging them again changes nothing: a meter
-killed at any instant leaves either the entry or its row, and whoever claims the entry next completes the
-work. Knows no prices.
+Entries leave the stream only after the ledger's commit, and merging them again changes nothing. A meter that
+is killed at any instant leaves either the entry or its row, and the consumer that claims the entry next
+completes the work.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 GROUP = "meter"
 DEAD_LETTERS = "rootstock:usage:dead"
-"""Stream of entries that no row could be made of: field e as it came, `id` of the entry, `reason`."""
+"""The stream of entries that could not become a row: `e` as it arrived, `id` of the entry, `reason`."""
 MAX_DEAD_LETTERS = 100_000
 
 _issued_decoder = msgspec.msgpack.Decoder(IssuedEvents)
@@ -40,16 +39,16 @@ OnEnded = Callable[[Sequence[UsageEvent]], Awaitable[None]]
 
 @dataclass(slots=True)
 class Drained:
-    """What one drain did."""
+    """The counts of one drain."""
 
     num_entries: int = 0
     num_requests: int = 0
-    """Ledger rows touched, counted once per batch."""
+    """Ledger rows changed, counted once per batch."""
     num_malformed: int = 0
 
 
 class JournalMeter:
-    """One consumer of the journal. `consumer` must differ between meters that run at once."""
+    """One consumer of the journal. Meters that run at once need different `consumer` names."""
 
     def __init__(
         self,
@@ -62,9 +61,9 @@ class JournalMeter:
         stream: str = JOURNAL_STREAM,
         on_ended: OnEnded | None = None,
     ) -> None:
-        """`redis_client` answers bytes. Entries another consumer took `stale_after` seconds ago count as
-        abandoned. `on_ended` hears of requests that have ended, once they are in the ledger; again, if it
-        raises RedisError.
+        """`redis_client` must return bytes. Entries that another consumer claimed `stale_after` seconds ago
+        count as abandoned. `on_ended` is called with events of requests that have ended, after they are in
+        the ledger; it is called again for the same events if it raises RedisError.
         """
         self._on_ended = on_ended
         self._database = database
@@ -75,9 +74,9 @@ class JournalMeter:
         )
 
     async def drain(self, *, max_batches: int = 20) -> Drained:
-        """Move what is in the journal into the ledger: abandoned entries first, then new ones, until a batch
-        comes back short. Raises DatabaseUnavailable or RedisError; what was not acknowledged is drained next
-        time.
+        """Moves the journal's entries into the ledger, abandoned entries first, then new ones, until a batch
+        is not full. Raises DatabaseUnavailable or RedisError; entries that were not acknowledged are drained
+        next time.
         """
         drained = Drained()
         async with contextlib.aclosing(self._journal.batches(max_batches)) as batches:
@@ -87,16 +86,16 @@ class JournalMeter:
         return drained
 
     async def backlog(self) -> int:
-        """Entries in the journal, taken or not: each leaves once its row is committed."""
+        """Returns the number of journal entries, claimed or not; each leaves after its row is committed."""
         return await self._journal.backlog()
 
     async def forget_idle_consumers(self) -> int:
-        """Remove consumers that owe nothing and have long been silent."""
+        """Removes consumers without pending entries that have long been silent; returns how many."""
         return await self._journal.forget_idle_consumers()
 
     async def _settle(self, entries: list[Entry], drained: Drained) -> None:
-        """Ledger first, then who hears of ends, then the dead letters and the acknowledgement: these in one
-        Redis transaction.
+        """Writes the ledger first, then calls `on_ended`, then adds the dead letters and acknowledges the
+        entries in one Redis transaction.
         """
         good: dict[bytes, Measured] = {}
         events: dict[bytes, UsageEvent] = {}
@@ -112,7 +111,7 @@ class JournalMeter:
                 if event.finish_reason is not None:
                     ended[entry_id] = event
         refused |= await self._write(good, events)
-        if refused:  # dead letters are no gap
+        if refused:  # a dead letter arrived, so its number is no gap
             async with self._database.write(EVERY_TENANT) as session:
                 known = [events[entry_id] for entry_id in refused if entry_id in events]
                 await EventNumbers(session).note(known, datetime.now(UTC))
@@ -133,8 +132,8 @@ class JournalMeter:
         drained.num_malformed += len(refused)
 
     async def _write(self, good: dict[bytes, Measured], events: dict[bytes, UsageEvent]) -> dict[bytes, str]:
-        """Commit rows, and the numbers of their events. If PostgreSQL refuses the values, halve until the
-        entry at fault is alone; those are returned.
+        """Commits rows and the numbers of their events. If PostgreSQL rejects the values, halves the batch
+        until the faulty entry is alone. Returns the rejected entries with their reasons.
         """
         if not good:
             return {}
@@ -152,7 +151,7 @@ class JournalMeter:
         return {}
 
     async def _take_issued(self) -> None:
-        """Note what engines say their incarnations had issued when they ended."""
+        """Records how many events each ended engine incarnation says it issued."""
         entries: Any = await self._redis.xrange(ISSUED_STREAM, count=self._batch_size)
         if not entries:
             return

@@ -1,8 +1,8 @@
-"""The ledger: one row per request, partitioned by month; its sums by the minute, hour and day; charges that
-are no request's; reversals of both; and the prices.
+"""Defines the ledger's tables: one row per request, partitioned by month; its sums by the minute, hour and
+day; charges that belong to no request; reversals of both; and the price list.
 
-Rows name tenants and keys without foreign keys: a bill must be written down even if what it names is gone.
-Money is whole micro-USD. Triggers keep what is written: records only grow, the rest never changes.
+Rows name tenants and keys without foreign keys: usage must be recorded even if what it names was deleted.
+Money is whole micro-USD. Triggers protect what is written: records only grow, all other rows never change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NONE, _ZERO = text("''"), text("0")
 
 
 class UsageRecord(TenantOwned, Base):
-    """What one request is billed for. Grows while the request runs, final once `finish_reason` is set."""
+    """The usage and cost of one request. Grows while the request runs, final once `finish_reason` is set."""
 
     __tablename__ = "usage_records"
     __table_args__ = (
@@ -57,7 +57,7 @@ class UsageRecord(TenantOwned, Base):
     tenant_id: Mapped[str]
     key_id: Mapped[str]
     model: Mapped[str]
-    """The pinned name it was sold under."""
+    """The pinned name that the request used."""
     adapter_id: Mapped[str | None]
     adapter_version: Mapped[int | None] = mapped_column(Integer)
     adapter_digest: Mapped[str | None]
@@ -69,50 +69,50 @@ class UsageRecord(TenantOwned, Base):
     num_choices: Mapped[int] = mapped_column(Integer)
     finish_reason: Mapped[str | None]
     queue_seconds: Mapped[float | None] = mapped_column(Double)
-    """From submission to the first batch."""
+    """Seconds from submission to the first batch."""
     first_token_seconds: Mapped[float | None] = mapped_column(Double)
-    """From submission to the first token."""
+    """Seconds from submission to the first token."""
     total_seconds: Mapped[float | None] = mapped_column(Double)
-    """From submission to the end."""
+    """Seconds from submission to the end."""
     preemptions: Mapped[int] = mapped_column(Integer)
     engine_id: Mapped[str]
     recorded_at: Mapped[datetime]
-    """When the engine wrote the latest event down."""
+    """When the engine recorded the latest event."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     project_id: Mapped[str | None]
     user_id: Mapped[str | None]
-    """Of the user or service account whose key it was."""
+    """The user or service account that owns the API key."""
     price_id: Mapped[str] = mapped_column(server_default=_NONE)
-    """The version of the price list; empty: free."""
+    """The version of the price list; empty if the request was free."""
     input_price: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
-    """Micro-USD per million tokens, the surcharge for an adapter included. So are the next two."""
+    """Micro-USD per million tokens, including the adapter surcharge, as the next two."""
     cached_input_price: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
     output_price: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
     price_percent: Mapped[int] = mapped_column(Integer, server_default=text("100"))
-    """What its class of service pays of them."""
+    """The percentage of these prices that the service tier pays."""
     cost: Mapped[int] = mapped_column(BigInteger, Computed(_COST, persisted=True))
-    """`billing.pricing.Rate.cost`, to the micro-USD."""
+    """`billing.rates.Rate.cost`, in micro-USD."""
     cached_cost: Mapped[int] = mapped_column(
         BigInteger,
         Computed("usage_cost_share(cached_tokens, cached_input_price, price_percent)", persisted=True),
     )
-    """What of `cost` is for cached input, rounded down."""
+    """The part of `cost` for cached input, rounded down."""
     output_cost: Mapped[int] = mapped_column(
         BigInteger,
         Computed("usage_cost_share(completion_tokens, output_price, price_percent)", persisted=True),
     )
-    """What of `cost` is for output, rounded down. The rest of it is for input that was not cached."""
+    """The part of `cost` for output, rounded down. The rest is for input that was not cached."""
 
 
 @declarative_mixin
 class RollupSums(TenantOwned):
-    """What every rollup has: whose, of what, and the sums. A reversal counts negative, when it was made."""
+    """The keys and sums of every rollup. A reversal counts negative, at the time of the reversal."""
 
     key_id: Mapped[str] = mapped_column(primary_key=True)
     model: Mapped[str] = mapped_column(primary_key=True)
     service_tier: Mapped[str] = mapped_column(primary_key=True)
     project_id: Mapped[str] = mapped_column(primary_key=True, server_default=_NONE)
-    """Empty: none. So are the next two."""
+    """Empty if there is none, as the next two."""
     user_id: Mapped[str] = mapped_column(primary_key=True, server_default=_NONE)
     adapter_id: Mapped[str] = mapped_column(primary_key=True, server_default=_NONE)
     num_requests: Mapped[int] = mapped_column(BigInteger)
@@ -125,8 +125,8 @@ class RollupSums(TenantOwned):
 
 
 class UsageRollup(RollupSums, Base):
-    """The ledger's sums per minute of submission. Changed only in the transaction, and by the difference, of
-    the records; so are those of hours and days.
+    """The ledger's sums per minute of submission. They change only in the transaction that changes the
+    records, by the same difference; so do the sums by hour and day.
     """
 
     __tablename__ = "usage_rollups"
@@ -136,7 +136,7 @@ class UsageRollup(RollupSums, Base):
 
 
 class UsageRollupHour(RollupSums, Base):
-    """The same per hour."""
+    """The ledger's sums per hour."""
 
     __tablename__ = "usage_rollup_hours"
 
@@ -145,7 +145,7 @@ class UsageRollupHour(RollupSums, Base):
 
 
 class UsageRollupDay(RollupSums, Base):
-    """The same per UTC day."""
+    """The ledger's sums per UTC day."""
 
     __tablename__ = "usage_rollup_days"
 
@@ -154,7 +154,9 @@ class UsageRollupDay(RollupSums, Base):
 
 
 class Charge(TenantOwned, Base):
-    """What a tenant pays that is no request's. Its id says what for: charging it again changes nothing."""
+    """An amount that a tenant pays besides requests. Its id names what it is for, so charging again changes
+    nothing.
+    """
 
     __tablename__ = "charges"
     __table_args__ = (
@@ -165,11 +167,11 @@ class Charge(TenantOwned, Base):
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    """`storage:<UTC day>:<adapter>@<version>`, `calibration:<job>`."""
+    """`storage:<UTC day>:<adapter>@<version>` or `calibration:<job>`."""
     tenant_id: Mapped[str]
     kind: Mapped[str]
     at: Mapped[datetime]
-    """The moment it counts to."""
+    """The moment it counts at."""
     quantity: Mapped[int] = mapped_column(BigInteger)
     """Byte-days, or jobs."""
     price_id: Mapped[str]
@@ -182,7 +184,7 @@ class Charge(TenantOwned, Base):
 
 
 class ChargedDay(Base):
-    """A UTC day whose storage is charged."""
+    """A UTC day whose storage has been charged."""
 
     __tablename__ = "charged_days"
 
@@ -191,8 +193,8 @@ class ChargedDay(Base):
 
 
 class StoredAdapter(TenantOwned, Base):
-    """Bytes stored of a packed version, from when to when. The database itself writes it, as versions change:
-    their own rows go with the adapter.
+    """The bytes that a packed adapter version stored, and when. A database trigger writes it as versions
+    change, because the versions' own rows are deleted with the adapter.
     """
 
     __tablename__ = "adapter_storage"
@@ -212,7 +214,7 @@ class StoredAdapter(TenantOwned, Base):
 
 
 class CalibrationDue(TenantOwned, Base):
-    """A job that ended well and is not charged yet. The database itself writes it, as the job ends."""
+    """A successful calibration job that is not charged yet. A trigger writes it when the job ends."""
 
     __tablename__ = "calibrations_due"
 
@@ -222,9 +224,8 @@ class CalibrationDue(TenantOwned, Base):
 
 
 class Reversal(TenantOwned, Base):
-    """Takes one request's record or one charge back, whole. Amounts are what is taken back: positive.
-
-    Counts when it was made: a month that is over never changes.
+    """Reverses one request's record or one charge, whole. Its amounts are positive. It counts at the time of
+    the reversal: a past month never changes.
     """
 
     __tablename__ = "reversals"
@@ -246,7 +247,7 @@ class Reversal(TenantOwned, Base):
     submitted_at: Mapped[datetime | None]
     request_id: Mapped[str | None]
     charge_id: Mapped[str | None] = mapped_column(ForeignKey("charges.id"))
-    # Of a request, what its rollups are keyed by; of a charge, empty.
+    # The keys of the request's rollups; empty for a charge.
     key_id: Mapped[str] = mapped_column(server_default=_NONE)
     model: Mapped[str] = mapped_column(server_default=_NONE)
     service_tier: Mapped[str] = mapped_column(server_default=_NONE)
@@ -262,12 +263,12 @@ class Reversal(TenantOwned, Base):
     output_cost: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
     reason: Mapped[str]
     actor: Mapped[str]
-    """Who took it back: kind and id, `api_key:key_...`."""
+    """The kind and id of the actor that reversed it, as `api_key:key_...`."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class Price(Base):
-    """A version of the price list, in micro-USD. Rows are never changed: the schema sees to it."""
+    """A version of the price list, in micro-USD. Triggers keep its rows from changing."""
 
     __tablename__ = "prices"
     __table_args__ = (
@@ -280,15 +281,15 @@ class Price(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     effective_from: Mapped[datetime] = mapped_column(unique=True)
-    """Requests submitted from then on pay it, until the next version's."""
+    """Requests submitted from then on pay this version, until the next takes effect."""
     input: Mapped[int] = mapped_column(BigInteger)
-    """Of a million tokens. So are the next two."""
+    """Micro-USD per million tokens, as the next two."""
     cached_input: Mapped[int] = mapped_column(BigInteger)
     output: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     adapter_surcharge: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
-    """Of a million tokens, in and out, of requests on an adapter: on top."""
+    """Added per million tokens, input and output, for requests on an adapter."""
     adapter_gb_day: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
-    """Of a GB (10**9 bytes) of packed adapters for a UTC day."""
+    """Micro-USD per GB (10**9 bytes) of packed adapters and UTC day."""
     calibration_job: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
-    """Of a job that ended well."""
+    """Micro-USD per successful job."""

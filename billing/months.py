@@ -1,4 +1,4 @@
-"""UTC months and minutes: what bills are cut by. Knows no time zone but UTC."""
+"""Computes the UTC months and minutes that bills are divided by."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MONTH = re.compile(r"(20[0-9]{2})-(0[1-9]|1[0-2])")
 
 
 def parse(text: str) -> date:
-    """The first day of a month such as 2026-11. Raises InvalidBillingMonth."""
+    """Returns the first day of a month such as 2026-11. Raises InvalidBillingMonth."""
     found = _MONTH.fullmatch(text)
     if found is None:
         raise InvalidBillingMonth(f"month must be like 2026-11, not {text[:40]!r}")
@@ -20,7 +20,7 @@ def parse(text: str) -> date:
 
 
 def month_of(moment: datetime) -> date:
-    """The month a moment falls into."""
+    """Returns the first day of the month that contains the moment."""
     moment = moment.astimezone(UTC)
     return date(moment.year, moment.month, 1)
 
@@ -30,22 +30,22 @@ def following(month: date) -> date:
 
 
 def begin(month: date) -> datetime:
-    """Its first moment, `month` being any of its days. It ends with that of the following."""
+    """Returns the first moment of the month that contains the day."""
     return datetime(month.year, month.month, 1, tzinfo=UTC)
 
 
 def span(day: date) -> tuple[datetime, datetime]:
-    """The first moments of the month a day is in, and of the following."""
+    """Returns the first moments of the month that contains the day, and of the following month."""
     return begin(day), begin(following(day))
 
 
 def between(first: date, end: date) -> Iterator[date]:
-    """Months from `first` up to but excluding `end`."""
+    """Yields the months from `first` up to but excluding `end`."""
     while first < end:
         yield first
         first = following(first)
 
 
 def minute_of(moment: datetime) -> datetime:
-    """The minute a moment falls into: what usage is counted by."""
+    """Returns the start of the minute that contains the moment: usage is counted by minutes."""
     return moment.astimezone(UTC).replace(second=0, microsecond=0)

@@ -1,4 +1,4 @@
-"""Keeps the ledger's monthly partitions ahead of the calendar."""
+"""Creates the ledger's monthly partitions before the calendar needs them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ MONTHS_AHEAD = 3
 
 
 async def make_partitions_ahead(database: Database, now: datetime | None = None) -> int:
-    """Make the partitions of this month and the next ones; how many were missing. Raises DatabaseUnavailable,
-    also when the ledger is too busy to change.
+    """Creates the partitions of this month and the next ones; returns how many were missing.
+
+    Raises DatabaseUnavailable, also when the ledger is too busy to be altered.
     """
     today = (now or datetime.now(UTC)).date()
     async with database.write(EVERY_TENANT) as session:

@@ -1,7 +1,7 @@
-"""The price list: its versions, and which of them is paid.
+"""Keeps the versions of the price list, and says which of them a request pays.
 
-A request pays the version in effect when it was submitted, however long it runs; its rate travels with it as
-a label, into the ledger. Refuses to know plans and limits: the percentage is given.
+A request pays the version in effect when it was submitted, however long it runs. Its rate travels with it as
+a label, into the ledger. The percentage of the service tier comes from the tenant's plan.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRICES_CHANNEL = "rootstock:invalidate:prices"
 
 @dataclass(frozen=True, slots=True)
 class PriceVersion:
-    """A row of the price list."""
+    """A version of the price list, in micro-USD per million tokens where nothing else is said."""
 
     id: str
     effective_from: datetime
@@ -39,14 +39,14 @@ class PriceVersion:
     cached_input: int
     output: int
     adapter_surcharge: int = 0
-    """Per million tokens, in and out, of requests on an adapter."""
+    """Per million tokens, input and output, of requests on an adapter."""
     adapter_gb_day: int = 0
     """Per GB (10**9 bytes) of packed adapters and UTC day."""
     calibration_job: int = 0
-    """Per job that ended well."""
+    """Per successful job."""
 
     def rate(self, percent: int, on_adapter: bool) -> Rate:
-        """What a request of a class that pays `percent` pays under this version."""
+        """Returns the rate of a request in a service tier that pays `percent`, under this version."""
         surcharge = self.adapter_surcharge if on_adapter else 0
         return Rate(
             self.id,
@@ -61,8 +61,8 @@ AMOUNTS = ("input", "cached_input", "output", "adapter_surcharge", "adapter_gb_d
 
 
 class PriceBook:
-    """The price list in one process: read once, heard when it changes. `start` it with the process, `close`
-    it at its end.
+    """A process's cached copy of the price list, invalidated when the list changes. `start` it with the
+    process and `close` it at the end.
     """
 
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis, *, ttl: float = 30.0) -> None:
@@ -78,10 +78,10 @@ class PriceBook:
         await self._cache.close()
 
     async def rate(self, percent: int, submitted_at: float, on_adapter: bool) -> Rate:
-        """What a request of a class that pays `percent` pays when submitted at that Unix time, on an adapter
-        or on the base alone.
+        """Returns the rate of a request submitted at that Unix time, in a service tier that pays `percent`,
+        on an adapter or on the base model alone.
 
-        Raises DatabaseUnavailable when the list was not read lately and cannot be read now.
+        Raises DatabaseUnavailable when the cached list has expired and cannot be read again.
         """
         versions = await self._cache.get("list", "")
         assert versions is not None
@@ -97,14 +97,14 @@ class PriceBook:
 
 
 class PriceService:
-    """The price list, for the operator."""
+    """Lists and publishes versions of the price list, for the operator."""
 
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
         self._database = database
         self._redis = redis_client
 
     async def list(self) -> list[PriceVersion]:
-        """The earliest first."""
+        """Returns all versions, the earliest first."""
         async with self._database.read(EVERY_TENANT) as session:
             return [_version(row) for row in await PriceList(session).versions()]
 
@@ -120,10 +120,10 @@ class PriceService:
         effective_from: datetime | None = None,
         actor: Actor = OPERATOR,
     ) -> PriceVersion:
-        """A new version, in effect from now on or from a later moment; every process hears of it within a
+        """Publishes a version that takes effect now or at a later moment; every process applies it within a
         second.
 
-        Raises PriceTaken, ValueError naming the field.
+        Raises PriceTaken, or ValueError naming the field.
         """
         given = (input, cached_input, output, adapter_surcharge, adapter_gb_day, calibration_job)
         amounts = checked_amounts(dict(zip(AMOUNTS, given, strict=True)))
@@ -146,7 +146,7 @@ class PriceService:
 
 
 def checked_amounts(amounts: Mapping[str, int]) -> dict[str, int]:
-    """Raises ValueError naming the field."""
+    """Returns the amounts. Raises ValueError naming the field that is out of range."""
     for name, amount in amounts.items():
         if not 0 <= amount <= MAX_PRICE:
             raise ValueError(f"{name} must be from 0 to {MAX_PRICE}, not {amount}")
@@ -154,7 +154,7 @@ def checked_amounts(amounts: Mapping[str, int]) -> dict[str, int]:
 
 
 async def publish_price_change(redis_client: redis.asyncio.Redis) -> None:
-    """Tell every process that the price list changed."""
+    """Tells every process that the price list changed."""
     await redis_client.publish(PRICES_CHANNEL, EVERYTHING)
 
 

@@ -1,8 +1,8 @@
-"""What one request pays, and the arithmetic of its bill.
+"""Computes what one request costs, and carries its rate in a label.
 
-Money is whole micro-USD. Prices are micro-USD per million tokens, a class of service pays a whole percentage
-of them, and the cost of a request is rounded up once, to the next micro-USD: the same counts always cost the
-same integer, here and in the ledger's column `cost`. Refuses to know where prices come from.
+Money is whole micro-USD. Prices are micro-USD per million tokens, a service tier pays a whole percentage of
+them, and the cost of a request is rounded up once, to the next micro-USD: the same counts always cost the
+same integer, here and in the ledger's column `cost`. `billing.pricing` reads the prices.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from billing.errors import MalformedEvent
 from engine.protocol import Usage
 
 RATE_LABEL = "rate"
-"""A request's label that says what it pays: `Rate.label`."""
+"""The label of a request that holds `Rate.label`."""
 MAX_PRICE = 10**12
-"""Micro-USD per million tokens: a million dollars for them."""
+"""Micro-USD per million tokens, that is a million dollars."""
 MAX_RATE = 2 * MAX_PRICE
-"""With the surcharge for an adapter."""
+"""The price and the adapter surcharge together."""
 MAX_PERCENT = 10_000
 MICRO_USD_PER_CENT = 10_000
 _UNIT = 100 * 1_000_000
@@ -25,18 +25,18 @@ _UNIT = 100 * 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What one request pays. The prices hold the surcharge for an adapter, if it is on one."""
+    """The prices of one request, including the adapter surcharge if it is on an adapter."""
 
     price_id: str
-    """The version of the price list; empty before there is any."""
+    """The version of the price list; empty before there is one."""
     input: int
     cached_input: int
     output: int
     percent: int = 100
-    """Of its class of service."""
+    """The percentage that the service tier pays."""
 
     def cost(self, usage: Usage) -> int:
-        """Micro-USD of what was used, rounded up."""
+        """Returns micro-USD for the usage, rounded up."""
         uncached = usage.prompt_tokens - usage.cached_tokens
         tokens = (
             uncached * self.input
@@ -46,18 +46,18 @@ class Rate:
         return -(-tokens * self.percent // _UNIT)
 
     def worst(self, prompt_tokens: int, completion_tokens: int) -> int:
-        """The most that a request of so many tokens can cost, whatever is found in the prefix cache."""
+        """Returns the most that a request of so many tokens can cost, with or without prefix cache hits."""
         tokens = prompt_tokens * max(self.input, self.cached_input) + completion_tokens * self.output
         return -(-tokens * self.percent // _UNIT)
 
     @property
     def label(self) -> str:
-        """The rate as a request carries it."""
+        """The rate as a request carries it in its label."""
         return f"{self.price_id}:{self.input}:{self.cached_input}:{self.output}:{self.percent}"
 
     @classmethod
     def of_label(cls, label: str) -> Rate:
-        """Raises MalformedEvent for what no `label` is."""
+        """Parses a `label`. Raises MalformedEvent if it is not one."""
         price_id, *numbers = label.split(":")
         if len(numbers) != 4 or not all(number.isascii() and number.isdecimal() for number in numbers):
             raise MalformedEvent(f"rate is {label[:80]!r}")

@@ -1,4 +1,4 @@
-"""Queries on the ledger: writing records with their rollups, and summing the rollups for one tenant."""
+"""Queries the ledger: writes records with their rollups, and sums the rollups of one tenant."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.folding import Measured
 from billing.models import Charge, Price, Reversal, RollupSums, UsageRecord, UsageRollupDay
-from billing.rollups import ROLLUPS, SUMS, Interval, Unit, add_sql, hold_ledger, intervals
+from billing.rollups import ROLLUPS, SUMS, add_sql, hold_ledger
 from db.repository import TenantRepository, select_owned
+from db.rollup_intervals import Interval, Unit, intervals
 from tenants.limits.kinds import Limit, Scope
 from tenants.limits.models import LimitRow
 from tenants.models import ApiKey
@@ -47,12 +48,12 @@ _GROWING = (
 
 
 def _greatest(column: str) -> str:
-    # The byte order of text, whatever the database's collation: what Python's max compares by.
+    # Byte order, whatever the database's collation: Python's max compares text the same way.
     collation = ' COLLATE "C"' if column == "finish_reason" else ""
     return f"{column} = GREATEST(stored.{column}{collation}, excluded.{column}{collation})"
 
 
-# A request's row is written once as a difference to itself before: for the rollups.
+# The difference between a request's new row and its stored one is what the rollups grow by.
 _DIFFERENCES = ", ".join(
     f"a.{name} - coalesce(b.{name}, 0) AS {name}" for name in SUMS if name != "num_requests"
 )
@@ -94,17 +95,17 @@ _UPSERT = text(
 
 
 class LedgerWriter:
-    """Writes what the meter measured, for all tenants: the one way into the ledger and its rollups."""
+    """Writes measured requests of all tenants: the only way into the ledger and its rollups."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def upsert(self, rows: Sequence[Measured]) -> None:
-        """Merge rows, of distinct requests, into the ledger, and what that changed into the rollups: one
+        """Merges rows, of distinct requests, into the ledger, and the difference into the rollups, in one
         statement.
 
-        One writer at a time. Two that merged the same request at once would both see it absent and count it
-        twice in the rollups; a batch takes milliseconds, so waiting costs less than being clever.
+        There is one writer at a time: two that merged the same request at once would both see it absent and
+        count it twice in the rollups. A batch takes milliseconds, so a lock costs less than finer locking.
         """
         await hold_ledger(self.session)
         times = [row.submitted_at for row in rows]
@@ -118,7 +119,7 @@ class LedgerWriter:
         )
 
     async def ensure_partitions(self, first_month: date, num_months: int) -> int:
-        """Make the ledger's monthly partitions from `first_month` on; how many were missing."""
+        """Creates the ledger's monthly partitions from `first_month` on; returns how many were missing."""
         statement = text("SELECT ensure_usage_partitions(CAST(:first AS date), :months)")
         return (
             await self.session.execute(statement, {"first": first_month, "months": num_months})
@@ -126,12 +127,12 @@ class LedgerWriter:
 
 
 class UsageRepository(TenantRepository):
-    """One tenant's usage."""
+    """Queries one tenant's records and sums."""
 
     async def record(
         self, request_id: str, submitted_from: datetime, submitted_to: datetime
     ) -> UsageRecord | None:
-        """A request's row, given when it was submitted: within `submitted_from` and `submitted_to`,
+        """Returns a request's row, given when it was submitted: between `submitted_from` and `submitted_to`,
         inclusive.
         """
         query = self.select_own(UsageRecord).where(
@@ -141,12 +142,12 @@ class UsageRepository(TenantRepository):
         return (await self.session.execute(query)).scalars().first()
 
     async def near(self, request_id: str, submitted_at: datetime) -> UsageRecord | None:
-        """The row of a request that was submitted within a second of that."""
+        """Returns the row of a request submitted within a second of `submitted_at`."""
         second = timedelta(seconds=1)
         return await self.record(request_id, submitted_at - second, submitted_at + second)
 
     async def records(self, start: datetime, end: datetime, *, limit: int = 1000) -> list[UsageRecord]:
-        """Rows submitted from `start` up to but excluding `end`, oldest first."""
+        """Returns rows submitted in [start, end), the oldest first."""
         query = (
             self.select_own(UsageRecord)
             .where(UsageRecord.submitted_at >= start, UsageRecord.submitted_at < end)
@@ -169,11 +170,11 @@ class UsageRepository(TenantRepository):
         adapter_ids: Sequence[str] | None = None,
         service_tiers: Sequence[str] | None = None,
     ) -> list[Row[*tuple[object, ...]]]:
-        """Rows (bucket, *group_by, *SUMS) of whole minutes in [start, end), by bucket and group; filters are
-        what is in them, None: all.
+        """Returns rows (bucket, *group_by, *SUMS) of whole minutes in [start, end), by bucket and group.
 
-        `unit` is the bucket's width, None: one bucket, of `start`. `group_by` names some of
-        `billing.rollups.KEYS`; what a request has none of is empty.
+        `unit` is the bucket's width; None means one bucket that begins at `start`. `group_by` names some of
+        `billing.rollups.KEYS`; a key that a request has no value of is empty. A filter lists the values that
+        count; None means all.
         """
         filters = {
             "key_id": key_ids,
@@ -188,20 +189,20 @@ class UsageRepository(TenantRepository):
         found = intervals(start, end, unit or "day")
         if not found:
             return []
-        statement = _sums(tuple(piece.unit for piece in found), unit, tuple(group_by), tuple(wanted))
+        statement = _sums(tuple(interval.unit for interval in found), unit, tuple(group_by), tuple(wanted))
         rows = await self.execute_own(statement, begins=start, **bounds(found), **wanted)
         return list(rows.all())
 
     async def since(self, start: datetime, end: datetime, limit: Limit) -> dict[str, int]:
-        """What was used in whole minutes in [start, end) and counts to `limit`, by the names in SUMS."""
-        found = intervals(start, end, "day")
+        """Returns the usage of whole minutes in [start, end) that counts to `limit`, by the names in SUMS."""
+        found = intervals(start, end)
         if not found:
             return dict.fromkeys(SUMS, 0)
-        statement = _since(tuple(piece.unit for piece in found), limit.scope, limit.model)
-        whose = {} if limit.scope == "tenant" else {"scope_id": limit.scope_id}
+        statement = _since(tuple(interval.unit for interval in found), limit.scope, limit.model)
+        scope_parameters = {} if limit.scope == "tenant" else {"scope_id": limit.scope_id}
         if limit.scope == "key":
-            whose["counted_id"] = limit.counted_id
-        row = (await self.execute_own(statement, begins=start, **bounds(found), **whose)).first()
+            scope_parameters["counted_id"] = limit.counted_id
+        row = (await self.execute_own(statement, begins=start, **bounds(found), **scope_parameters)).first()
         return dict.fromkeys(SUMS, 0) if row is None else {name: getattr(row, name) for name in SUMS}
 
 
@@ -211,52 +212,53 @@ Covers = Callable[[type[RollupSums]], list[ColumnElement[bool]]]
 
 @lru_cache(maxsize=512)
 def _sums(
-    grains: tuple[Unit, ...], unit: Unit | None, group_by: tuple[str, ...], filtered: tuple[str, ...]
+    interval_units: tuple[Unit, ...], unit: Unit | None, group_by: tuple[str, ...], filtered: tuple[str, ...]
 ) -> Select[Any]:
-    """The sums of rows that have, of each `filtered` column, one of the values in its parameter."""
+    """Returns the sums of rows that have, in each `filtered` column, one of the values of its parameter."""
 
     def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
         return [getattr(rollup, name).in_(bindparam(name, expanding=True)) for name in filtered]
 
-    return _summed(grains, unit, group_by, covers)
+    return _summed(interval_units, unit, group_by, covers)
 
 
 @lru_cache(maxsize=256)
-def _since(grains: tuple[Unit, ...], scope: Scope, model: str) -> Select[Any]:
-    """The sums of rows that count to a limit of that scope, on those models."""
+def _since(interval_units: tuple[Unit, ...], scope: Scope, model: str) -> Select[Any]:
+    """Returns the sums of rows that count to a limit of this scope and on these models."""
 
     def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
         conditions: list[ColumnElement[bool]] = []
-        whose, counted = bindparam("scope_id", type_=Text), bindparam("counted_id", type_=Text)
+        scope_id, counted = bindparam("scope_id", type_=Text), bindparam("counted_id", type_=Text)
         if scope == "key":
-            # Rows of the keys that it counts together with, which replaced each other.
-            together = select_owned(LimitRow, LimitRow.scope_id).where(
+            # A rotated key shares its limit with the keys it replaced.
+            replaced_keys = select_owned(LimitRow, LimitRow.scope_id).where(
                 LimitRow.scope == "key", LimitRow.counted_as == counted
             )
-            conditions.append(or_(rollup.key_id.in_([whose, counted]), rollup.key_id.in_(together)))
+            conditions.append(or_(rollup.key_id.in_([scope_id, counted]), rollup.key_id.in_(replaced_keys)))
         elif scope == "project":
-            # Rows of before the ledger had projects are those of their keys' projects.
-            keys = select_owned(ApiKey, ApiKey.id).where(ApiKey.project_id == whose)
+            # Rows from before the ledger had projects belong to their keys' projects.
+            keys = select_owned(ApiKey, ApiKey.id).where(ApiKey.project_id == scope_id)
             unnamed = and_(rollup.project_id == "", rollup.key_id.in_(keys))
-            conditions.append(or_(rollup.project_id == whose, unnamed))
+            conditions.append(or_(rollup.project_id == scope_id, unnamed))
         if model:
-            conditions.append(_names(rollup.model, model))
+            conditions.append(_matches_model(rollup.model, model))
         return conditions
 
-    return _summed(grains, None, (), covers)
+    return _summed(interval_units, None, (), covers)
 
 
 def _summed(
-    grains: tuple[Unit, ...], unit: Unit | None, group_by: tuple[str, ...], covers: Covers
+    interval_units: tuple[Unit, ...], unit: Unit | None, group_by: tuple[str, ...], covers: Covers
 ) -> Select[Any]:
-    """The sums of rows that `covers`, of a stretch of time in pieces of these grains, whose `bounds` are
-    parameters; `begins` is another.
+    """Returns the sums of rows that `covers`, over a time range split into intervals of these units.
+
+    Its parameters are the `bounds` of the intervals, and `begins`.
     """
     parts = []
-    for number, grain in enumerate(grains):
-        rollup: Any = ROLLUPS[grain]
-        at = getattr(rollup, grain)
-        bucket = bindparam("begins", type_=INSTANT) if unit is None else _bucket(at, unit, grain)
+    for number, interval_unit in enumerate(interval_units):
+        rollup: Any = ROLLUPS[interval_unit]
+        at = getattr(rollup, interval_unit)
+        bucket = bindparam("begins", type_=INSTANT) if unit is None else _bucket(at, unit, interval_unit)
         groups = [getattr(rollup, name) for name in group_by]
         totals = [func.sum(getattr(rollup, name)).label(name) for name in SUMS]
         part = select_owned(rollup, bucket.label("bucket"), *groups, *totals)
@@ -268,19 +270,19 @@ def _summed(
     return select(*keys, *sums).group_by(*keys).order_by(*keys)
 
 
-def _bucket(at: Any, unit: Unit, grain: Unit) -> Any:
-    """Sums of the unit's own grain stand where it begins already: truncating costs as much as adding up."""
-    return at if grain == unit else func.date_trunc(unit, at, "UTC", type_=INSTANT)
+def _bucket(at: Any, unit: Unit, interval_unit: Unit) -> Any:
+    """Rows of the bucket's own unit hold its start already: truncating costs as much as adding up."""
+    return at if interval_unit == unit else func.date_trunc(unit, at, "UTC", type_=INSTANT)
 
 
 def bounds(found: Sequence[Interval]) -> dict[str, datetime]:
-    """Parameters that say where pieces begin and end, by their place."""
-    starts = {f"start_{number}": piece.start for number, piece in enumerate(found)}
-    return starts | {f"end_{number}": piece.end for number, piece in enumerate(found)}
+    """Returns the parameters for where intervals begin and end, by their position."""
+    starts = {f"start_{number}": interval.start for number, interval in enumerate(found)}
+    return starts | {f"end_{number}": interval.end for number, interval in enumerate(found)}
 
 
-def _names(column: Any, model: str) -> ColumnElement[bool]:
-    """Whether a model's full name is one that `model` means, as `Limit.covers` has it."""
+def _matches_model(column: Any, model: str) -> ColumnElement[bool]:
+    """Matches the full names of models that `model` means, as `Limit.covers` does."""
     base, _, adapter = model.partition(":")
     if adapter == "*":
         return column.startswith(f"{base}:", autoescape=True)
@@ -290,7 +292,7 @@ def _names(column: Any, model: str) -> ColumnElement[bool]:
 
 
 class PriceList:
-    """Versions of the prices: everybody's, so there is no tenant to scope by."""
+    """Queries the versions of the prices. They are the same for all tenants, so there is no tenant scope."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
@@ -299,11 +301,11 @@ class PriceList:
         self.session.add(price)
 
     async def versions(self) -> list[Price]:
-        """By the moment they come into effect."""
+        """Returns all versions, ordered by when they take effect."""
         return list((await self.session.execute(select(Price).order_by(Price.effective_from))).scalars())
 
     async def in_effect(self, moment: datetime) -> Price | None:
-        """The version that is paid at `moment`; None before the first."""
+        """Returns the version in effect at `moment`; None before the first."""
         query = select(Price).where(Price.effective_from <= moment).order_by(Price.effective_from.desc())
         return (await self.session.execute(query.limit(1))).scalar_one_or_none()
 
@@ -322,4 +324,4 @@ def _costs_by_day() -> Select[Any, Any]:
 
 
 COSTS_BY_DAY = _costs_by_day()
-"""(UTC day, micro-USD) of a tenant in [start, end), whole days: used, charged, less what was taken back."""
+"""(UTC day, micro-USD) of a tenant over whole days in [start, end): usage and charges, less reversals."""

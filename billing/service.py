@@ -1,7 +1,6 @@
-"""Reports on a tenant's usage: what it used, in the shapes of OpenAI's organization usage API, what that
-costs, receipts of single requests, and all of it as files.
+"""Reports a tenant's usage in the shapes of OpenAI's organization usage API, its costs, receipts and exports.
 
-Owns the usage report. It reads the rollups, never the ledger row by row.
+Reports read the rollups, never the ledger row by row.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ GROUP_BYS = (*COLUMNS, "batch", "api_source")
 
 
 class UsageReports:
-    """One tenant's usage at a time, however many ask."""
+    """Reports the usage of one tenant per call."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -74,14 +73,13 @@ class UsageReports:
         batch: bool | None = None,
         page: str | None = None,
     ) -> BucketPage[UsageResult]:
-        """A page of buckets with what the tenant used in each; a bucket without usage is there, with no
-        results.
+        """Returns a page of buckets with the tenant's usage in each; a bucket without usage has no results.
 
-        Times are Unix seconds; usage counts where its request was submitted, to the minute: `start_time` is
-        taken down to its minute, `end_time` (exclusive, now when absent) up. Buckets begin at whole UTC
-        minutes, hours or days, but the first at `start_time` and the last ends at `end_time`: each says
-        exactly what it holds. Requests still running count with what they used so far; what was reversed
-        counts negative when it was reversed. Raises InvalidReportQuery, DatabaseUnavailable.
+        Times are Unix seconds. Usage counts at the minute in which its request was submitted: `start_time` is
+        rounded down to a minute, `end_time` (exclusive, default now) up. Buckets begin at whole UTC minutes,
+        hours or days, but the first begins at `start_time` and the last ends at `end_time`, so each covers
+        exactly the times it states. Running requests count with their usage so far; reversals count negative
+        at the time of the reversal. Raises InvalidReportQuery, DatabaseUnavailable.
         """
         width = width_of(bucket_width, USAGE_WIDTHS)
         check_groups(group_by, GROUP_BYS)
@@ -92,17 +90,21 @@ class UsageReports:
             user_ids=user_ids,
             adapter_ids=adapter_ids,
         )
-        asked = page_of(width, start_time, end_time, limit, page)
+        report_page = page_of(width, start_time, end_time, limit, page)
         rows: Sequence[Any] = []
-        if asked.spans and batch is not True:  # no request is of a batch
+        if report_page.spans and batch is not True:  # no request belongs to a batch
             async with self._database.read(tenant_id) as session:
                 rows = await UsageRepository(session, tenant_id).sums(
-                    asked.start, asked.end, unit=width.unit, group_by=columns_of(group_by), **wanted
+                    report_page.start,
+                    report_page.end,
+                    unit=width.unit,
+                    group_by=columns_of(group_by),
+                    **wanted,
                 )
-        return asked.filled(_results(rows, group_by))
+        return report_page.filled(_results(rows, group_by))
 
     async def record(self, tenant_id: str, request_id: str, *, submitted_at: float) -> UsageRecord | None:
-        """The ledger's row of one request, submitted within a second of `submitted_at` (Unix seconds)."""
+        """Returns the ledger row of a request submitted within a second of `submitted_at` (Unix seconds)."""
         async with self._database.read(tenant_id) as session:
             repository = UsageRepository(session, tenant_id)
             return await repository.record(request_id, instant(submitted_at - 1), instant(submitted_at + 1))
@@ -110,14 +112,16 @@ class UsageReports:
     async def records(
         self, tenant_id: str, *, start: float, end: float, limit: int = 1000
     ) -> list[UsageRecord]:
-        """Ledger rows submitted in [start, end), Unix seconds, oldest first, at most `limit`."""
+        """Returns at most `limit` ledger rows submitted in [start, end), Unix seconds, the oldest first."""
         async with self._database.read(tenant_id) as session:
             repository = UsageRepository(session, tenant_id)
             return await repository.records(instant(start), instant(end), limit=limit)
 
 
 def _results(rows: Sequence[Any], group_by: Sequence[str]) -> Iterator[tuple[datetime, UsageResult]]:
-    """Each bucket's aggregates. Fields not grouped by are null; the adapter, which is ours, is absent."""
+    """Yields the aggregates of each bucket. Fields not grouped by are null; `adapter_id`, which OpenAI does
+    not have, is absent.
+    """
     for row in rows:
         names = named(row, group_by)
         result: UsageResult = {

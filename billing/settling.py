@@ -1,7 +1,7 @@
-"""From the journal's last word on a request to the settling of its reservation.
+"""Settles the reservations of requests whose API process was killed, from the usage journal.
 
-Owns what a usage event amounts to in the words of limits. The API settles by itself as soon as a request
-ends; this is for those whose API process was killed: what it held is returned, what was used is charged.
+The API settles a reservation as soon as its request ends. If the API process died before that, the request's
+last usage event settles it here: the unused part is released, and the usage is charged to the limits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReservationSettlement:
-    """Call it as `billing.metering.OnEnded`."""
+    """Settles reservations of ended requests. Pass it as `billing.metering.OnEnded`."""
 
     def __init__(self, settling: JournalSettling) -> None:
         self._settling = settling
@@ -31,7 +31,7 @@ class ReservationSettlement:
 
 
 def metered(event: UsageEvent) -> MeteredRequest:
-    """What the request used in all, and what that costs by the rate it carries: nothing where it has none."""
+    """Returns the request's total usage and its cost at the rate it carries, zero if it carries none."""
     usage = event.usage
     label = event.labels.get(RATE_LABEL, "")
     try:

@@ -1,7 +1,7 @@
-"""Our invoices and credit notes as Stripe's. Owns how one stands for the other, metadata that names ours, and
-the keys by which asking again is asking once.
+"""Creates and reads our invoices and credit notes at Stripe.
 
-Asks through what `billing.stripe_gateway` gives it, which knows the SDK and its errors.
+Metadata at Stripe holds our ids, and idempotency keys are derived from them, so repeating a request creates
+nothing twice. Requests go through functions of `billing.stripe_gateway`, which translates the SDK's errors.
 """
 
 from __future__ import annotations
@@ -12,27 +12,29 @@ from typing import Any
 
 from billing.payments.gateway import InvoiceView
 
-Ask = Callable[[Awaitable[Any]], Awaitable[Any]]
+Call = Callable[[Awaitable[Any]], Awaitable[Any]]
 OURS = "invoice_id"
 NOTE = "credit_note_id"
 _PAGE = 100
 
 
 class StripeDocuments:
-    """Of one account at Stripe."""
+    """The documents of one account at Stripe."""
 
-    def __init__(self, v1: Any, ask: Ask, every: Callable[[Awaitable[Any]], Awaitable[list[Any]]]) -> None:
+    def __init__(
+        self, v1: Any, call: Call, all_pages: Callable[[Awaitable[Any]], Awaitable[list[Any]]]
+    ) -> None:
         self._v1 = v1
-        self._ask = ask
-        self._every = every
+        self._call = call
+        self._all_pages = all_pages
 
     async def find_invoice(self, customer_id: str, invoice_id: str) -> InvoiceView | None:
-        # Not by search, which is a minute behind.
-        found = await self._every(self._v1.invoices.list_async({"customer": customer_id, "limit": _PAGE}))
+        # Stripe's search lags by a minute, so the list is read instead.
+        found = await self._all_pages(self._v1.invoices.list_async({"customer": customer_id, "limit": _PAGE}))
         return next((one for one in map(invoice_view, found) if one.invoice_id == invoice_id), None)
 
     async def metered_invoices(self, customer_id: str, start: datetime, end: datetime) -> list[InvoiceView]:
-        found = await self._every(self._v1.invoices.list_async({"customer": customer_id, "limit": _PAGE}))
+        found = await self._all_pages(self._v1.invoices.list_async({"customer": customer_id, "limit": _PAGE}))
         return [
             one
             for one in map(invoice_view, found)
@@ -52,23 +54,23 @@ class StripeDocuments:
             "metadata": {"tenant_id": tenant_id, OURS: invoice_id},
         }
         options = {"idempotency_key": f"invoice:{invoice_id}"}
-        return invoice_view(await self._ask(self._v1.invoices.create_async(params, options)))
+        return invoice_view(await self._call(self._v1.invoices.create_async(params, options)))
 
     async def add_lines(
         self, provider_id: str, lines: Sequence[tuple[str, int]], invoice_id: str
     ) -> InvoiceView:
         params = {"lines": [{"description": what[:500], "amount": cents} for what, cents in lines]}
         options = {"idempotency_key": f"invoice-lines:{invoice_id}"}
-        return invoice_view(await self._ask(self._v1.invoices.add_lines_async(provider_id, params, options)))
+        return invoice_view(await self._call(self._v1.invoices.add_lines_async(provider_id, params, options)))
 
     async def finalize(self, provider_id: str, invoice_id: str) -> InvoiceView:
         options = {"idempotency_key": f"invoice-final:{invoice_id}"}
-        asked = self._v1.invoices.finalize_invoice_async(provider_id, {"auto_advance": True}, options)
-        return invoice_view(await self._ask(asked))
+        request = self._v1.invoices.finalize_invoice_async(provider_id, {"auto_advance": True}, options)
+        return invoice_view(await self._call(request))
 
     async def find_credit_note(self, provider_id: str, note_id: str) -> str | None:
-        asked = self._v1.credit_notes.list_async({"invoice": provider_id, "limit": _PAGE})
-        for one in await self._every(asked):
+        request = self._v1.credit_notes.list_async({"invoice": provider_id, "limit": _PAGE})
+        for one in await self._all_pages(request):
             if plain(one.metadata).get(NOTE) == note_id:
                 return str(one.id)
         return None
@@ -84,9 +86,9 @@ class StripeDocuments:
         }
         if refunded:
             params["refund_amount"] = refunded
-        # Paid in between, the same note is another request.
+        # If the invoice was paid in between, the same note needs a refund: another request to Stripe.
         options = {"idempotency_key": f"credit-note:{note_id}:{refunded}"}
-        return str((await self._ask(self._v1.credit_notes.create_async(params, options))).id)
+        return str((await self._call(self._v1.credit_notes.create_async(params, options))).id)
 
 
 def invoice_view(found: Any) -> InvoiceView:
@@ -108,7 +110,7 @@ def invoice_view(found: Any) -> InvoiceView:
 
 
 def id_of(reference: Any) -> str | None:
-    """Of an object, or of a reference to it."""
+    """Returns the id of an object, or of a reference to it."""
     return None if reference is None else str(getattr(reference, "id", reference))
 
 

@@ -1,7 +1,7 @@
-"""Stripe behind `billing.payments.gateway`: the only module that knows the SDK.
+"""Talks to Stripe behind `billing.payments.gateway`: the only module that knows the SDK.
 
-Owns Stripe's words for things, and which of its errors mean what. Retries nothing by itself: who asks knows
-whether it may be asked again, and by what it is then known to be the same.
+It translates the SDK's objects and errors into ours, and retries nothing: the caller knows whether a request
+may be repeated and which idempotency key makes it the same.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from billing.stripe_documents import StripeDocuments, id_of, invoice_view, plain
 T = TypeVar("T")
 
 SHOWN_AT = Decimal(0)
-"""What the meter's price asks for a micro-USD: nothing. It shows usage; what is paid is our invoices."""
+"""The price per micro-USD on the meter: zero. The meter only displays usage; invoices collect the money."""
 _KNOWN = "An event already exists with identifier"
 _PAGE = 100
 
 
 class StripeGateway:
-    """One account at Stripe. `close` it at the end."""
+    """The client of one Stripe account. `close` it at the end."""
 
     def __init__(self, settings: StripeSettings) -> None:
         assert settings.api_key is not None
@@ -51,7 +51,7 @@ class StripeGateway:
             http_client=self._http,
             max_network_retries=0,
         )
-        self.documents = StripeDocuments(self._stripe.v1, _ask, _every)
+        self.documents = StripeDocuments(self._stripe.v1, _call, _all_pages)
         self._catalogue: Catalogue | None = None
 
     async def close(self) -> None:
@@ -68,13 +68,13 @@ class StripeGateway:
 
     async def _find_meter(self) -> str | None:
         meters = self._stripe.v1.billing.meters
-        for meter in await _every(meters.list_async({"status": "active", "limit": _PAGE})):
+        for meter in await _all_pages(meters.list_async({"status": "active", "limit": _PAGE})):
             if meter.event_name == self._event_name:
                 return str(meter.id)
         return None
 
     async def _create_meter(self) -> str:
-        made = await _ask(
+        made = await _call(
             self._stripe.v1.billing.meters.create_async(
                 {
                     "display_name": "Usage in micro-USD",
@@ -89,13 +89,13 @@ class StripeGateway:
         return str(made.id)
 
     async def _find_price(self) -> str | None:
-        page = await _ask(
+        page = await _call(
             self._stripe.v1.prices.list_async({"lookup_keys": [self._price_key], "active": True})
         )
         return str(page.data[0].id) if page.data else None
 
     async def _create_price(self, meter_id: str) -> str:
-        made = await _ask(
+        made = await _call(
             self._stripe.v1.prices.create_async(
                 {
                     "currency": "usd",
@@ -113,7 +113,7 @@ class StripeGateway:
 
     async def find_customer(self, tenant_id: str) -> str | None:
         query = f"metadata['tenant_id']:'{tenant_id}'"
-        found = await _ask(self._stripe.v1.customers.search_async({"query": query}))
+        found = await _call(self._stripe.v1.customers.search_async({"query": query}))
         return str(found.data[0].id) if found.data else None
 
     async def create_customer(self, tenant_id: str, name: str, email: str) -> str:
@@ -121,7 +121,7 @@ class StripeGateway:
         if email:
             params["email"] = email
         options: Any = {"idempotency_key": f"customer:{tenant_id}"}
-        made = await _ask(self._stripe.v1.customers.create_async(params, options))  # type: ignore[arg-type]
+        made = await _call(self._stripe.v1.customers.create_async(params, options))  # type: ignore[arg-type]
         return str(made.id)
 
     async def update_customer(self, customer_id: str, details: CustomerDetails) -> None:
@@ -129,19 +129,21 @@ class StripeGateway:
         line2 = ", ".join(rest.splitlines())
         params: dict[str, Any] = {
             "name": details.name,
-            "email": details.email,  # empty: Stripe forgets it
+            "email": details.email,  # empty clears it at Stripe
             "address": {"line1": first, "line2": line2, "country": details.country}
             if first or details.country
             else "",
-            # Shown on every invoice as it is; Stripe's own tax ids want to know which law's they are.
+            # Printed on every invoice as it is; Stripe's own tax ids require the kind of the tax id.
             "invoice_settings": {
                 "custom_fields": [{"name": "Tax ID", "value": details.tax_id}] if details.tax_id else ""
             },
         }
-        await _ask(self._stripe.v1.customers.update_async(customer_id, params))  # type: ignore[arg-type]
+        await _call(self._stripe.v1.customers.update_async(customer_id, params))  # type: ignore[arg-type]
 
     async def find_subscription(self, customer_id: str) -> SubscriptionView | None:
-        page = await _ask(self._stripe.v1.subscriptions.list_async({"customer": customer_id, "limit": _PAGE}))
+        page = await _call(
+            self._stripe.v1.subscriptions.list_async({"customer": customer_id, "limit": _PAGE})
+        )
         for found in page.data:
             if found.status not in ("canceled", "incomplete_expired"):
                 return _subscription(found, customer_id)
@@ -150,7 +152,7 @@ class StripeGateway:
     async def create_subscription(
         self, tenant_id: str, customer_id: str, price_id: str, anchor: datetime, key: str
     ) -> SubscriptionView:
-        made = await _ask(
+        made = await _call(
             self._stripe.v1.subscriptions.create_async(
                 {
                     "customer": customer_id,
@@ -166,10 +168,10 @@ class StripeGateway:
         return _subscription(made, customer_id)
 
     async def subscription_status(self, subscription_id: str) -> str:
-        return str((await _ask(self._stripe.v1.subscriptions.retrieve_async(subscription_id))).status)
+        return str((await _call(self._stripe.v1.subscriptions.retrieve_async(subscription_id))).status)
 
     async def cancel_subscription(self, subscription_id: str) -> None:
-        await _ask(
+        await _call(
             self._stripe.v1.subscriptions.cancel_async(
                 subscription_id, {"invoice_now": False, "prorate": False}
             )
@@ -181,7 +183,7 @@ class StripeGateway:
         self, customer_id: str, value: int, timestamp: datetime, identifier: str
     ) -> Literal["taken", "known"]:
         try:
-            await _ask(
+            await _call(
                 self._stripe.v1.billing.meter_events.create_async(
                     {
                         "event_name": self._event_name,
@@ -192,7 +194,7 @@ class StripeGateway:
                 )
             )
         except ProviderRefused as refused:
-            # Its code is one thing or none, by version; its words have stayed.
+            # The error code differs between API versions; the message has not changed.
             if refused.code == "duplicate_meter_event" or _KNOWN in str(refused):
                 return "known"
             raise
@@ -217,17 +219,17 @@ class StripeGateway:
             params["value_grouping_window"] = window
         summaries = self._stripe.v1.billing.meters.event_summaries
         meter = (await self.catalogue()).meter_id
-        found = await _every(summaries.list_async(meter, params))  # type: ignore[arg-type]
-        # A float: exact up to 2**53 micro-USD, nine billion dollars in one hour.
+        found = await _all_pages(summaries.list_async(meter, params))  # type: ignore[arg-type]
+        # The value is a float: exact up to 2**53 micro-USD, nine billion dollars in one hour.
         return {datetime.fromtimestamp(one.start_time, UTC): int(one.aggregated_value) for one in found}
 
     # Invoices -----------------------------------------------------------------------------------------------
 
     async def invoice(self, invoice_id: str) -> InvoiceView:
-        return invoice_view(await _ask(self._stripe.v1.invoices.retrieve_async(invoice_id)))
+        return invoice_view(await _call(self._stripe.v1.invoices.retrieve_async(invoice_id)))
 
     async def open_invoices(self, customer_id: str) -> list[InvoiceView]:
-        found = await _every(
+        found = await _all_pages(
             self._stripe.v1.invoices.list_async({"customer": customer_id, "status": "open", "limit": _PAGE})
         )
         return [invoice_view(one) for one in found]
@@ -237,7 +239,7 @@ class StripeGateway:
     async def checkout(
         self, customer_id: str, cents: int, metadata: Mapping[str, str], return_url: str, key: str
     ) -> tuple[str, str]:
-        made = await _ask(
+        made = await _call(
             self._stripe.v1.checkout.sessions.create_async(
                 {
                     "customer": customer_id,
@@ -263,7 +265,7 @@ class StripeGateway:
         return str(made.id), str(made.url)
 
     async def checkout_session(self, session_id: str) -> CheckoutView:
-        found = await _ask(self._stripe.v1.checkout.sessions.retrieve_async(session_id))
+        found = await _call(self._stripe.v1.checkout.sessions.retrieve_async(session_id))
         return CheckoutView(
             str(found.id),
             id_of(found.customer) or "",
@@ -274,7 +276,7 @@ class StripeGateway:
         )
 
     async def portal(self, customer_id: str, return_url: str) -> str:
-        made = await _ask(
+        made = await _call(
             self._stripe.v1.billing_portal.sessions.create_async(
                 {"customer": customer_id, "return_url": return_url}
             )
@@ -282,7 +284,7 @@ class StripeGateway:
         return str(made.url)
 
     async def refund(self, payment_id: str, cents: int, key: str) -> str:
-        made = await _ask(
+        made = await _call(
             self._stripe.v1.refunds.create_async(
                 {"payment_intent": payment_id, "amount": cents}, {"idempotency_key": key}
             )
@@ -290,25 +292,25 @@ class StripeGateway:
         return str(made.id)
 
     async def refund_view(self, refund_id: str) -> RefundView:
-        found = await _ask(self._stripe.v1.refunds.retrieve_async(refund_id))
+        found = await _call(self._stripe.v1.refunds.retrieve_async(refund_id))
         payment = id_of(found.payment_intent)
         metadata: Mapping[str, str] = {}
         if payment is not None:
-            intent = await _ask(self._stripe.v1.payment_intents.retrieve_async(payment))
+            intent = await _call(self._stripe.v1.payment_intents.retrieve_async(payment))
             metadata = plain(intent.metadata)
         return RefundView(str(found.id), int(found.amount), found.status == "succeeded", payment, metadata)
 
 
-async def _ask(asked: Awaitable[T]) -> T:
-    """The answer, or one of our errors."""
+async def _call(request: Awaitable[T]) -> T:
+    """Returns the response. Raises ProviderUnavailable or ProviderRefused for the SDK's errors."""
     with _translated():
-        return await asked
+        return await request
 
 
-async def _every(asked: Awaitable[Any]) -> list[Any]:
-    """All of a list, page by page."""
+async def _all_pages(request: Awaitable[Any]) -> list[Any]:
+    """Returns all items of a list, page by page."""
     with _translated():
-        return [one async for one in (await asked).auto_paging_iter()]
+        return [one async for one in (await request).auto_paging_iter()]
 
 
 @contextlib.contextmanager
@@ -316,18 +318,18 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (stripe.APIConnectionError, stripe.APIError) as error:
-        raise ProviderUnavailable(_said(error)) from error
+        raise ProviderUnavailable(_message(error)) from error
     except (stripe.RateLimitError, stripe.AuthenticationError, stripe.PermissionError) as error:
-        # A wrong key is ours to mend: nothing that was to be sent is at fault.
-        raise ProviderUnavailable(_said(error), maybe_done=False) from error
+        # A wrong key is the operator's to correct, so the request itself is not at fault.
+        raise ProviderUnavailable(_message(error), maybe_done=False) from error
     except stripe.StripeError as error:
-        if error.http_status == 409:  # the same is being done for another request
-            raise ProviderUnavailable(_said(error)) from error
-        raise ProviderRefused(_said(error), error.code) from error
+        if error.http_status == 409:  # another request with the same idempotency key is in progress
+            raise ProviderUnavailable(_message(error)) from error
+        raise ProviderRefused(_message(error), error.code) from error
 
 
-def _said(error: stripe.StripeError) -> str:
-    # The SDK's words for a lost connection fill a screen.
+def _message(error: stripe.StripeError) -> str:
+    # The SDK's message for a lost connection fills a screen.
     return " ".join((error.user_message or str(error)).split())[:300]
 
 

@@ -1,8 +1,8 @@
-"""What a tenant's usage costs over a stretch of time, line by line: requests by kind of token, storage,
-calibration. Reversals are taken off, when they were made.
+"""Computes what a tenant's usage costs over a time range, line by line: requests by kind of token, storage,
+calibration, less reversals at the time of the reversal.
 
 Invoices and reports read this and nothing else, so they cannot differ. The lines' costs add up to the cost of
-each request, which is rounded up once: what rounding adds is with the input.
+each request, which is rounded up once: the input line holds the rounding.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sqlalchemy import func
 from billing.charges import ChargeRepository
 from billing.models import Charge, Reversal, UsageRollupDay
 from billing.repository import COSTS_BY_DAY, UsageRepository
-from billing.rollups import Unit
 from db.repository import TenantRepository
+from db.rollup_intervals import Unit
 
 LineKind = Literal["input", "cached_input", "output", "adapter_storage", "calibration"]
 LINE_KINDS: tuple[LineKind, ...] = get_args(LineKind)
@@ -27,14 +27,14 @@ LINE_KINDS: tuple[LineKind, ...] = get_args(LineKind)
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """One kind of what was used in one bucket, of one group. Groups not asked for are empty, as are those
-    that what was used has none of.
+    """The usage of one kind in one bucket and group. Keys that were not grouped by are empty, and so are
+    keys that the usage has no value of.
     """
 
     bucket: datetime
     kind: LineKind
     quantity: int
-    """Tokens, byte-days or jobs; negative where more was taken back than used."""
+    """Tokens, byte-days or jobs; negative where more was reversed than used."""
     cost: int
     """Micro-USD."""
     model: str = ""
@@ -49,7 +49,7 @@ GROUPS = tuple(field.name for field in fields(CostLine))[4:]
 
 
 class LedgerTotals(TenantRepository):
-    """One tenant's costs."""
+    """Sums one tenant's costs."""
 
     async def costs(
         self,
@@ -61,10 +61,10 @@ class LedgerTotals(TenantRepository):
         project_ids: Sequence[str] | None = None,
         key_ids: Sequence[str] | None = None,
     ) -> list[CostLine]:
-        """Lines of [start, end), whole minutes, by bucket, group and kind; one that is nothing is left out.
+        """Returns the lines of whole minutes in [start, end), by bucket, group and kind, without empty lines.
 
-        `unit` is the bucket's width, None: one bucket, of `start`. `group_by` names some of GROUPS. With a
-        filter there are no charges: they are no project's and no key's.
+        `unit` is the bucket's width; None means one bucket that begins at `start`. `group_by` names some of
+        GROUPS. With a filter there are no charges, since a charge belongs to no project and no key.
         """
         usage = await UsageRepository(self.session, self.tenant_id).sums(
             start, end, unit=unit, group_by=group_by, key_ids=key_ids, project_ids=project_ids
@@ -76,13 +76,13 @@ class LedgerTotals(TenantRepository):
         return sorted(lines, key=attrgetter("bucket", *GROUPS))
 
     async def by_day(self, start: datetime, end: datetime) -> dict[date, int]:
-        """Micro-USD of each UTC day in [start, end), whole days, in which anything was used or taken back."""
+        """Returns micro-USD of each UTC day in [start, end), whole days, that has usage or a reversal."""
         rows = await self.execute_own(COSTS_BY_DAY, start=start, end=end)
         return {day: int(cost) for day, cost in rows}
 
     async def used_between(self) -> tuple[datetime, datetime] | None:
-        """Whole UTC days [first, end) outside of which the tenant has no usage, charge or reversal; None: it
-        has none at all.
+        """Returns the whole UTC days [first, end) that hold all usage, charges and reversals of the tenant;
+        None if it has none.
         """
         columns = ((UsageRollupDay, UsageRollupDay.day), (Charge, Charge.at), (Reversal, Reversal.at))
         found = [

@@ -1,7 +1,7 @@
-"""What the ledger has of a budget: for a count that Redis does not have, or has lost.
+"""Sums the usage that counts to a budget from the ledger, for a counter that Redis does not have or has lost.
 
-Owns the sums. They are of whole minutes and the ledger is a second behind, so this is where a count begins,
-not how it goes on.
+The sums are of whole minutes, and the ledger is about a second behind, so they are the counter's initial
+value, not its updates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tenants.limits.kinds import Limit, Measure
 
 
 class WindowUsage:
-    """Call it as `tenants.quotas.Seed`."""
+    """Sums a budget's usage. Pass it as `tenants.quotas.Seed`."""
 
     def __init__(
         self, database: Database, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -27,7 +27,7 @@ class WindowUsage:
         self._clock = clock
 
     async def __call__(self, tenant_id: str, limit: Limit, start: datetime) -> int:
-        """Of `limit`, since `start`; of a prepaid balance, in all times that were prepaid.
+        """Returns what counts to `limit` since `start`; for a prepaid balance, over all prepaid periods.
 
         Raises DatabaseUnavailable.
         """
@@ -46,10 +46,10 @@ async def _used(session: ReadSession, tenant_id: str, limit: Limit, start: datet
     sums = await UsageRepository(session, tenant_id).since(start, end, limit)
     used = _amount(sums, limit.metric.measure)
     if limit.metric.measure == "spend" and limit.scope == "tenant" and not limit.model:
-        # What is stored and calibrated is no project's, no key's and no model's.
+        # Storage and calibration belong to no project, key or model.
         used += await ChargeRepository(session, tenant_id).total(start, end)
-        # Of these, what budgets are still to be told of counts from when they are.
-        used -= await AdjustmentRepository(session, tenant_id).untold(start, end)
+        # Adjustments that are not yet reported to the budgets count from when they are.
+        used -= await AdjustmentRepository(session, tenant_id).unreported(start, end)
     return used
 
 

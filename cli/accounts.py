@@ -224,8 +224,8 @@ async def reset_token(services: Services, tenant_id: str, user_id: str, second_f
 
     if second_factor:
         with suppress(NoSecondFactor):
-            await services.accounts.second_factors.take_away(tenant_id, user_id, OPERATOR)
-    return (await services.accounts.credentials.make_reset(tenant_id, user_id, OPERATOR)).token
+            await services.accounts.second_factors.remove_for_member(tenant_id, user_id, OPERATOR)
+    return (await services.accounts.credentials.create_reset(tenant_id, user_id, OPERATOR)).token
 
 
 def remove_user(data: Path | None, tenant: str, email: str) -> None:

@@ -38,7 +38,7 @@ async def _collect(services: Services, now: datetime) -> None:
     try:
         rounds = PaymentRounds(services.database, services.redis, gateway, settings)
         await rounds.meter(now)
-        await rounds.look(now)
+        await rounds.check_payments(now)
     finally:
         await gateway.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from engine.journal.salvage import LeftOnDisk, left_on_disk
+from engine.journal.salvage import PendingUsage, pending_usage
 from engine.protocol import JOURNAL_STREAM
 
 _METERING_S = 15.0
@@ -44,7 +44,7 @@ def not_in_ledger(engine_state: Path | None, in_journal: int) -> str:
     folder.
     """
     try:
-        on_disk = left_on_disk(engine_state) if engine_state is not None else LeftOnDisk(0, 0)
+        on_disk = pending_usage(engine_state) if engine_state is not None else PendingUsage(0, 0)
     except OSError as error:
         return f"the engine's files cannot be read: {error}"
     left = [

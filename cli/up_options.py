@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cli.demo import DEMO_BASE
 from cli.errors import CliError, UsageError
-from engine.device.capabilities import kind_of_device, refusal
+from engine.device.capabilities import device_kind, refusal
 
 _DEMO_QUANTIZATION = {"cpu": "int8", "cuda": "fp8"}
 
@@ -51,7 +51,7 @@ class UpOptions:
         that gives the same answers. Raises `UsageError`, before anything starts.
         """
         try:
-            kind = kind_of_device(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto"))
+            kind = device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto"))
         except ValueError as error:
             raise UsageError(str(error)) from None
         if self.quantization is None:

@@ -1,5 +1,5 @@
-"""The inference engine: one process per device, a quantized base model and the adapters grafted on it.
+"""Serves one base model and the adapters grafted on it: one engine process per device.
 
-Its public face is `engine.protocol` (messages), `engine.client` (asyncio), `engine.vocabulary` (token bytes)
-and `engine.lora.artifact` (the packed adapter). Nothing above the engine imports anything else of it.
+The packages above it import `engine.protocol` (messages), `engine.client` (asyncio client),
+`engine.vocabulary` (token bytes) and `engine.lora.artifact` (the packed adapter), and nothing else of it.
 """

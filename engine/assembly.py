@@ -1,8 +1,7 @@
-"""Puts a serving engine together: model, KV cache, adapter pool and loader, runner, scheduler, core.
+"""Assembles a serving engine: model, KV cache, adapter pool and loader, runner, scheduler, core.
 
-Owns the choice of the device and of sizes from the settings, and tells the log what takes its time. Imported
-by the engine's main once there is a model to load: it brings torch with it, and kernels only where there is a
-GPU to run them.
+Chooses the device and the sizes from the settings, and logs what takes time. Imported only once there is a
+model to load: it imports torch, and kernels only where there is a GPU to run them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import structlog
 import torch
 
 from engine.core import EngineCore, Runner
-from engine.device.capabilities import host_memory, kind_of_device, refusal
+from engine.device.capabilities import device_kind, host_memory, refusal
 from engine.device.cpu_runner import ModelRunner
 from engine.device.memory import (
     SLOTS_ON_CPU,
@@ -50,16 +49,16 @@ log = structlog.get_logger(__name__)
 
 BLOCK_SIZE = 16
 NUM_READERS_ON_GPU = 4
-"""Threads that bring adapters from disk into host memory: one checks about a gigabyte per second."""
+"""Threads that read adapters from disk into host memory: one verifies about a gigabyte per second."""
 COPIED_BYTES = 1 << 30
-"""To measure how fast a GPU's memory copies: more than any cache of one holds, and milliseconds."""
+"""Measures how fast a GPU's memory copies: more than any cache holds, and takes milliseconds."""
 PROGRESS_SECONDS = 2.0
-"""Between two lines on something that takes long."""
+"""Between two log lines on a long operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What both kinds of engine are told."""
+    """Sizes that both kinds of engine share."""
 
     context_length: int
     max_rows: int
@@ -69,7 +68,7 @@ class _Sizes:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What is different on a CPU and on a GPU."""
+    """The parts that differ between CPU and GPU."""
 
     runner: Runner
     loader: AdapterLoader[Any]
@@ -81,18 +80,18 @@ class _Parts:
 def build_engine(
     settings: EngineSettings, device_settings: DeviceSettings, server: EngineServer, build: str
 ) -> tuple[EngineCore, EngineInfo]:
-    """The core around a loaded model, and what clients are told of it.
+    """Returns the core around a loaded model, and the information that clients receive.
 
-    Raises: ValueError when there is no such device, the base is one the engine cannot serve there, or sizes
-    do not go together; OSError.
+    Raises: ValueError when there is no such device, the base cannot be served there, or sizes do not fit
+    together; OSError.
     """
     assert settings.base is not None
     torch.set_num_threads(device_settings.threads)
     device = _device(device_settings)
     vocabulary = Vocabulary.load(settings.base)
     bandwidth = _bandwidth(device_settings, device)  # while the memory is empty
-    with ThreadPoolExecutor(1, "base-digest") as beside:  # hashing takes as long as loading
-        digest = beside.submit(base_digest, settings.base)
+    with ThreadPoolExecutor(1, "base-digest") as executor:  # hashing takes as long as loading
+        digest = executor.submit(base_digest, settings.base)
         model = _load(settings, device_settings, device)
         base = digest.result()
     config = model.config
@@ -146,7 +145,7 @@ def _cpu_parts(
     base: str,
 ) -> _Parts:
     plan = plan_cpu(
-        _wanted(sizes, device_settings),
+        _memory_request(sizes, device_settings),
         block_bytes=KVCache.block_bytes(model.config, BLOCK_SIZE, model.dtype),
         useful_blocks=_useful_blocks(sizes),
     )
@@ -185,7 +184,7 @@ def _gpu_parts(
     used_bytes = total_bytes - free_bytes
     scratch_bytes = DeviceRunner.scratch_bytes(config, sizes.max_rows, sizes.max_batch_tokens)
     plan = plan_gpu(
-        _wanted(sizes, device_settings),
+        _memory_request(sizes, device_settings),
         budget_bytes=int(device_settings.memory_share * total_bytes),
         used_bytes=used_bytes,
         scratch_bytes=scratch_bytes,
@@ -239,8 +238,8 @@ def _gpu_parts(
 
 
 def _device(settings: DeviceSettings) -> torch.device:
-    """Where the engine runs. Raises ValueError when that is not to be had, or not for what is asked of it."""
-    kind = kind_of_device(settings.device)
+    """Returns the device to run on. Raises ValueError when it is missing or lacks a requested feature."""
+    kind = device_kind(settings.device)
     if kind == "cuda" and not torch.cuda.is_available():
         if settings.device == "cuda":
             raise ValueError(f"device is cuda, but this torch ({torch.__version__}) cannot use the GPU")
@@ -260,7 +259,7 @@ def _load(settings: EngineSettings, device_settings: DeviceSettings, device: tor
     model = load_model(settings.base, quantization, dtype, device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()  # what loading needed besides is not the weights'
+        torch.cuda.empty_cache()  # frees what only loading needed
     log.info(
         "weights loaded",
         architecture=model.config.architecture,
@@ -272,7 +271,7 @@ def _load(settings: EngineSettings, device_settings: DeviceSettings, device: tor
 
 
 def _bandwidth(settings: DeviceSettings, device: torch.device) -> float:
-    """Bytes per second, as it was set, or as a copy on a GPU shows; 0: not known."""
+    """Returns bytes per second as set, or as measured by a copy on a GPU; 0: not known."""
     if settings.memory_bandwidth is not None:
         return settings.memory_bandwidth
     if device.type != "cuda":
@@ -304,11 +303,11 @@ def _context_length(settings: EngineSettings, config: ModelConfig) -> int:
 
 
 def _is_clamped(sizes: _Sizes, config: ModelConfig) -> bool:
-    """Whether the sliding window bounds the context, and no setting below it."""
+    """Returns whether the sliding window bounds the context, and no setting below it."""
     return config.is_clamped and sizes.context_length == config.sliding_window
 
 
-def _wanted(sizes: _Sizes, settings: DeviceSettings) -> MemoryRequest:
+def _memory_request(sizes: _Sizes, settings: DeviceSettings) -> MemoryRequest:
     return MemoryRequest(
         num_slots=sizes.num_slots,
         num_blocks=settings.num_blocks,
@@ -319,7 +318,7 @@ def _wanted(sizes: _Sizes, settings: DeviceSettings) -> MemoryRequest:
 
 
 def _useful_blocks(sizes: _Sizes) -> int:
-    """What all rows take at full length."""
+    """Returns the blocks that all rows take at full length."""
     return sizes.max_rows * -(-sizes.context_length // BLOCK_SIZE)
 
 
@@ -327,16 +326,16 @@ def _useful_blocks(sizes: _Sizes) -> int:
 
 
 class _Progress:
-    """Told of every piece done, says so now and then."""
+    """Logs progress now and then; called after every completed part."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._told_at = time.monotonic()
+        self._logged_at = time.monotonic()
 
     def __call__(self, done: int, of: int) -> None:
         now = time.monotonic()
-        if done == of or now - self._told_at > PROGRESS_SECONDS:
-            self._told_at = now
+        if done == of or now - self._logged_at > PROGRESS_SECONDS:
+            self._logged_at = now
             log.info(self._what, done=done, of=of)
 
 

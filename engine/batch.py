@@ -1,13 +1,12 @@
-"""The contract between scheduler and runner: the plan of one step, and what came back.
+"""Defines the contract between scheduler and runner: the plan of one step, and its result.
 
-A Batch is complete: the runner asks nobody anything. It names rows of the runner's persistent batch state,
-and carries only what changed since the last step, so that work per step is proportional to change. Plain
-data: no torch.
+A `Batch` is complete: the runner needs nothing else. It names rows of the runner's persistent batch state and
+carries only what changed since the last step, so that work per step is proportional to change. Plain data, no
+torch.
 
-A runner of depth 1 is given step n+1 before anybody has seen what step n drew. Steps run in the order in
-which they were launched, and what a batch says holds from its own step on: a row that batch n+1 frees, or a
-block that it gives to another row, may still be in use by step n, whose result is read by position and not by
-row.
+A runner of depth 1 receives step n+1 before the result of step n is known. Steps run in launch order, and a
+batch takes effect with its own step: a row that batch n+1 frees, or a block that it gives to another row, may
+still be in use by step n, whose result is read by position and not by row.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from typing import NamedTuple, Protocol
 from engine.protocol import SamplingParams, TokenLogprob
 
 NO_SLOT = -1
-"""Adapter slot of a row that runs the base alone."""
+"""Adapter slot of a row that runs the base model alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
-    """A request enters a row of the batch state, for the first time or again after preemption."""
+    """A request that enters a row of the batch state, for the first time or again after preemption."""
 
     row: int
     request_id: str
     token_ids: list[int]
-    """Prompt and everything generated so far."""
+    """Prompt and generated tokens."""
     prompt_len: int
     computed_len: int
-    """Tokens whose keys and values already stand in `block_ids` (prefix cache)."""
+    """Tokens whose keys and values are already in `block_ids` (prefix cache)."""
     block_ids: list[int]
     sampling: SamplingParams
     seed: int
@@ -44,18 +43,18 @@ class Scheduled(NamedTuple):
     row: int
     num_tokens: int
     samples: bool
-    """True when the share ends at the row's last token (known, or just being drawn): a next one is drawn."""
+    """Whether the share ends at the row's last token, known or pending, so that the next token is drawn."""
 
 
 class Scored(NamedTuple):
-    """Known tokens of a row that a step scores, each by what the step computes of the token before it."""
+    """Known tokens of a row that a step scores, each from the hidden state of the token before it."""
 
     row: int
     first: int
-    """Position of the first; the step's share of the row begins before it."""
+    """Position of the first token to score; the row's share of the step begins before it."""
     num_tokens: int
     num_tops: int
-    """How many of the likeliest are wanted beside each."""
+    """How many of the likeliest tokens are reported beside each."""
 
 
 @dataclass(slots=True)
@@ -78,27 +77,27 @@ class Batch:
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step drew: parallel to those entries of `Batch.scheduled` that sample, in their order."""
+    """What one step drew, parallel to the entries of `Batch.scheduled` that sample, in their order."""
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    """By position in `token_ids`; only for rows that asked."""
+    """By position in `token_ids`, for rows that asked for them."""
     failed: list[int] = field(default_factory=list)
-    """Positions in `token_ids` whose logits were not finite: the request ends with "error", alone."""
+    """Positions in `token_ids` whose logits were not finite: those requests end with "error"."""
     scores: list[list[TokenLogprob] | None] = field(default_factory=list)
-    """Parallel to `Batch.scored`. None where logits were not finite: that request ends with "error" too."""
+    """Parallel to `Batch.scored`. None where logits were not finite: those requests end with "error"."""
 
 
-class Launched(Protocol):
-    """A step that is on its way."""
+class LaunchedStep(Protocol):
+    """A step that has been launched."""
 
     def result(self) -> StepResult:
-        """What it drew. Waits for it; called once."""
+        """Waits for the step and returns what it drew. Called once."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CompletedStep:
     """A step that was over when its launch returned."""
 
     drawn: StepResult

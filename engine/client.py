@@ -1,11 +1,12 @@
-"""The engine as seen from an asyncio process: submit, read tokens, learn at once when it is gone.
+"""Connects an asyncio process to one engine: submits requests, streams tokens, detects at once when it is
+gone.
 
-Owns one DEALER socket at a time and the generations open on it. A connection is never repaired: at its first
-fault (the peer closed it, three seconds without a heartbeat, another incarnation answering) the socket is
-thrown away with whatever was queued in it, every open generation fails with EngineGone, and a new socket says
-Hello. So no message meant for one incarnation of the engine ever reaches the next.
+A connection is never repaired: at its first fault (the peer closed it, three seconds without a heartbeat,
+another incarnation answering) the socket is discarded with everything queued in it, every open generation
+fails with EngineGone, and a new socket sends Hello. So no message meant for one incarnation of the engine
+reaches the next.
 
-`engine.transport.generation` defines the errors that a caller may see.
+`engine.transport.generation` defines the errors that callers may see.
 """
 
 from __future__ import annotations
@@ -44,25 +45,24 @@ __all__ = ["EngineClient", "EngineError", "EngineGone", "Generation", "ReaderSta
 log = structlog.get_logger(__name__)
 
 SILENCE_LIMIT = 3.0
-"""Seconds without a word from a ready engine until it counts as gone; it speaks twice a second."""
+"""Seconds without a message from a ready engine until it counts as gone; it sends twice a second."""
 CONNECT_LIMIT = 2.0
 """Seconds for a connection to be made before another is tried."""
 TICK = 0.1
 BURST = 64
-"""Messages that are taken in before others have their turn on the event loop."""
+"""Messages handled before other tasks of the event loop have their turn."""
 MAX_UNREAD_TOKENS = 65_536
 """Of one generation."""
 MAX_UNREAD_IN_ALL = 2_097_152
-"""Of all together; past it, those who left more than their share unread are given up. Unread tokens take some
-36 bytes each.
-"""
+"""Of all generations together; beyond it, those with more than their share unread are aborted. Unread tokens
+take some 36 bytes each."""
 
 _decoder = msgspec.msgpack.Decoder(EngineMessage)
 _encoder = msgspec.msgpack.Encoder()
 
 
 class EngineClient:
-    """A process's door to one engine. All methods belong to the event loop that called `start`."""
+    """A connection to one engine. All methods belong to the event loop that called `start`."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class EngineClient:
     ) -> None:
         """`name` appears in the engine's log.
 
-        Connects at `start`, to an engine that need not be there yet.
+        Connects at `start`; the engine need not be running yet.
         """
         self.endpoint = endpoint
         self.info: EngineInfo | None = None
-        """Who serves; None until it first answered. Stays as it was while the engine is away."""
+        """The engine's identity; None until it first answered. Kept while the engine is away."""
         self.stats: EngineStats | None = None
         """Its latest gauges and counters."""
         self._view: asyncio.Future[EngineView] | None = None
@@ -95,26 +95,26 @@ class EngineClient:
 
     @property
     def ready(self) -> bool:
-        """Connected to an engine that has its model loaded."""
+        """Whether it is connected to an engine that has loaded its model."""
         return self._ready.is_set()
 
     @property
     def is_starting(self) -> bool:
-        """Connected to an engine that has its model not loaded yet."""
-        return not self.ready and self._connection is not None and self._connection.connected
+        """Whether it is connected to an engine that is still loading its model."""
+        return not self.ready and self._connection is not None and self._connection.is_connected
 
     @property
     def ready_in(self) -> float:
-        """Seconds until the engine is likely to serve again, by how long its last start took."""
+        """Seconds until the engine is likely to serve again, judged by how long its last start took."""
         return self._estimate.ready_in(time.monotonic())
 
     @property
     def num_open(self) -> int:
-        """Generations whose last word is still to come."""
+        """Generations that have not received their last message."""
         return len(self._generations)
 
     async def start(self) -> None:
-        """Begin to connect, and keep doing so until `close`."""
+        """Begins to connect, and keeps reconnecting until `close`."""
         assert self._watch is None, "started twice"
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context(io_threads=1)
@@ -122,7 +122,7 @@ class EngineClient:
         self._watch = asyncio.create_task(self._keep_connected(), name=f"engine-client {self.endpoint}")
 
     async def close(self) -> None:
-        """Say goodbye; the engine aborts what is open. Open generations fail with EngineGone."""
+        """Sends Goodbye; the engine aborts what is open. Open generations fail with EngineGone."""
         if self._watch is None or self._context is None:
             return
         self._watch.cancel()
@@ -130,22 +130,22 @@ class EngineClient:
             await self._watch
         self._watch = None
         if self._connection is not None:
-            if self._connection.connected:
+            if self._connection.is_connected:
                 self._connection.socket.send(_encoder.encode(Goodbye()), zmq.NOBLOCK)
             self._ready.clear()
             for generation in self._generations.values():
-                generation._hears_end = None
+                generation._end_callback = None
             self._disconnect("the client is closing", linger=200)
         await asyncio.to_thread(self._context.term)
 
     async def wait_ready(self) -> EngineInfo:
-        """The engine's info, once it is ready. Waits without end: bound it with `asyncio.timeout`."""
+        """Waits for the engine and returns its info. Has no timeout of its own: use `asyncio.timeout`."""
         await self._ready.wait()
         assert self.info is not None
         return self.info
 
     def submit(self, request: Submit) -> Generation:
-        """Send a request.
+        """Sends a request.
 
         Raises EngineGone when not ready, RequestRejected when its id is already open here.
         """
@@ -159,17 +159,17 @@ class EngineClient:
         return generation
 
     def prefetch(self, adapter: AdapterRef, pinned: bool | None = None) -> None:
-        """Have the engine load an adapter before its first request, and keep it (`pinned`) or no longer.
+        """Asks the engine to load an adapter before its first request, and to pin or unpin it (`pinned`).
 
-        A hint: without an engine it is dropped, and an engine that starts anew knows of no pins.
+        A hint: without an engine it is dropped, and an engine that restarts has no pins.
         """
         if self.ready:
             self._send(Prefetch(adapter, pinned))
 
     async def inspect(self, within: float) -> EngineView | None:
-        """What the engine looks like now; None when it does not say `within` so many seconds.
+        """Returns the engine's view, or None when there is no answer within `within` seconds.
 
-        Whoever asks while an answer is on its way gets the same.
+        Concurrent callers share one answer.
         """
         if not self.ready:
             return None
@@ -185,14 +185,14 @@ class EngineClient:
             return None
 
     async def spooled(self, within: float, most: int | None = None) -> list[bytes]:
-        """The usage events that wait on the engine's disk, as `disk` has them."""
+        """Returns the usage events that wait on the engine's disk, as `disk` does."""
         return (await self.disk(within, most)).events
 
     async def disk(self, within: float, most: int | None = None) -> Spooled:
-        """What the engine has on its disk in one piece. Of usage events that wait there, in order, the first
-        `most`, and some more where there are more. One caller at a time.
+        """Returns what the engine has on its disk. Of the usage events waiting there, in order, at least the
+        first `most`. One caller at a time.
 
-        Raises EngineGone when it does not say within so many seconds, or is another one meanwhile.
+        Raises EngineGone when there is no answer within `within` seconds, or the engine restarts meanwhile.
         """
         found = Spooled()
         position: int | None = 0
@@ -208,9 +208,9 @@ class EngineClient:
                     found = msgspec.structs.replace(first, events=[*found.events, *page.events])
                     position = page.position
         except TimeoutError:
-            why = "it serves, and may be of a release that cannot answer" if self.ready else "no connection"
+            why = "no answer; it may be of an older release" if self.ready else "no connection"
             raise EngineGone(
-                f"engine at {self.endpoint} could not be asked what waits on its disk: {why}"
+                f"cannot read the usage spooled by the engine at {self.endpoint}: {why}"
             ) from None
         if self.info is None or self.info.incarnation != incarnation:
             raise EngineGone(f"engine at {self.endpoint} was restarted")
@@ -222,7 +222,7 @@ class EngineClient:
 
     def _send(self, message: ClientMessage) -> None:
         assert self._connection is not None
-        with contextlib.suppress(zmq.Again):  # the connection just broke: its end is about to be noticed
+        with contextlib.suppress(zmq.Again):  # the connection just broke, which is about to be noticed
             self._connection.socket.send(_encoder.encode(message), zmq.NOBLOCK)
         # The descriptor is edge-triggered, and sending may have swallowed an edge: look for what came in
         # meanwhile.
@@ -240,7 +240,7 @@ class EngineClient:
         self._on_monitor()
 
     def _disconnect(self, reason: str, linger: int = 0) -> None:
-        """Throw the connection away and fail what was open on it."""
+        """Discards the connection and fails every generation that was open on it."""
         connection, self._connection = self._connection, None
         assert connection is not None
         self._loop.remove_reader(connection.socket.FD)
@@ -268,19 +268,19 @@ class EngineClient:
             connection, now = self._connection, self._loop.time()
             if connection is None:
                 continue
-            if self.ready and now - connection.last_heard > SILENCE_LIMIT:
+            if self.ready and now - connection.last_message_at > SILENCE_LIMIT:
                 self._disconnect(f"no heartbeat for {SILENCE_LIMIT:g} s")
-            elif not connection.connected and now - connection.opened_at > CONNECT_LIMIT:
+            elif not connection.is_connected and now - connection.opened_at > CONNECT_LIMIT:
                 self._disconnect("no connection")
 
     def _on_monitor(self) -> None:
         if self._connection is None:
             return
         self._connection.poll_monitor()
-        if self._connection.lost:
+        if self._connection.is_lost:
             gained: set[Generation] = set()
             while self._take_message(gained):
-                pass  # what it said before it died still counts
+                pass  # messages sent before it died still count
             if self._connection is not None:
                 self._disconnect("it closed the connection")
             for generation in gained:
@@ -289,29 +289,31 @@ class EngineClient:
     # Messages ---------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        """Take in what has come, and only then wake readers: one that is behind gets it in one piece."""
+        """Handles messages that have arrived, then wakes readers: a slow reader gets them in one piece."""
         gained: set[Generation] = set()
         for _ in range(BURST):
             if not self._take_message(gained):
                 break
         else:
-            self._loop.call_soon(self._on_readable)  # the descriptor will not say again that there is more
+            self._loop.call_soon(
+                self._on_readable
+            )  # the descriptor is edge-triggered: it will not signal again that there is more
         for generation in gained:
             generation._wake()
 
     def _take_message(self, gained: set[Generation]) -> bool:
-        """Whether there was one, and it made sense."""
+        """Returns whether there was a message, and it could be decoded."""
         connection = self._connection
         if connection is None:
             return False
         if not connection.has_message:
             return False
         payload = connection.socket.recv(zmq.NOBLOCK)
-        connection.last_heard = self._loop.time()
+        connection.last_message_at = self._loop.time()
         try:
             message = _decoder.decode(payload)
         except msgspec.DecodeError as error:
-            self._disconnect(f"it sent a message that makes no sense ({error})")
+            self._disconnect(f"it sent an invalid message ({error})")
             return False
         if isinstance(message, Outputs):
             self._on_outputs(message, gained)
@@ -346,7 +348,9 @@ class EngineClient:
                 and num_unread * len(generations) > self._max_unread_in_all
             ):
                 self._send(Abort(chunk.request_id))
-                generation._stall(ReaderStalled(f"{num_unread} tokens were left unread, more than may be"))
+                generation._stall(
+                    ReaderStalled(f"the client left {num_unread} tokens unread; the request was aborted")
+                )
         for finished in outputs.finished:
             generation = generations.pop(finished.request_id, None)
             if generation is not None:

@@ -1,14 +1,14 @@
-"""The engine without its process: schedule, launch, commit.
+"""Runs the engine's step loop without its process: schedule, launch, commit.
 
-Owns the order of a step and the engine's counters. Refuses to know sockets, journals and tensors: those are
-the server's and the runner's. One thread calls it, but for `adapter_loaded`, which any thread may call.
+Sockets and journals are the server's, tensors the runner's. One thread calls the core, except for
+`adapter_loaded`, which any thread may call.
 
-With a runner of depth 1 the next step is planned and launched before this one's tokens are read, so that the
-device goes on while the host tells of them and prepares what follows:
+With a runner of depth 1 the next step is planned and launched before the tokens of this one are read, so that
+the device works while the host publishes results and prepares what follows:
 
     step()  schedule(n+1), launch(n+1), wait for step n, commit(n)
 
-With depth 0 a launch returns when its step is over, and is committed at once.
+With depth 0 a launch returns when its step is over, and the step is committed at once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.batch import Batch, Launched
-from engine.inspection import history_of, view_of
+from engine.batch import Batch, LaunchedStep
+from engine.inspection import build_view, create_history
 from engine.outputs import DeviceGauges, DeviceMemory, RunnerCounters, StepOutputs
 from engine.protocol import AdapterRef, EngineStats, EngineView, PriorityClass, Rejected, Submit
 from engine.scheduling.scheduler import Scheduler
@@ -38,19 +38,21 @@ class Runner(Protocol):
     @property
     def counters(self) -> RunnerCounters: ...
 
-    def launch(self, batch: Batch) -> Launched: ...
+    def launch(self, batch: Batch) -> LaunchedStep: ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
-    """A step launched and not committed."""
+class _InFlightStep:
+    """A step that has been launched and not yet committed."""
 
     batch: Batch
-    launched: Launched
+    launched: LaunchedStep
     began: float
 
 
 class EngineCore:
+    """Schedules, launches and commits steps, and counts what they do."""
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -58,81 +60,82 @@ class EngineCore:
         gauges: Callable[[], DeviceGauges] = DeviceGauges,
         memory: DeviceMemory | None = None,
     ) -> None:
-        """`gauges`: asked for whenever `stats` are."""
-        assert runner.depth in (0, 1), f"nothing is planned {runner.depth} steps ahead"
+        """`gauges` is called whenever `stats` is read."""
+        assert runner.depth in (0, 1), f"depth {runner.depth} is not supported"
         self.scheduler = scheduler
         self.runner = runner
         self._gauges = gauges
         self._memory = DeviceMemory() if memory is None else memory
-        self._history = history_of(scheduler)
+        self._history = create_history(scheduler)
         self._started_at = time.time()
         # (slot, digest, error): filled by the loader's thread, emptied by the next step.
         self._load_reports: deque[tuple[int, str, str | None]] = deque()
-        self._in_flight: deque[_Flight] = deque()
-        self._stuck = False  # the last step found nothing to run, and nothing has happened since
+        self._in_flight: deque[_InFlightStep] = deque()
+        self._is_blocked = False  # the last step found nothing to run, and nothing has changed since
         self._num_steps = 0
         self._step_seconds = 0.0
         self._gap_seconds = 0.0
-        self._settled_at = 0.0  # when the last commit ended
-        self._was_running = False  # rows were left for another step then
+        self._last_commit_at = 0.0  # when the last commit ended
+        self._was_running = False  # rows had more to compute then
 
     def submit(self, submit: Submit) -> Rejected | None:
-        """Take on a request, or say why not. Never raises, whatever is in it."""
-        self._stuck = False
+        """Queues a request, or returns why it is rejected. Never raises, whatever the request contains."""
+        self._is_blocked = False
         return self.scheduler.submit(submit)
 
     def abort(self, request_id: str) -> None:
-        """End a request; its last chunks and usage come with the next step. Unknown ids are ignored."""
-        self._stuck = False
+        """Ends a request; its last chunks and usage come with the next step. Unknown ids are ignored."""
+        self._is_blocked = False
         self.scheduler.abort(request_id)
 
     def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
-        """Load an adapter before its first request, if a slot can be spared.
+        """Loads an adapter before its first request, if a slot is free or can be freed.
 
-        `pinned`: keep it there from now on, or no longer; None leaves that as it is. Malformed digests are
-        ignored.
+        `pinned`: True keeps the adapter in its slot from now on, False ends that, None changes nothing.
+        Malformed digests are ignored.
         """
         if is_digest(ref.digest):
-            self._stuck = False
+            self._is_blocked = False
             self.scheduler.prefetch(ref, pinned)
 
     def adapter_loaded(self, slot: int, digest: str, error: str | None = None) -> None:
-        """The loader's report on a load it was told to start.
-
-        From any thread; wake the stepping thread after.
+        """Records that a load has ended. The loader calls it, from any thread, and wakes the stepping thread
+        afterwards.
         """
         self._load_reports.append((slot, digest, error))
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything. When not, sleep until a message or a load report comes, or a
-        little while: requests that wait for an adapter do not wait for ever.
+        """Returns whether a step would do anything.
+
+        If not, sleep until a message or a load report arrives, but not for long: waits for an adapter expire.
         """
         if self._in_flight or self._load_reports or self.scheduler.has_outputs:
             return True
-        return self.scheduler.has_requests and (not self._stuck or self.scheduler.is_overdue)
+        return self.scheduler.has_requests and (not self._is_blocked or self.scheduler.has_expired_waits)
 
     def step(self) -> StepOutputs:
-        """Launch a step if there is one to run, and commit the oldest when `depth` are in flight behind it.
+        """Launches the next step, if any, and commits the oldest one once `depth` steps are in flight behind
+        it.
 
-        What the runner raises is not caught: then the process is to die.
+        Exceptions of the runner are not caught: the process must end then.
         """
-        self._settle_loads()
+        self._apply_load_reports()
         batch = self.scheduler.schedule()
         num_behind = 0
         if batch is not None:
             self._launch(batch)
             num_behind = self.runner.depth
-        self._stuck = batch is None and not self._in_flight
+        self._is_blocked = batch is None and not self._in_flight
         if len(self._in_flight) > num_behind:
             return self._commit(self._in_flight.popleft())
         return self.scheduler.collect()
 
     @property
     def stats(self) -> EngineStats:
-        """Gauges and counters as of now. The journal's gauge is the server's to fill in."""
+        """Gauges and counters as of now. The server fills in the journal's gauges."""
         scheduler = self.scheduler
-        counters, pool, slots = scheduler.counters, scheduler.pool, scheduler.residency.slots
+        counters, pool, slots = scheduler.counters, scheduler.pool, scheduler.slot_allocator.slots
         run, gauges = self.runner.counters, self._gauges()
         return EngineStats(
             started_at=self._started_at,
@@ -179,11 +182,11 @@ class EngineCore:
         )
 
     def view(self, stats: EngineStats) -> EngineView:
-        """The engine as an operator sees it, with `stats` as they are to be told."""
+        """Returns the state that operators see, with `stats` as the server completed them."""
         memory = dict(self._memory.shares)
         if stats.adapter_bytes_total or stats.adapter_bytes_used:
             memory["adapters"] = stats.adapter_bytes_total or stats.adapter_bytes_used
-        return view_of(
+        return build_view(
             self.scheduler,
             self._history,
             stats,
@@ -194,30 +197,30 @@ class EngineCore:
         )
 
     def check_integrity(self) -> None:
-        """Assert that nothing is lost or held twice. For idle moments and tests."""
+        """Asserts that nothing is lost or held twice. For idle moments and tests."""
         assert len(self._in_flight) <= self.runner.depth
         self.scheduler.check_integrity()
 
     def _launch(self, batch: Batch) -> None:
         began = time.perf_counter()
         if self._was_running and not self._in_flight:
-            self._gap_seconds += began - self._settled_at
+            self._gap_seconds += began - self._last_commit_at
         self._history.planned(*self.scheduler.composition)
-        self._in_flight.append(_Flight(batch, self.runner.launch(batch), began))
+        self._in_flight.append(_InFlightStep(batch, self.runner.launch(batch), began))
 
-    def _commit(self, flight: _Flight) -> StepOutputs:
-        result = flight.launched.result()
+    def _commit(self, in_flight: _InFlightStep) -> StepOutputs:
+        result = in_flight.launched.result()
         self._history.ending()
-        outputs = self.scheduler.commit(flight.batch, result)
+        outputs = self.scheduler.commit(in_flight.batch, result)
         now = time.perf_counter()
         self._num_steps += 1
-        seconds = now - max(flight.began, self._settled_at)
+        seconds = now - max(in_flight.began, self._last_commit_at)
         self._step_seconds += seconds
         self._history.ended(seconds)
-        self._settled_at = now
+        self._last_commit_at = now
         self._was_running = self.scheduler.num_running > 0
         return outputs
 
-    def _settle_loads(self) -> None:
+    def _apply_load_reports(self) -> None:
         while self._load_reports:
             self.scheduler.adapter_loaded(*self._load_reports.popleft())

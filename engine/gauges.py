@@ -1,7 +1,6 @@
-"""What an engine tells of itself: the gauges and counters of its heartbeat, and the view that is asked for.
+"""Defines the engine's heartbeat (gauges and counters) and the view that operators request.
 
-Owns those structs, which are part of the wire format: `engine.protocol` says what that asks of changes.
-Refuses to know how they come about, and who reads them.
+Both are part of the wire format: `engine.protocol` says how they may change.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     rejected: int = 0
     errors: int = 0
     journal_spooled: int = 0
-    """Usage events waiting on local disk because the journal's Redis is away."""
+    """Usage events waiting on local disk because the journal's Redis is unreachable."""
     admitted: dict[str, int] = {}
     """By priority class: requests that entered a batch for the first time."""
     queue_seconds: dict[str, float] = {}
-    """By priority class: the seconds those waited for it since `Submit.submitted_at`, summed."""
+    """By priority class: seconds those requests waited since `Submit.submitted_at`, summed."""
     device: str = ""
     quantization: str = ""
     kv_dtype: str = ""
     adapter_bytes_total: int = 0
-    """Device memory set aside for adapters; 0 where there is no such bound."""
+    """Device memory reserved for adapters; 0 where there is no such bound."""
     adapter_bytes_used: int = 0
     adapter_load_seconds: float = 0.0
     """From the start of a load to its end, summed over loads."""
@@ -54,38 +53,39 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     eager_steps: int = 0
     """Steps launched op by op."""
     step_gap_seconds: float = 0.0
-    """How long the device waited for its next step although rows were running, as far as the host can see."""
+    """Seconds that the device was idle between steps although rows were running, as far as the
+    host can see."""
     rows_total: int = 0
     running_by_class: dict[str, int] = {}
     """`running`, by priority class."""
     predicted_wait: dict[str, float] = {}
     """By priority class: seconds that a short request of a tenant without others would wait now."""
     preempted: dict[str, int] = {}
-    """`preemptions`, by the priority class of who had to go."""
+    """`preemptions`, by the priority class of the preempted request."""
     shed: dict[str, int] = {}
-    """By priority class: requests refused as overloaded."""
+    """By priority class: requests rejected as overloaded."""
     prefill_tokens: int = 0
     """Known tokens that steps computed: of prompts, and again after preemptions."""
     decode_tokens: int = 0
     """Tokens that steps computed one to a row, to draw the next."""
     draining: bool = False
-    """New requests are refused; it ends once those it has are answered."""
+    """New requests are rejected; the engine ends once its open requests have ended."""
     step_bytes: int = 0
-    """What steps had to read of the device's memory at least, summed; 0 where there is no model."""
+    """Bytes of device memory that steps had to read at least, summed; 0 where there is no model."""
     memory_bandwidth: float = 0.0
-    """Bytes per second that the device's memory copies, read and written; 0 where that is not known."""
+    """Bytes per second, read and written, of a copy within the device's memory; 0: not known."""
     disk_free_bytes: int = 0
     """Of the file system with the in-flight table and the usage spool."""
     disk_total_bytes: int = 0
-    """Its size; 0 where that is not known."""
+    """Size of that file system; 0: not known."""
     started_at: float = 0.0
-    """Unix seconds, the engine's clock; 0 where that is not known."""
+    """Unix seconds, the engine's clock; 0: not known."""
     journal_set_aside: int = 0
     """Damaged files of the journal that wait for an operator."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):
-    """What one second's steps came to. Lists are by priority class, in the order of `PriorityClass`."""
+    """Statistics of one second's steps. Lists are by priority class, in the order of `PriorityClass`."""
 
     at: int
     """Unix seconds."""
@@ -93,21 +93,21 @@ class StepSecond(msgspec.Struct, frozen=True, array_like=True):
     step_seconds: float
     """Summed, as in EngineStats."""
     p50: float
-    """Seconds of a step, to within 3 %; so is `p99`."""
+    """Seconds per step, to within 3 %; so is `p99`."""
     p99: float
     prefill_tokens: list[int]
     decode_rows: list[int]
     """Summed over the steps."""
     completion_tokens: int
     prompt_tokens: int
-    """Of requests that were admitted, and so are `cached_tokens`."""
+    """Of admitted requests, like `cached_tokens`."""
     cached_tokens: int
     preemptions: int
     shed: int
     adapter_loads: int
     adapter_evictions: int
     blocks_used: int
-    """At its end, and so is `waiting`."""
+    """At the end of the second, like `waiting`."""
     waiting: list[int]
 
 
@@ -118,11 +118,11 @@ class SlotView(msgspec.Struct, frozen=True, array_like=True):
     digest: str
     rank: int
     num_bytes: int
-    """Of the device's memory; 0 where that is not known."""
+    """Of the device's memory; 0: not known."""
     loading: bool
     pinned: bool
     closing: bool
-    """No new request is admitted on it: another adapter is to have its room."""
+    """No new request is admitted on it: another adapter will take its slot."""
     rows: int
     """Requests in the batch that use it."""
     waiting: int
@@ -137,17 +137,17 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     rows: int = 0
     """In the batch."""
     prefill_rows: int = 0
-    """Of those, the ones whose prompt is not computed yet."""
+    """Rows among them whose prompt is not computed yet."""
     tokens: int = 0
-    """That the rows have, prompts and answers."""
+    """Prompt and generated tokens of the rows."""
     waiting: int = 0
     oldest_wait: float = 0.0
-    """Seconds that the one has waited which has waited longest."""
+    """Seconds that the longest-waiting of them has waited."""
 
 
 class EngineView(msgspec.Struct, frozen=True, tag="view"):
-    """All that an operator's picture of the engine is made of, in answer to Inspect. Bounded in size, and
-    without prompts, answers and labels.
+    """State of the engine for operators, in answer to Inspect. Bounded in size, without prompts, answers and
+    labels.
     """
 
     stats: EngineStats
@@ -159,20 +159,20 @@ class EngineView(msgspec.Struct, frozen=True, tag="view"):
     blocks_cached: int
     """Free blocks whose contents can still be found."""
     prefill_tokens: list[int]
-    """Of the step planned last, and so are `decode_rows`; by class, in the order of `PriorityClass`."""
+    """Of the last planned step, like `decode_rows`; by class, in the order of `PriorityClass`."""
     decode_rows: list[int]
     oldest_wait: list[float]
-    """By class: seconds that the request has waited which has waited longest."""
+    """By class: seconds that the longest-waiting request has waited."""
     step_p50: float
-    """Seconds of a step, over `seconds`, to within 3 %; so is `step_p99`."""
+    """Seconds per step, over `seconds`, to within 3 %; so is `step_p99`."""
     step_p99: float
     seconds: list[StepSecond]
-    """The last minutes, in order; without those in which no step ended."""
+    """The last five minutes, in order, without seconds in which no step ended."""
     slots: list[SlotView]
-    """Those that are not empty, most used first."""
+    """Slots that are not empty, most used first."""
     shares: list[Share]
-    """Who has the rows and who waits: the largest, most rows first."""
+    """The largest shares of the batch and the queue, most rows first."""
     num_shares: int
-    """How many there are, `shares` and others."""
+    """How many shares there are, including those left out."""
     memory: dict[str, int]
-    """Bytes of the device's memory by what they are for: "weights", "kv", "adapters", "scratch", "rest"."""
+    """Bytes of the device's memory by purpose: "weights", "kv", "adapters", "scratch", "rest"."""

@@ -1,8 +1,7 @@
-"""What the steps of the last minutes were like, second by second.
+"""Keeps statistics of the last five minutes of steps, one record per second.
 
-Owns a ring of seconds and the times of steps. What it keeps is bounded, and what it costs a step is a few
-additions; percentiles are found once a second, from counts by logarithm. Refuses to know requests, and who
-asks.
+The record is bounded, and costs a step a few additions; percentiles are computed once a second from a
+histogram with logarithmic buckets.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from engine.gauges import StepSecond
 from engine.protocol import PriorityClass
 
 NUM_SECONDS = 300
-"""That are kept: five minutes."""
+"""Seconds that are kept: five minutes."""
 
 _PER_E = 20.0
-"""Buckets of times for each factor of e: 5 % wide, so that a bucket's middle is within 3 % of the truth."""
+"""Buckets per factor of e: each is 5 % wide, so that its middle is within 3 % of the true time."""
 _NO_CLASS = (0,) * len(PriorityClass)
 
 
 class Totals(NamedTuple):
-    """Counters kept elsewhere: a second is told by how they changed in it."""
+    """Counters kept elsewhere: a second's record has the change during it."""
 
     completion_tokens: int
     prompt_tokens: int
@@ -37,14 +36,16 @@ class Totals(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """Gauges kept elsewhere: a second is told by what they were at its end."""
+    """Gauges kept elsewhere: a second's record has their value at its end."""
 
     blocks_used: int
     waiting: list[int]
 
 
 class StepHistory:
-    """One thread's. A step is `planned`; then, before what it came to is counted, `ending`; then `ended`."""
+    """Records steps, from one thread. Call `planned` for each step, `ending` before its results are counted,
+    then `ended`.
+    """
 
     def __init__(
         self,
@@ -52,23 +53,23 @@ class StepHistory:
         levels: Callable[[], Levels],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` gives Unix seconds."""
+        """`clock` returns Unix seconds."""
         self.last_prefill = list(_NO_CLASS)
-        """Tokens of the step planned last, by class."""
+        """Tokens of the last planned step, by class."""
         self.last_decode = list(_NO_CLASS)
-        """Rows of it that decoded."""
+        """Decoding rows of the last planned step, by class."""
         self._totals = totals
         self._levels = levels
         self._clock = clock
-        self._kept: deque[tuple[StepSecond, dict[int, int]]] = deque()
+        self._seconds: deque[tuple[StepSecond, dict[int, int]]] = deque()
         self._all_times: dict[int, int] = {}
-        """Steps kept, by bucket of their time."""
+        """Number of kept steps by time bucket."""
         self._second = int(clock())
-        self._before = totals()
+        self._last_totals = totals()
         self._clear()
 
     def planned(self, prefill: list[int], decode: list[int]) -> None:
-        """A step with so many tokens of prompts and so many rows that decode, by class."""
+        """Records a step with these numbers of prompt tokens and decoding rows, by class."""
         self.last_prefill, self.last_decode = prefill, decode
         sums = self._prefill
         sums[0] += prefill[0]
@@ -80,13 +81,13 @@ class StepHistory:
         sums[2] += decode[2]
 
     def ending(self) -> None:
-        """What is counted from here on counts to this second."""
+        """Closes the current second if it is over: what is counted from here on belongs to this second."""
         now = int(self._clock())
         if now != self._second:
             self._close(now)
 
     def ended(self, seconds: float) -> None:
-        """It took so long."""
+        """Records how long the step took."""
         self._steps += 1
         self._step_seconds += seconds
         bucket = math.floor(math.log(seconds) * _PER_E) if seconds > 0.0 else -1000
@@ -94,12 +95,12 @@ class StepHistory:
         times[bucket] = times.get(bucket, 0) + 1
 
     def seconds(self) -> list[StepSecond]:
-        """Those that are over, in order; without those in which no step ended."""
+        """Returns the completed seconds in which steps ended, in order."""
         self.ending()
-        return [second for second, _ in self._kept]
+        return [second for second, _ in self._seconds]
 
     def percentiles(self, *shares: float) -> list[float]:
-        """Of the times of all steps that are kept, in seconds; 0 where there are none."""
+        """Returns percentiles of the times of all kept steps, in seconds; 0 where there are none."""
         return _percentiles(self._all_times, shares)
 
     def _clear(self) -> None:
@@ -110,8 +111,8 @@ class StepHistory:
         self._times: dict[int, int] = {}
 
     def _close(self, now: int) -> None:
-        """The second is over: keep it, and let go of what is too old."""
-        totals, before, times = self._totals(), self._before, self._times
+        """Records the second that is over, and drops seconds that are too old."""
+        totals, before, times = self._totals(), self._last_totals, self._times
         if self._steps or totals != before:
             p50, p99 = _percentiles(times, (0.5, 0.99))
             levels = self._levels()
@@ -128,12 +129,12 @@ class StepHistory:
                 waiting=levels.waiting,
                 **changes._asdict(),
             )
-            self._kept.append((second, times))
+            self._seconds.append((second, times))
             for bucket, count in times.items():
                 self._all_times[bucket] = self._all_times.get(bucket, 0) + count
-        self._second, self._before = now, totals
+        self._second, self._last_totals = now, totals
         self._clear()
-        kept = self._kept
+        kept = self._seconds
         while kept and (kept[0][0].at < now - NUM_SECONDS or len(kept) > NUM_SECONDS):
             self._forget(kept.popleft()[1])
 
@@ -145,7 +146,7 @@ class StepHistory:
 
 
 def _percentiles(times: dict[int, int], shares: Sequence[float]) -> list[float]:
-    """Of times counted by bucket, each to within half a bucket."""
+    """Returns percentiles of times counted by bucket, each to within half a bucket."""
     total = sum(times.values())
     if not total:
         return [0.0] * len(shares)

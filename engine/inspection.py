@@ -1,7 +1,7 @@
-"""What an operator sees of an engine at one moment: the batch, the slots, who has the rows and who waits.
+"""Builds the view that operators see of an engine: the batch, the adapter slots, tenants in the batch and
+waiting.
 
-Owns the making of an EngineView, and its bounds: it is made between two steps, of at most as many entries as
-there are slots and requests, and never with what a request says. Refuses to know who asks and how often.
+A view is built between two steps, has bounded size, and never contains prompts or answers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MAX_SHARES = 64
 
 _CLASSES = [str(priority) for priority in PriorityClass]
 _Key = tuple[str, str | None, int]
-"""Tenant, adapter and the place of the class among `_CLASSES`."""
+"""Tenant, adapter digest, and the index of the class in `_CLASSES`."""
 _NO_ROWS = [0, 0, 0]
 
 
-def history_of(scheduler: Scheduler) -> StepHistory:
-    """An empty history of what the scheduler's steps will be."""
-    counters, slots, queue = scheduler.counters, scheduler.residency.slots, scheduler.queue
+def create_history(scheduler: Scheduler) -> StepHistory:
+    """Returns an empty history that reads the scheduler's counters and gauges."""
+    counters, slots, queue = scheduler.counters, scheduler.slot_allocator.slots, scheduler.queue
 
     def totals() -> Totals:
         return Totals(
@@ -46,7 +46,7 @@ def history_of(scheduler: Scheduler) -> StepHistory:
     return StepHistory(totals, levels)
 
 
-def view_of(
+def build_view(
     scheduler: Scheduler,
     history: StepHistory,
     stats: EngineStats,
@@ -56,11 +56,11 @@ def view_of(
     taken_at: float,
     started_at: float,
 ) -> EngineView:
-    """The engine as of now.
+    """Returns the view of the engine as of now.
 
-    `slot_bytes`: what adapters take, by slot, where the slot table does not bound it; may be empty.
+    `slot_bytes`: what each slot's adapter takes, where the slot table does not bound it; may be empty.
     """
-    now = scheduler.look()
+    now = scheduler.read_clock()
     running, waiting = scheduler.running, list(scheduler.queue)
     shares, num_shares = _shares(running, waiting, now)
     p50, p99 = history.percentiles(0.5, 0.99)
@@ -93,7 +93,7 @@ def _oldest_waits(waiting: list[Request], now: float) -> list[float]:
 
 
 def _shares(running: list[Request], waiting: list[Request], now: float) -> tuple[list[Share], int]:
-    """The largest, and how many there are."""
+    """Returns the largest shares, and how many there are in all."""
     rows: dict[_Key, list[int]] = {}
     for request in running:
         digest = None if request.adapter is None else request.adapter.digest
@@ -133,8 +133,8 @@ def _shares(running: list[Request], waiting: list[Request], now: float) -> tuple
 
 
 def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
-    residency = scheduler.residency
-    table = residency.slots
+    slot_allocator = scheduler.slot_allocator
+    table = slot_allocator.slots
     found = [
         SlotView(
             slot=slot.index,
@@ -143,9 +143,9 @@ def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
             num_bytes=slot.num_bytes or (slot_bytes[slot.index] if slot_bytes else 0),
             loading=slot.state is SlotState.LOADING,
             pinned=table.is_pinned(slot.ref.digest),
-            closing=residency.is_closed(slot.index),
+            closing=slot_allocator.is_closed(slot.index),
             rows=slot.references,
-            waiting=residency.num_waiting(slot.ref.digest),
+            waiting=slot_allocator.num_waiting(slot.ref.digest),
         )
         for slot in table.slots
         if slot.ref is not None

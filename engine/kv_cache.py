@@ -1,11 +1,10 @@
-"""Blocks of the KV cache: who holds them, which contents they still have, in which order they are given away.
+"""Allocates blocks of the KV cache, and finds blocks that already hold a prompt's prefix.
 
-Owns block ids, reference counts and the index of cached prefixes. Block 0 is the null block: never handed
-out, a place for padding to point at. Refuses to know the tensors behind the ids, and requests.
+Tracks block ids, reference counts and the index of cached prefixes; the tensors behind the ids are
+`engine.model.cache`'s. Block 0 is the null block: never allocated, a place for padding to point at.
 
-A prefix is named by a chain of SHA-256 over (parent, token ids of one full block), rooted in tenant and
-adapter digest: equal tokens of another tenant or on another adapter have another name, so they can never be
-hit.
+A prefix is identified by a chain of SHA-256 over (parent hash, token ids of one full block), rooted in tenant
+and adapter digest: equal tokens of another tenant or on another adapter have another hash, so they never hit.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ NULL_BLOCK = 0
 
 
 def prefix_root(tenant: str, adapter_digest: str | None) -> bytes:
-    """Where the hash chain of one tenant's requests on one adapter begins."""
+    """Returns the root of the hash chain of a tenant's requests on one adapter."""
     salt = sha256(tenant.encode("utf-8", "surrogatepass")).digest()
     return sha256(salt + (adapter_digest or "").encode("utf-8", "surrogatepass")).digest()
 
 
 class BlockPool:
-    """All blocks. A block is held (references > 0) or free; a free one keeps its contents until it is given
-    away.
+    """All blocks. A block is held (references > 0) or free; a free block keeps its contents until it is
+    reallocated.
 
-    Invariants: the null block is neither; free + held == total; a hash names at most one block.
+    Invariants: the null block is neither; free + held == total; a hash identifies at most one block.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
@@ -39,11 +38,11 @@ class BlockPool:
             raise ValueError(f"block_size must be at least 1, not {block_size}")
         self.block_size = block_size
         self.num_blocks = num_blocks - 1
-        """Blocks that can be held: the null block is not counted."""
+        """Blocks that can be held, without the null block."""
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
-        # Eviction order: the first goes first. Blocks without contents worth keeping stand before all others.
+        # Eviction order, first to last. Blocks without registered contents come before all others.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self.num_cached = 0
         """Free blocks whose contents can still be found."""
@@ -57,22 +56,22 @@ class BlockPool:
         return self.num_blocks - len(self._free)
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
-        """The blocks that still have the contents named, up to the first that is gone."""
+        """Returns the blocks that hold the hashed contents, up to the first hash that is gone."""
         found = []
-        for name in hashes:
-            block_id = self._by_hash.get(name)
+        for block_hash in hashes:
+            block_id = self._by_hash.get(block_hash)
             if block_id is None:
                 break
             found.append(block_id)
         return found
 
     def num_free_besides(self, block_ids: Iterable[int]) -> int:
-        """Free blocks there would be if `block_ids` were held."""
+        """Returns how many blocks would be free if `block_ids` were held."""
         references = self._references
         return len(self._free) - sum(1 for block_id in block_ids if not references[block_id])
 
     def hold(self, block_ids: Iterable[int]) -> None:
-        """Add one reference to each; a free one leaves the free list with its contents."""
+        """Adds one reference to each block; a free block leaves the free list and keeps its contents."""
         for block_id in block_ids:
             if not self._references[block_id]:
                 del self._free[block_id]
@@ -80,18 +79,18 @@ class BlockPool:
             self._references[block_id] += 1
 
     def take(self) -> int:
-        """Give away the free block whose contents are missed least, held once. There must be one."""
+        """Allocates the free block that is first in eviction order, held once. There must be one."""
         block_id, _ = self._free.popitem(last=False)
-        name = self._hashes[block_id]
-        if name is not None:
+        block_hash = self._hashes[block_id]
+        if block_hash is not None:
             self._hashes[block_id] = None
-            del self._by_hash[name]
+            del self._by_hash[block_hash]
             self.num_cached -= 1
         self._references[block_id] = 1
         return block_id
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one reference of each block of a table, in token order.
+        """Drops one reference to each block of a table, in token order.
 
         The last block is evicted first: without the blocks before it, it could never be hit.
         """
@@ -105,110 +104,112 @@ class BlockPool:
                 else:
                     self.num_cached += 1
 
-    def name(self, block_id: int, name: bytes) -> None:
-        """Make a full, computed block findable.
-
-        Where another block has those contents already, it stays the one.
+    def register(self, block_id: int, block_hash: bytes) -> None:
+        """Adds a full, computed block to the prefix cache. If another block already has those contents, that
+        one stays.
         """
-        if name not in self._by_hash:
-            self._by_hash[name] = block_id
-            self._hashes[block_id] = name
+        if block_hash not in self._by_hash:
+            self._by_hash[block_hash] = block_id
+            self._hashes[block_id] = block_hash
             self.num_cached += not self._references[block_id]
 
-    def forget(self, names: Iterable[bytes]) -> None:
-        """Make contents unfindable: they are not to be trusted."""
-        for name in names:
-            block_id = self._by_hash.pop(name, None)
+    def invalidate(self, hashes: Iterable[bytes]) -> None:
+        """Removes contents from the prefix cache, because they are not valid."""
+        for block_hash in hashes:
+            block_id = self._by_hash.pop(block_hash, None)
             if block_id is not None:
                 self._hashes[block_id] = None
                 self.num_cached -= not self._references[block_id]
 
     def held_ids(self) -> set[int]:
-        """For checks: linear in the number of blocks."""
+        """Returns the ids of held blocks. For checks: linear in the number of blocks."""
         return {block_id for block_id, references in enumerate(self._references) if references}
 
     def check_integrity(self) -> None:
-        """Assert the invariants. Linear in the number of blocks: for idle moments and tests."""
+        """Asserts the invariants. Linear in the number of blocks: for idle moments and tests."""
         held = self.held_ids()
         assert all(references >= 0 for references in self._references)
         assert NULL_BLOCK not in self._free, "the null block is free"
         assert self._references[NULL_BLOCK] == 0, "the null block is held"
         assert self._free.keys().isdisjoint(held), "a block is free and held"
         assert len(self._free) + len(held) == self.num_blocks, "free + held != total"
-        named = {name: block_id for block_id, name in enumerate(self._hashes) if name is not None}
-        assert named == self._by_hash, "the index disagrees with the blocks"
+        registered = {
+            block_hash: block_id for block_id, block_hash in enumerate(self._hashes) if block_hash is not None
+        }
+        assert registered == self._by_hash, "the index disagrees with the blocks"
         assert self.num_cached == sum(self._hashes[block_id] is not None for block_id in self._free)
 
 
 class BlockTable:
-    """One request's blocks, in token order, and the names of its full ones. Survives preemption: then it is
-    empty.
+    """One request's blocks, in token order, and the hashes of its full ones. Survives preemption, empty.
 
-    The owner keeps named_len <= computed tokens <= capacity.
+    Invariant kept by the owner: registered_len <= computed tokens <= capacity.
     """
 
-    __slots__ = ("_names", "_pool", "_root", "block_ids", "capacity", "named_len")
+    __slots__ = ("_hashes", "_pool", "_root", "block_ids", "capacity", "registered_len")
 
     def __init__(self, pool: BlockPool, root: bytes) -> None:
         self._pool = pool
         self._root = root
-        self._names: list[bytes] = []
+        self._hashes: list[bytes] = []
         self.block_ids: list[int] = []
         self.capacity = 0
-        """Tokens the blocks have room for."""
-        self.named_len = 0
-        """Tokens in blocks that are findable, or whose contents another findable block has."""
+        """Tokens that the blocks have room for."""
+        self.registered_len = 0
+        """Tokens in blocks that are registered, or whose contents another registered block holds."""
 
     def match(self, token_ids: list[int], num_reusable: int | None = None) -> list[int]:
-        """Cached blocks this (empty) table could begin with.
+        """Returns the cached blocks that this (empty) table could begin with.
 
-        `num_reusable`: of how many tokens at most; of all but the last unless told.
+        `num_reusable` bounds the tokens that may come from the cache; by default all but the last.
         """
         assert not self.block_ids
         num_useful = (len(token_ids) - 1 if num_reusable is None else num_reusable) // self._pool.block_size
-        self._extend_names(token_ids, num_useful)
-        return self._pool.find(self._names[:num_useful])
+        self._extend_hashes(token_ids, num_useful)
+        return self._pool.find(self._hashes[:num_useful])
 
     def open(self, matched: list[int], total_len: int) -> None:
-        """Hold what `match` found and take blocks for all `total_len` tokens. There must be enough."""
+        """Holds the blocks that `match` found and allocates the rest for `total_len` tokens. There must be
+        enough.
+        """
         pool = self._pool
         pool.hold(matched)
         num_more = -(-total_len // pool.block_size) - len(matched)
         self.block_ids = matched + [pool.take() for _ in range(num_more)]
         self.capacity = len(self.block_ids) * pool.block_size
-        self.named_len = len(matched) * pool.block_size
+        self.registered_len = len(matched) * pool.block_size
 
     def grow(self) -> int:
-        """Take one more block. There must be one."""
+        """Allocates one more block and returns its id. There must be one."""
         block_id = self._pool.take()
         self.block_ids.append(block_id)
         self.capacity += self._pool.block_size
         return block_id
 
-    def name_computed(self, token_ids: list[int], computed_len: int) -> None:
-        """Make the blocks that computation has filled since last time findable."""
+    def register_computed(self, token_ids: list[int], computed_len: int) -> None:
+        """Registers the blocks that have been filled since the last call."""
         block_size = self._pool.block_size
         num_full = computed_len // block_size
-        self._extend_names(token_ids, num_full)
-        for index in range(self.named_len // block_size, num_full):
-            self._pool.name(self.block_ids[index], self._names[index])
-        self.named_len = num_full * block_size
+        self._extend_hashes(token_ids, num_full)
+        for index in range(self.registered_len // block_size, num_full):
+            self._pool.register(self.block_ids[index], self._hashes[index])
+        self.registered_len = num_full * block_size
 
-    def forget(self) -> None:
-        """Make the contents of all its blocks unfindable: something in them is not finite."""
-        self._pool.forget(self._names)
+    def invalidate(self) -> None:
+        """Removes the contents of all its blocks from the prefix cache: some values are not finite."""
+        self._pool.invalidate(self._hashes)
 
     def close(self) -> None:
-        """Give all blocks back; their contents can still be found until they are given away."""
+        """Releases all blocks; their contents can be found until they are reallocated."""
         self._pool.release(self.block_ids)
         self.block_ids = []
         self.capacity = 0
-        self.named_len = 0
+        self.registered_len = 0
 
-    def _extend_names(self, token_ids: list[int], num_blocks: int) -> None:
-        names = self._names
+    def _extend_hashes(self, token_ids: list[int], num_blocks: int) -> None:
+        hashes = self._hashes
         block_size = self._pool.block_size
-        parent = names[-1] if names else self._root
-        for start in range(len(names) * block_size, num_blocks * block_size, block_size):
+        parent = hashes[-1] if hashes else self._root
+        for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
             parent = sha256(parent + array("I", token_ids[start : start + block_size]).tobytes()).digest()
-            names.append(parent)
+            hashes.append(parent)

@@ -1,4 +1,4 @@
-"""The engine process: builds everything from settings, serves, and turns signals and failures into an exit
+"""Starts the engine process: builds it from settings, serves, and turns signals and failures into an exit
 code.
 
 `python -m engine.main` reads ROOTSTOCK_ENGINE_* and ROOTSTOCK_DEVICE_* from the environment. Exit codes: 0
@@ -36,26 +36,28 @@ log = structlog.get_logger(__name__)
 
 THREAD_SWITCH_SECONDS = 0.0001
 """The transport's thread shares the interpreter with the step loop: at Python's default of 5 ms a chunk could
-wait longer for its turn than the step took that made it."""
+wait longer for its turn than its step took."""
 
 
 def run(settings: EngineSettings, device: DeviceSettings) -> int:
-    """Serve until told to stop; the process's exit code."""
+    """Serves until stopped. Returns the process's exit code."""
     logs.configure("engine")
     began = time.monotonic()
     moved = moved_settings(os.environ)
     if moved:
-        # Ignored, they would leave an engine of other sizes than was meant.
-        log.critical("settings have moved: " + ", ".join(f"{old} is now {new}" for old, new in moved.items()))
+        # Ignoring them would start an engine of other sizes than intended.
+        log.critical(
+            "settings were renamed: " + ", ".join(f"set {new} instead of {old}" for old, new in moved.items())
+        )
         return 1
     if settings.base is None and not settings.null:
-        log.critical("ROOTSTOCK_ENGINE_BASE is not set: the base model's folder")
+        log.critical("ROOTSTOCK_ENGINE_BASE is not set; set it to the base model's folder")
         return 1
     problem = start_problem(settings.state_dir, DiskSettings().min_free_bytes)
     if problem is not None:
         log.critical("engine cannot start", reason=problem)
         if settings.state_dir.exists():  # a first start leaves nothing behind
-            StopReason(settings.state_dir).tell(problem)
+            StopReason(settings.state_dir).write(problem)
         return 1
     reason = StopReason(settings.state_dir)
     try:
@@ -68,7 +70,7 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
         )
     except (OSError, zmq.ZMQError, JournalError) as error:
         log.critical("engine cannot start", reason=str(error))
-        reason.tell(error)
+        reason.write(error)
         return 1
 
     def build() -> tuple[EngineCore, EngineInfo]:
@@ -85,7 +87,7 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
         )
         return core, msgspec.structs.replace(info, start_seconds=seconds)
 
-    return serve_until_stopped(server, build, reason.tell)
+    return serve_until_stopped(server, build, reason.write)
 
 
 def serve_until_stopped(
@@ -93,11 +95,10 @@ def serve_until_stopped(
     build: Callable[[], tuple[EngineCore, EngineInfo]],
     on_failed: Callable[[Exception], None] = lambda _: None,
 ) -> int:
-    """Build the core, serve until SIGTERM or SIGINT has been obeyed, let go; the exit code. `on_failed` gets
-    what ended it otherwise.
+    """Builds the core, serves until SIGTERM or SIGINT, then closes. Returns the exit code.
 
-    The first signal drains, the second cuts the drain short. While still building, either ends the process at
-    once.
+    The first signal drains, the second cuts the drain short. During the build, either ends the process at
+    once. `on_failed` receives the exception that ended it otherwise.
     """
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     threading.excepthook = _end_process
@@ -115,7 +116,7 @@ def serve_until_stopped(
         core, info = build()
         built = True
         gc.collect()
-        gc.freeze()  # what is there now stays: collections between steps need not look at it
+        gc.freeze()  # these objects live as long as the process: collections between steps skip them
         server.serve(core, info)
         log.info("drained")
     except SystemExit:
@@ -127,7 +128,7 @@ def serve_until_stopped(
     try:
         server.close()
     except JournalError as error:
-        log.critical("usage is left for the next start to bill", reason=str(error))
+        log.critical("usage could not be written; the next start bills it", reason=str(error))
         code = 1
     return code
 
@@ -151,7 +152,7 @@ def _build(
 
 
 def _end_process(failure: threading.ExceptHookArgs) -> None:
-    """A thread's death would leave the process half alive: better none, and a new one.
+    """Ends the process when a thread dies, so that a supervisor starts a new one.
 
     The in-flight table has the bill.
     """
@@ -162,7 +163,7 @@ def _end_process(failure: threading.ExceptHookArgs) -> None:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.main", description=__doc__)
-    parser.add_argument("--null", action="store_true", help="no model: made-up tokens, no torch")
+    parser.add_argument("--null", action="store_true", help="serve made-up tokens without a model or torch")
     options = parser.parse_args(argv)
     return run(EngineSettings(null=True) if options.null else EngineSettings(), DeviceSettings())
 

@@ -1,9 +1,9 @@
-"""A runner without a model: tokens made up at full speed, for tests and benchmarks of everything around the
-model.
+"""Runs batches without a model: makes up tokens at full speed, for tests and benchmarks of everything around
+it.
 
-Owns a token source that is deterministic in what a model's would be: adapter, token history, seed. So a
-request gets the same tokens alone, in any batch and after any preemption. Refuses to know logits: sampling
-parameters other than temperature (0 ignores the seed), seed and logprobs change nothing.
+Tokens are a deterministic function of what a model's would depend on: adapter, token history, seed. So a
+request gets the same tokens alone, in any batch and after any preemption. Of the sampling parameters only
+temperature (0 ignores the seed), seed and logprobs have an effect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from engine.batch import NO_SLOT, Batch, Launched, NewRow, Scored, StepResult
+from engine.batch import NO_SLOT, Batch, LaunchedStep, NewRow, Scored, StepResult
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
@@ -39,14 +39,14 @@ _DEFAULT_NUM_SLOTS = 64
 
 
 class RowState:
-    """What a runner must remember of a row between steps."""
+    """What a runner remembers of a row between steps."""
 
     __slots__ = ("begin", "history", "num_logprobs", "salt", "token_ids")
 
     def __init__(self, new: NewRow, digest: str) -> None:
         self.begin = begin_history(digest)
         self.token_ids = new.token_ids
-        """As it came in: the prompt is among them."""
+        """As of entering the row: the prompt is among them."""
         self.history = extend_history(self.begin, new.token_ids)
         self.salt = 0 if new.sampling.temperature == 0 else new.seed
         self.num_logprobs = new.sampling.logprobs
@@ -61,7 +61,7 @@ def extend_history(history: int, token_ids: Sequence[int]) -> int:
 
 
 class NullStep:
-    """A step of a null runner: drawn from the state at its launch, to be had when its time is over."""
+    """A step of a null runner: drawn at its launch, available when its time is over."""
 
     __slots__ = ("_drawn", "ends_at", "is_read")
 
@@ -81,7 +81,7 @@ class NullStep:
 class NullRunner:
     """Draws from `choices` by the history of the row. One step takes `step_seconds`, whatever is in it.
 
-    With depth 1 it is like a device: a launch returns at once, and steps take their time one after the other.
+    With depth 1 it behaves like a device: a launch returns at once, and steps run one after the other.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class NullRunner:
         self._digests: dict[int, str] = {NO_SLOT: ""}
 
     def load(self, slot: int, ref: AdapterRef) -> None:
-        """Take an adapter into a slot: done at once."""
+        """Loads an adapter into a slot, at once."""
         self._digests[slot] = ref.digest
 
-    def launch(self, batch: Batch) -> Launched:
+    def launch(self, batch: Batch) -> LaunchedStep:
         self.counters.eager_steps += 1
         began = time.perf_counter()
         drawn = self.draw_step(batch)
@@ -118,11 +118,11 @@ class NullRunner:
         return step
 
     def execute(self, batch: Batch) -> StepResult:
-        """Launch a step and wait for it."""
+        """Launches a step and waits for it."""
         return self.launch(batch).result()
 
     def draw_step(self, batch: Batch) -> StepResult:
-        """What a batch draws, as of now."""
+        """Returns what a batch draws."""
         rows = self._rows
         for row in batch.freed_rows:
             rows[row] = None
@@ -152,7 +152,7 @@ class NullRunner:
         return scores
 
     def score(self, history: int, token_id: int, num_top: int) -> TokenLogprob:
-        """A prompt token's: the likeliest is the one that would be drawn, others are less by chance."""
+        """Returns a prompt token's score: the token that would be drawn is the likeliest, others vary."""
         drawn = self.draw(history, 0)
         top = self.logprob(drawn, num_top).top
         if token_id == drawn:
@@ -161,11 +161,13 @@ class NullRunner:
         return TokenLogprob(token_id, -_LOG_2 - 8 * chance, top)
 
     def draw(self, history: int, salt: int) -> int:
-        """The next token after a history."""
+        """Returns the next token after a history."""
         return self._choices[(((history ^ salt) * _SPREAD & _MASK) >> 32) % len(self._choices)]
 
     def logprob(self, token_id: int, num_top: int) -> TokenLogprob:
-        """As if the drawn token had half of the probability, the next half of the rest, and so on."""
+        """Returns log-probabilities as if the drawn token had probability 1/2, the next one 1/4,
+        and so on.
+        """
         others = [choice for choice in self._choices[:num_top] if choice != token_id]
         likeliest = [token_id, *others][:num_top]
         top = [TopLogprob(choice, -_LOG_2 * (place + 1)) for place, choice in enumerate(likeliest)]
@@ -175,9 +177,9 @@ class NullRunner:
 def build_null_engine(
     settings: EngineSettings, device: DeviceSettings, server: EngineServer, build: str
 ) -> tuple[EngineCore, EngineInfo]:
-    """A whole engine around a NullRunner.
+    """Returns an engine around a NullRunner, and the information that clients receive.
 
-    With `settings.base`, it speaks that tokenizer's readable tokens.
+    With `settings.base`, it draws that tokenizer's readable tokens.
     """
     if settings.base is not None:
         token_bytes = Vocabulary.load(settings.base).token_bytes

@@ -1,7 +1,4 @@
-"""What steps have for the outside, and the counts kept along the way.
-
-Owns plain records. Refuses to know how they come about and where they are sent.
-"""
+"""Defines what steps produce for the world outside the engine, and the counters kept along the way."""
 
 from __future__ import annotations
 
@@ -14,13 +11,14 @@ from engine.protocol import Begun, Finished, PromptScores, Rejected, TokenChunk,
 
 @dataclass(slots=True)
 class StepOutputs:
-    """What a step has for the outside, with all that happened since the last one (aborts, failed loads)."""
+    """What a step produced, with everything since the last one (aborts, failed loads)."""
 
     chunks: list[TokenChunk] = field(default_factory=list)
     finished: list[tuple[Finished, UsageEvent]] = field(default_factory=list)
     """Journal the event before sending the message."""
     started: list[UsageEvent] = field(default_factory=list)
-    """Requests whose first token is among the chunks, with what admission found: cached tokens, the wait."""
+    """Requests whose first token is among the chunks, with what admission found: cached tokens, time in the
+    queue."""
     checkpoints: list[UsageEvent] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     scores: list[PromptScores] = field(default_factory=list)
@@ -31,24 +29,24 @@ class StepOutputs:
         )
 
 
-MOST_HELD = 256
-"""Tokens: about as many as the journal may be behind."""
+MAX_BUFFERED_TOKENS = 256
+"""About as many tokens as the journal may lag behind."""
 
 
-class HeldChunks:
-    """Chunks of one request that nobody reads as they come."""
+class ChunkBuffer:
+    """Buffers chunks of a request whose client does not stream."""
 
-    __slots__ = ("_chunks", "_first_at", "_num_tokens", "_told")
+    __slots__ = ("_chunks", "_delay_reported", "_first_at", "_num_tokens")
 
     def __init__(self) -> None:
         self._first_at: float | None = None
-        self._told = False
-        """Whoever reads them knows when the first was drawn."""
+        self._delay_reported = False
+        """Whether the client has received the delay of the first token."""
         self._chunks: list[TokenChunk] = []
         self._num_tokens = 0
 
     def add(self, chunk: TokenChunk) -> list[TokenChunk]:
-        """Hold a chunk; what is due now, in order."""
+        """Buffers a chunk. Returns the chunks to send now, in order."""
         if self._first_at is None:
             self._first_at = time.monotonic()
         self._num_tokens += len(chunk.token_ids)
@@ -57,26 +55,27 @@ class HeldChunks:
             last.token_ids.extend(chunk.token_ids)
         else:
             self._chunks.append(chunk)
-        if self._num_tokens < MOST_HELD and chunk.finish_reason not in ("abort", "error"):
+        if self._num_tokens < MAX_BUFFERED_TOKENS and chunk.finish_reason not in ("abort", "error"):
             return []
         return self.take()
 
     def take(self) -> list[TokenChunk]:
-        """All that is held."""
+        """Returns all buffered chunks and empties the buffer."""
         chunks, self._chunks, self._num_tokens = self._chunks, [], 0
         return chunks
 
-    def begun(self, request_id: str) -> list[Begun]:
-        """How long ago the first was held, for the message that it goes with; nothing for later ones."""
-        if self._told or self._first_at is None:
+    def first_token_delay(self, request_id: str) -> list[Begun]:
+        """Returns, once, how long ago the first token was buffered, to send along with it. Empty
+        otherwise."""
+        if self._delay_reported or self._first_at is None:
             return []
-        self._told = True
+        self._delay_reported = True
         return [Begun(request_id, time.monotonic() - self._first_at)]
 
 
 @dataclass(slots=True)
 class Counters:
-    """Monotonic, since start."""
+    """Monotonic since the start of the engine."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -86,65 +85,65 @@ class Counters:
     rejected: int = 0
     errors: int = 0
     admitted: dict[str, int] = field(default_factory=dict)
-    """Requests by class, counted at their first admission to a batch."""
+    """Requests by class, counted when first admitted to a batch."""
     queue_seconds: dict[str, float] = field(default_factory=dict)
-    """What those waited for it, summed."""
+    """By class: seconds that those requests waited, summed."""
 
     preempted: dict[str, int] = field(default_factory=dict)
-    """The same by the class of who had to go."""
+    """`preemptions` by the class of the preempted request."""
     shed: dict[str, int] = field(default_factory=dict)
-    """Requests refused because too many were waiting, by class."""
+    """Requests rejected because of overload, by class."""
     prefill_tokens: int = 0
-    """Computed by steps of what was known: of prompts, and again after preemptions."""
+    """Known tokens that steps computed: of prompts, and again after preemptions."""
     decode_tokens: int = 0
-    """Computed by steps of what was drawn last: one to a row."""
+    """Tokens that steps computed one to a row, each the token drawn last."""
     step_bytes: int = 0
-    """That steps had to read at least."""
+    """Bytes that steps had to read at least."""
 
-    def admit(self, service_class: str, waited: float) -> None:
+    def count_admission(self, service_class: str, waited: float) -> None:
         self.admitted[service_class] = self.admitted.get(service_class, 0) + 1
         self.queue_seconds[service_class] = self.queue_seconds.get(service_class, 0.0) + waited
 
-    def preempt(self, service_class: str) -> None:
+    def count_preemption(self, service_class: str) -> None:
         self.preempted[service_class] = self.preempted.get(service_class, 0) + 1
 
-    def refuse(self, service_class: str) -> None:
+    def count_shed(self, service_class: str) -> None:
         self.shed[service_class] = self.shed.get(service_class, 0) + 1
 
 
 @dataclass(slots=True)
 class RunnerCounters:
-    """Monotonic, since start; kept by the runner."""
+    """Monotonic since the start of the engine; kept by the runner."""
 
     graph_replays: int = 0
     """Steps that replayed a captured graph."""
     eager_steps: int = 0
     """Steps launched op by op."""
     gap_seconds: float = 0.0
-    """How long the device waited for a step that was launched late, after the one before it had ended."""
+    """Seconds that the device was idle because a step was launched after the one before had ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceGauges:
-    """What the engine runs on, and what its adapters take there."""
+    """The device that the engine runs on, and the memory that adapters take there."""
 
     device: str = ""
     quantization: str = "none"
     kv_dtype: str = ""
     adapter_bytes_total: int = 0
-    """Set aside for adapters; 0 where memory is taken as they come."""
+    """Reserved for adapters; 0 where their memory is not bounded."""
     adapter_bytes_used: int = 0
     adapter_load_seconds: float = 0.0
-    """Summed over loads that have ended."""
+    """Summed over completed loads."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What the device's memory is used for, in bytes."""
+    """How the device's memory is used, in bytes."""
 
     shares: Mapping[str, int] = field(default_factory=dict)
-    """By what they are for, without what adapters have; empty where there is no model."""
+    """By purpose, without adapters; empty where there is no model."""
     slot_bytes: Sequence[int] = ()
-    """What adapters take, by slot; empty where the slot table knows."""
+    """What each slot's adapter takes; empty where the slot table knows."""
     bandwidth: float = 0.0
-    """Bytes per second that it copies, read and written; 0: not known."""
+    """Bytes per second, read and written, of a copy within the memory; 0: not known."""

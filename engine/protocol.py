@@ -1,8 +1,8 @@
-"""The messages between the engine and everything above it.
+"""Defines the messages between the engine and its clients: msgspec structs, encoded as MessagePack.
 
-Owns the wire format: msgspec structs, encoded as MessagePack. Snapshot-tested, because API processes and
-engines of two releases meet during a rolling deploy: fields are added with defaults, never renamed or
-reordered. Refuses to know HTTP, SQL, text and tensors: the engine is given token ids and opaque names.
+The wire format is snapshot-tested, because API processes and engines of two releases meet during a rolling
+deploy: fields are added with defaults, never renamed or reordered. The engine receives token ids and opaque
+names only; HTTP, SQL and text stay above it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.gauges import EngineView as EngineView
 
 
 class PriorityClass(StrEnum):
-    """A request's class of service, in the words of OpenAI's `service_tier`."""
+    """A request's service class, named like OpenAI's `service_tier`."""
 
     PRIORITY = "priority"
     DEFAULT = "default"
@@ -28,7 +28,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
-    """An adapter, named by content: the only adapter identity below the API."""
+    """An adapter, identified by its content: the only adapter identity below the API."""
 
     digest: str
     """Hex SHA-256 of the packed artifact."""
@@ -37,7 +37,7 @@ class AdapterRef(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How to pick tokens and when to stop. The API validates for its callers, the engine for itself."""
+    """How to draw tokens and when to stop. Both the API and the engine validate it."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -59,11 +59,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """None: none. k: the chosen token's and those of the k likeliest, of the unmodified distribution."""
+    """None: none. k: those of the chosen token and of the k likeliest, from the unmodified distribution."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, of the prompt's tokens: each given those before it. With it `max_tokens` may be 0."""
+    """As `logprobs`, for prompt tokens: each given the tokens before it. Allows `max_tokens` of 0."""
     score_from: int = 1
-    """Position of the first prompt token that is scored: what precedes it may come from the prefix cache."""
+    """Position of the first prompt token to score: tokens before it may come from the prefix cache."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -78,38 +78,39 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     priority: PriorityClass = PriorityClass.DEFAULT
     n: int = 1
     labels: dict[str, str] = {}
-    """Copied into every UsageEvent untouched: what the ledger needs to know and the engine does not."""
+    """Copied into every UsageEvent untouched, for the ledger; the engine does not read them."""
     submitted_at: float = 0.0
     """Unix seconds, the submitter's clock. Part of the ledger key, so it never changes for a request."""
     ttft_target: float | None = None
-    """Seconds. It is refused rather than wait longer for its first token. None: the engine's, by class."""
+    """Seconds to the first token beyond which the request is rejected instead of queued. None: the engine's
+    target for its class."""
     whole: bool = False
-    """Nobody reads it as it comes: its tokens come together, with the last word, or many at a time."""
+    """The client does not stream: tokens are sent at the end, or many at a time."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Stop generating; tokens generated so far are billed. Unknown or finished ids are ignored."""
+    """Stops generation; tokens generated so far are billed. Unknown or finished ids are ignored."""
 
     request_id: str
 
 
 class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
-    """Bring an adapter into memory before its first request."""
+    """Loads an adapter into memory before its first request."""
 
     adapter: AdapterRef
     pinned: bool | None = None
-    """Keep it there from now on, as far as the engine has room for pins; False: no longer. None: as it is."""
+    """True keeps it there, as far as the engine has room for pins; False ends that; None changes nothing."""
 
 
 class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
-    """Asks for one EngineView. Who wants to go on looking asks again."""
+    """Requests one EngineView. Send it again for the next view."""
 
 
 class AskSpooled(msgspec.Struct, frozen=True, tag="ask_spooled"):
-    """Asks for a page of the usage events that wait on the engine's disk."""
+    """Requests a page of the usage events that wait on the engine's disk."""
 
     position: int = 0
-    """Where an answer said to go on; 0: from the first."""
+    """The `position` of the last answer; 0: from the first."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -119,7 +120,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    """The client leaves in good order: its requests are aborted, nothing more is sent to it."""
+    """The client disconnects: its requests are aborted, nothing more is sent to it."""
 
 
 ClientMessage = Submit | Abort | Prefetch | Hello | Goodbye | Inspect | AskSpooled
@@ -131,7 +132,7 @@ class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Natural logarithms, of the distribution before bias, penalties, temperature and truncation."""
+    """Natural logarithms, from the distribution before bias, penalties, temperature and truncation."""
 
     token_id: int
     logprob: float
@@ -139,20 +140,21 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens one choice gained since its last chunk; the last one carries the reason it ended."""
+    """Tokens that one choice gained since its last chunk; its last chunk has the finish reason."""
 
     request_id: str
     index: int
     """Which of the request's n choices."""
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
-    """Parallel to `token_ids` when asked for."""
+    """Parallel to `token_ids`, if requested."""
     finish_reason: FinishReason | None = None
     stop: int | str | None = None
-    """The stop string or token that matched. A matched string is still in the tokens: the reader cuts it."""
+    """The stop string or token that matched. A matched string is still in the tokens: the client
+    removes it."""
 
     def goes_on_from(self, last: TokenChunk) -> bool:
-        """Whether the two say no more than `last` with the tokens of both."""
+        """Returns whether the chunk can be merged into `last` by appending its tokens."""
         return (
             last.index == self.index
             and self.finish_reason is None
@@ -163,11 +165,11 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptScores(msgspec.Struct, frozen=True, array_like=True):
-    """What a step has scored of a request's prompt. Each token once, in order, before the first chunk."""
+    """Scores of prompt tokens from one step. Each token is scored once, in order, before the first chunk."""
 
     request_id: str
     start: int
-    """Position in the prompt of the first of them."""
+    """Position of the first token in the prompt."""
     logprobs: list[TokenLogprob]
 
 
@@ -176,12 +178,12 @@ class Usage(msgspec.Struct, frozen=True):
 
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt tokens, those whose keys and values came from the prefix cache at first admission."""
+    """Prompt tokens whose keys and values came from the prefix cache at first admission."""
     completion_tokens: int
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """Every choice has ended and the usage is in the journal. The last word on a request."""
+    """Every choice has ended and the usage is in the journal. The last message on a request."""
 
     request_id: str
     usage: Usage
@@ -199,17 +201,17 @@ RejectCode = Literal[
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """The request never ran and is not billed. The last word on a request."""
+    """The request never ran and is not billed. The last message on a request."""
 
     request_id: str
     code: RejectCode
     message: str
     retry_after: float | None = None
-    """Seconds until it may be worth asking again, as far as the engine can tell."""
+    """Seconds after which a retry may succeed, as far as the engine can tell."""
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True):
-    """A request whose first tokens were held back come with this message."""
+    """Sent with the first tokens of a request whose chunks are buffered."""
 
     request_id: str
     seconds: float
@@ -217,7 +219,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """All that one step has for one client, in one message."""
+    """Everything that one step has for one client, in one message."""
 
     chunks: list[TokenChunk] = []
     finished: list[Finished] = []
@@ -227,16 +229,16 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, tag="info"):
-    """Who is serving: sent in answer to Hello."""
+    """Identifies the engine and its base model, in answer to Hello."""
 
     engine_id: str
     """Stable across restarts of one deployment slot, such as "engine-0"."""
     incarnation: str
-    """Changes at every start: a client that sees a new one knows its open requests are gone."""
+    """Changes at every start: a client that sees a new one knows that its open requests are lost."""
     base: str
-    """Name the base model is sold under."""
+    """Name under which the base model is served."""
     base_digest: str
-    """Hex digest of the base's config and weights: what adapters are packed against."""
+    """Hex digest of the base's config and weights: adapters are packed against it."""
     quantization: str
     device: str
     context_length: int
@@ -245,13 +247,13 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="info"):
     vocab_size: int
     build: str
     start_seconds: float = 0.0
-    """From the start of its process until it served; 0 where that is not known."""
+    """From the start of the process until it served; 0: not known."""
     sliding_window: int | None = None
-    """The base's, where it bounds the context: attention is not computed beyond it. None: it does not."""
+    """Set where the base's sliding window bounds the context: attention beyond it is not computed."""
 
 
 class IssuedEvents(msgspec.Struct, frozen=True):
-    """How many usage events an engine's incarnation has numbered: what the journal must have of it."""
+    """How many usage events an engine's incarnation has numbered: the journal must have all of them."""
 
     engine_id: str
     incarnation: str
@@ -259,7 +261,7 @@ class IssuedEvents(msgspec.Struct, frozen=True):
     tokens: int
     """Completion tokens in them."""
     at: float
-    """Unix seconds: when it ended, or wrote the last of them."""
+    """Unix seconds: when the incarnation ended, or wrote its last event."""
 
 
 class SetAside(msgspec.Struct, frozen=True):
@@ -271,34 +273,35 @@ class SetAside(msgspec.Struct, frozen=True):
 
 
 class Spooled(msgspec.Struct, frozen=True, tag="spooled"):
-    """Usage events on the engine's disk that the journal has not been seen to have."""
+    """Usage events on the engine's disk that the journal is not known to have."""
 
     events: list[bytes] = []
-    """In order, each as the journal will have it: a MessagePack UsageEvent."""
+    """In order, each as the journal stores it: a MessagePack UsageEvent."""
     position: int | None = None
-    """Where to go on; None: there are no more."""
+    """Position of the next page; None: this is the last one."""
     issued: list[IssuedEvents] = []
-    """With the first page: of this incarnation and of those before it."""
+    """On the first page: of this incarnation and of those before it."""
     set_aside: list[SetAside] = []
-    """With the first page."""
+    """On the first page."""
 
 
 EngineMessage = Outputs | EngineInfo | EngineStats | EngineView | Spooled
 
 
 class EventNumber(msgspec.Struct, frozen=True, array_like=True):
-    """An event's place among those of its engine's incarnation: what is missing between two is known."""
+    """An event's number within its engine's incarnation: gaps show what is missing."""
 
     sequence: int
-    """From 1 on, without gaps. An event that comes twice has the same one."""
+    """From 1 on, without gaps. An event that is delivered twice keeps its number."""
     tokens_before: int
-    """Completion tokens in all events with smaller numbers, each counted in the first that has it."""
+    """Completion tokens in all events with smaller numbers, each counted in the first event that has it."""
     tokens_after: int
-    """With this event's own."""
+    """The same, including this event."""
 
 
 class UsageEvent(msgspec.Struct, frozen=True):
-    """One line of the usage journal: counts so far. A request's largest counts win: replay is harmless."""
+    """One entry of the usage journal: counts so far. A request's largest counts win, so replay is
+    harmless."""
 
     request_id: str
     engine_id: str
@@ -313,14 +316,14 @@ class UsageEvent(msgspec.Struct, frozen=True):
     labels: dict[str, str] = {}
     n: int = 1
     scheduled_at: float | None = None
-    """First admission to a batch; minus `submitted_at` it is the queue wait."""
+    """First admission to a batch; minus `submitted_at` it is the time in the queue."""
     first_token_at: float | None = None
     finished_at: float | None = None
     finish_reason: str | None = None
     """Set on the last event: the reasons of the choices, joined by "," in choice order when they differ."""
     preemptions: int = 0
     number: EventNumber | None = None
-    """None: by an engine that does not number, or whose numbers were lost."""
+    """None: from an engine that does not number events, or whose numbers were lost."""
 
 
 JOURNAL_STREAM = "rootstock:usage"

@@ -1,10 +1,10 @@
-"""A request's life inside the engine: one group per Submit, one request per choice.
+"""Holds a request's state inside the engine: one group per Submit, one request per choice.
 
-Owns the lengths, states and counts. Refuses to decide anything: the scheduler moves requests along. The
-algebra of a request: cached_len <= computed_len <= total_len <= limit, where `total_len - computed_len`
-tokens wait to be computed, be they prompt, generated tokens lost to a preemption, or the one token drawn
-last. Lengths are as of the last step planned: the tokens past `len(token_ids)` are pending, drawn by steps in
-flight, so that it is known that they exist and not yet which they are.
+The scheduler decides how requests advance; lengths, states and counts are kept here. The lengths of a
+request: cached_len <= computed_len <= total_len <= limit, where `total_len - computed_len` tokens are to be
+computed: prompt tokens, generated tokens lost to a preemption, or the one token drawn last. Lengths are as of
+the last step planned: tokens past `len(token_ids)` are pending, drawn by steps in flight, so their number is
+known before their values.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class RequestState(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     ENDING = "ending"
-    """Holds nothing any more: the last token that its limit allows is in flight."""
+    """Holds no resources any more: the last token that its limit allows is in flight."""
     FINISHED = "finished"
 
 
 class TenantShare:
-    """What one tenant has had of one class of service. Shared by its requests; the queue's to read."""
+    """What one tenant has received of one service class. Shared by its requests, read by the queue."""
 
     __slots__ = ("num_running", "served")
 
@@ -40,11 +40,11 @@ class TenantShare:
         self.served = 0.0
         """Tokens, weighted by their cost."""
         self.num_running = 0
-        """Its requests in the batch."""
+        """Requests in the batch."""
 
 
 class RequestGroup:
-    """One Submit: what is counted and journaled for all its choices together."""
+    """One Submit: what is counted and journaled for all of its choices together."""
 
     __slots__ = (
         "arrival",
@@ -63,9 +63,8 @@ class RequestGroup:
     )
 
     def __init__(self, submit: Submit, arrival: int, limit: int, seed: int) -> None:
-        """`arrival` counts groups.
-
-        `limit` is the total length at which a choice ends; `seed` is choice 0's.
+        """`arrival` is the group's number in order of arrival; `limit` is the total length at which a choice
+        ends; `seed` is that of choice 0.
         """
         assert len(submit.prompt_ids) < limit, "every choice draws a token"
         self.submit = submit
@@ -85,25 +84,25 @@ class RequestGroup:
 
     @property
     def scores_only(self) -> bool:
-        """Nothing is generated: it ends with its prompt."""
+        """Whether nothing is generated: the request ends with its prompt."""
         return self.submit.sampling.max_tokens == 0
 
     @property
     def usage(self) -> Usage:
-        """Nothing at all is owed for a request that ends while it waits."""
+        """Tokens to bill. A request that ends before it was scheduled owes nothing."""
         prompt_tokens = 0 if self.scheduled_at is None else len(self.submit.prompt_ids)
         return Usage(prompt_tokens, self.cached_tokens, self.completion_tokens)
 
     @property
     def finish_reason(self) -> str | None:
-        """The choices' reasons: one word when they agree. None while any choice goes on."""
+        """The reason all choices share, or their reasons joined by ","; None while any choice is running."""
         reasons = [reason for reason in self.reasons if reason is not None]
         if len(reasons) < len(self.reasons):
             return None
         return reasons[0] if len(set(reasons)) == 1 else ",".join(reasons)
 
     def event(self, engine_id: str, incarnation: str, now: float) -> UsageEvent:
-        """The journal's line on this request as it stands."""
+        """Returns the usage event of the request as it stands."""
         submit = self.submit
         return UsageEvent(
             request_id=submit.request_id,
@@ -126,10 +125,9 @@ class RequestGroup:
 
 
 class Request:
-    """One choice: the one mutable life the scheduler works with."""
+    """One choice of a group, as the scheduler moves it along."""
 
     __slots__ = (
-        "account",
         "adapter",
         "cached_len",
         "computed_len",
@@ -137,11 +135,11 @@ class Request:
         "entered_at",
         "group",
         "index",
-        "kept_until",
         "limit",
         "matcher",
         "min_len",
         "priority",
+        "protected_until",
         "rank",
         "request_id",
         "row",
@@ -151,6 +149,7 @@ class Request:
         "stop_ids",
         "table",
         "tenant",
+        "tenant_share",
         "times_preempted",
         "token_ids",
         "total_len",
@@ -173,39 +172,40 @@ class Request:
         self.adapter = submit.adapter
         self.priority = submit.priority
         self.rank = (CLASS_ORDER[submit.priority], group.arrival, index)
-        """Total order: the least is served first and preempted last."""
+        """Total order: the lowest is served first and preempted last."""
         self.state = RequestState.WAITING
         self.token_ids = list(submit.prompt_ids)
-        """Prompt and everything generated so far, as far as is known."""
+        """Prompt and generated tokens, as far as their values are known."""
         self.total_len = len(self.token_ids)
-        """With the pending tokens."""
+        """Length including pending tokens."""
         self.cached_len = 0
         """Tokens of this stay in the batch whose keys and values came from the prefix cache."""
         self.computed_len = 0
         """Tokens whose keys and values a launched step has computed, or will have before any later step."""
         self.scored_len = len(self.token_ids)
-        """Prompt tokens that need no scoring, or whose scores a launched step computes; it outlives stays."""
+        """Prompt tokens that need no scoring, or whose scores a launched step computes. Kept across
+        preemptions."""
         if submit.sampling.prompt_logprobs is not None and index == 0:
             self.scored_len = submit.sampling.score_from
         self.limit = group.limit
         self.min_len = len(submit.prompt_ids) + submit.sampling.min_tokens
-        """Total length below which nothing stops it."""
+        """Total length below which no stop ends it."""
         self.table = table
         self.stop_ids = stop_ids
-        """Tokens that end it, with what is reported as the stop: None for an end of sequence."""
+        """Tokens that end it, each with the stop that is reported: None for an end of sequence."""
         self.matcher = matcher
         self.row = NO_ROW
         self.slot = NO_SLOT
         self.decode_share = Scheduled(NO_ROW, 1, True)
-        """Its share of a step in which it decodes: the same every time, so made once per stay."""
-        self.account: TenantShare | None = None
-        """Where its tenant's service is counted; set by the queue."""
+        """Its share of a step in which it decodes: always the same, so it is made once per stay."""
+        self.tenant_share: TenantShare | None = None
+        """Counts its tenant's service; set by the queue."""
         self.waiting_since = 0.0
         self.entered_at = 0.0
-        """When its stay in the batch began; like the time before, by the scheduler's monotonic clock."""
+        """When its stay in the batch began. Like `waiting_since`, on the scheduler's monotonic clock."""
         self.times_preempted = 0
-        self.kept_until = 0
-        """Total length below which it is not preempted for somebody else's sake."""
+        self.protected_until = 0
+        """Total length below which it is not preempted in favour of another request."""
 
     @property
     def is_waiting(self) -> bool:
@@ -217,15 +217,17 @@ class Request:
 
     @property
     def num_reusable(self) -> int:
-        """Tokens whose keys and values may come from the prefix cache: those before any that are computed.
+        """Tokens whose keys and values may come from the prefix cache.
 
-        Computed is the last, for what follows it; and the one before the first that is still to be scored.
+        The last token must be computed, to draw the next one, and so must the token before the first one to
+        score.
         """
         all_scored = self.scored_len >= len(self.group.submit.prompt_ids)
         return (self.total_len if all_scored else self.scored_len) - 1
 
     def take_scored(self, begin: int) -> Scored | None:
-        """Prompt tokens that a step scores which computes the tokens from `begin` to `computed_len`."""
+        """Returns the prompt tokens scored by a step that computes tokens `begin` to
+        `computed_len`, if any."""
         prompt_len = len(self.group.submit.prompt_ids)
         first, end = self.scored_len, min(self.computed_len + 1, prompt_len)
         if first >= end:
@@ -239,8 +241,10 @@ class Request:
         return (self.group.seed + self.index) & _SEED_MASK
 
     def enter(self, row: int, slot: int, cached_len: int) -> NewRow:
-        """Begin a stay in the batch: its table is open, its first `cached_len` tokens need no computing."""
-        assert not self.num_pending, "what was drawn is known before it returns"
+        """Begins a stay in the batch: the block table is open, the first `cached_len` tokens are in the
+        cache.
+        """
+        assert not self.num_pending, "pending tokens must be known before the request returns"
         self.state = RequestState.RUNNING
         self.row = row
         self.slot = slot
@@ -260,18 +264,20 @@ class Request:
         )
 
     def leave(self, state: RequestState) -> None:
-        """End a stay in the batch, having given back table, row and slot."""
+        """Ends a stay in the batch, after table, row and slot were given back."""
         self.state = state
         self.row = NO_ROW
         self.slot = NO_SLOT
         self.cached_len = self.computed_len = 0
 
     def check(self) -> None:
-        """Assert the algebra of the lengths."""
+        """Asserts the invariants of the lengths."""
         assert 0 <= self.cached_len <= self.computed_len <= self.total_len <= self.limit
         assert self.num_pending >= 0
         assert self.state is RequestState.RUNNING or self.computed_len == 0
         if self.state is RequestState.RUNNING:
-            assert self.table.named_len <= self.computed_len < self.total_len, "nothing left to compute"
-            assert self.table.named_len <= len(self.token_ids), "a block of unknown contents has a name"
+            assert self.table.registered_len <= self.computed_len < self.total_len, "nothing left to compute"
+            assert self.table.registered_len <= len(self.token_ids), (
+                "a block of unknown contents is registered"
+            )
             assert self.computed_len <= self.table.capacity

@@ -1,16 +1,7 @@
-"""The engine process's main loop: messages in, steps, tokens out, usage kept.
+"""Runs the engine process's main loop: takes messages in, runs steps, and hands their results to the router.
 
-Owns the order in which things happen, which is what the bill rests on. For each step:
-
-1. counters in the in-flight table move (so a kill from here on bills what is about to be sent);
-2. chunks go to the transport, one message per client, including those that end a choice: streaming never
-   waits for Redis. Of requests that are wanted whole, they are held: a message a token would cost both
-   ends more than the token did;
-3. usage events go to the journal's thread, which writes them to Redis or disk, frees the rows and only then
-   sends `Finished`, a second message, with what was held.
-
-The loop itself waits for nothing but work: network and Redis have threads of their own. Refuses to know how a
-step is planned or run (the core does), and tensors.
+The loop itself waits only for work: network and Redis have threads of their own. `EngineCore` plans and runs
+steps; `ResponseRouter` says in which order results are counted, sent and journaled.
 """
 
 from __future__ import annotations
@@ -30,41 +21,37 @@ import zmq
 from engine.core import EngineCore
 from engine.journal.meter import Meter
 from engine.journal.usage_journal import JournalError
-from engine.outputs import HeldChunks, StepOutputs
 from engine.protocol import (
     Abort,
     AskSpooled,
-    Begun,
     EngineInfo,
     EngineStats,
     EngineView,
-    Finished,
     Inspect,
     Outputs,
     Prefetch,
-    PromptScores,
     RejectCode,
     Rejected,
     Submit,
-    TokenChunk,
 )
+from engine.response_router import ResponseRouter
 from engine.transport.server_socket import ClientGone, ClientStalled, Delivery, FromClient, Transport
 
 log = structlog.get_logger(__name__)
 
 STATS_INTERVAL = 0.25
-"""Seconds between looks at the core's gauges: half the heartbeat's."""
+"""Seconds between readings of the core's gauges: half the heartbeat's interval."""
 VIEW_INTERVAL = 0.25
-"""Seconds for which a view is good enough for whoever asks next."""
+"""Seconds for which a view is reused for other clients."""
 IDLE_WAIT = 1.0
 QUIET_AFTER = 0.02
 """Seconds without a message or work."""
 ABORT_GRACE = 5.0
-"""Seconds that aborted requests have for their last words when a drain runs out of time."""
+"""Seconds that aborted requests have to end when a drain runs out of time."""
 FLUSH_SECONDS = 2.0
 """For the network, at the very end."""
 STALL_SECONDS = 120.0
-"""A step that takes longer hangs: the process ends itself, for the supervisor to start another."""
+"""A step that takes longer hangs: the process ends itself, and the supervisor starts another."""
 STALL_EXIT_CODE = 70
 
 
@@ -82,33 +69,13 @@ class _JournalFailed:
 
 @dataclass(frozen=True, slots=True)
 class _Wake:
-    """Nothing but a reason to look at the flags."""
-
-
-@dataclass(slots=True)
-class _Route:
-    """Where a request's tokens go. A client that left is None: its request runs out, and is billed."""
-
-    client: bytes | None
-    row: int
-    held: HeldChunks | None = None
-    """None: it is read as it comes."""
-
-
-@dataclass(frozen=True, slots=True)
-class _LastWord:
-    """What follows once a request's last event is in the journal."""
-
-    client: bytes
-    finished: Finished
-    chunks: list[TokenChunk]
-    begun: list[Begun]
+    """Wakes the loop to look at its flags."""
 
 
 class EngineServer:
-    """Listens from the moment it exists, serves once given a core.
+    """Listens as soon as it exists, and serves once given a core.
 
-    Construction bills what the last incarnation left in flight, before anything can be accepted. Always
+    Construction bills what the last incarnation left in flight, before any request can be accepted. Always
     `close` it.
     """
 
@@ -117,22 +84,21 @@ class EngineServer:
     ) -> None:
         """`state_dir` is this engine's alone: in-flight table and spool.
 
-        Raises: OSError for the files, JournalError when leftovers can be written nowhere, zmq.ZMQError for
-        the endpoint.
+        Raises: OSError for the files, JournalError when leftovers cannot be written anywhere, zmq.ZMQError
+        for the endpoint.
         """
         self.incarnation = uuid.uuid4().hex
         self._drain_seconds = drain_seconds
         self._inbox: queue.SimpleQueue[Delivery | _AdapterLoaded | _JournalFailed | _Wake] = (
             queue.SimpleQueue()
         )
-        self._routes: dict[str, _Route] = {}
         self.engine_id = engine_id
         self._stats: EngineStats | None = None
         self._stats_at = 0.0
         self._view: EngineView | None = None
         self._view_at = 0.0
-        self._lookers: set[bytes] = set()
-        """Clients that have asked for a view and not been answered."""
+        self._view_clients: set[bytes] = set()
+        """Clients that have requested a view and not been answered."""
         self._step_began: float | None = None
         self._num_refused = 0
         self._num_stops = 0
@@ -141,7 +107,7 @@ class EngineServer:
             redis_url=redis_url,
             engine_id=engine_id,
             incarnation=self.incarnation,
-            on_settled=self._say_last_words,
+            on_settled=lambda receipts: self._router.send_final_messages(receipts),
             on_failed=lambda error: self._inbox.put(_JournalFailed(error)),
         )
         try:
@@ -149,17 +115,19 @@ class EngineServer:
         except zmq.ZMQError:
             self._meter.close()
             raise
+        self._router = ResponseRouter(self._transport, self._meter)
         self.endpoint = self._transport.endpoint
-        """As bound."""
+        """The endpoint as bound."""
 
-    # Called by others -------------------------------------------------------------------------------------
+    # Called from other threads ----------------------------------------------------------------------------
 
     def adapter_loaded(self, slot: int, digest: str, error: str | None) -> None:
-        """For the adapter loader's thread: the core hears of it before the next step."""
+        """Reports a load, from the adapter loader's thread, to the core before its next step."""
         self._inbox.put(_AdapterLoaded(slot, digest, error))
 
     def stop(self) -> None:
-        """Drain: refuse new requests, finish running ones within `drain_seconds`. Once more: abort them now.
+        """Drains: rejects new requests and finishes running ones within `drain_seconds`. A second call aborts
+        them.
 
         Safe in a signal handler.
         """
@@ -167,14 +135,14 @@ class EngineServer:
         self._inbox.put(_Wake())
 
     def close(self) -> None:
-        """Write out what the journal still has, send what is queued, let go of files and socket."""
+        """Writes out the journal, sends what is queued, and closes files and socket."""
         try:
             self._meter.close()
         finally:
             self._transport.close(FLUSH_SECONDS)
 
     def serve(self, core: EngineCore, info: EngineInfo) -> None:
-        """Serve until drained.
+        """Serves until drained.
 
         Raises what the core or the journal raised; `close` then bills what was in flight.
         """
@@ -191,20 +159,20 @@ class EngineServer:
         while True:
             if self._num_stops and deadline is None:
                 deadline = time.monotonic() + self._drain_seconds
-                log.info("draining", open_requests=len(self._routes), seconds=self._drain_seconds)
+                log.info("draining", open_requests=len(self._router), seconds=self._drain_seconds)
             if deadline is not None:
-                if not self._routes and not self._core.has_work:
+                if not self._router and not self._core.has_work:
                     return
                 late = time.monotonic() - deadline
                 if not aborted and (late > 0 or self._num_stops > 1):
                     aborted, deadline = True, time.monotonic()
-                    log.warning("drain cut short; aborting", open_requests=len(self._routes))
-                    self._abort_all(list(self._routes))
+                    log.warning("drain cut short; aborting", open_requests=len(self._router))
+                    self._abort_all(self._router.request_ids)
                 elif aborted and late > ABORT_GRACE:
-                    raise RuntimeError(f"{len(self._routes)} requests did not end when aborted")
+                    raise RuntimeError(f"{len(self._router)} requests did not end when aborted")
             self._take_messages(wait=not self._core.has_work)
-            if self._lookers:
-                self._show()
+            if self._view_clients:
+                self._send_view()
             if self._core.has_work:
                 self._step()
 
@@ -212,78 +180,14 @@ class EngineServer:
         began = self._step_began = time.monotonic()
         outputs = self._core.step()
         self._step_began = None
-        self._publish(outputs)
+        self._router.publish(outputs)
         if began - self._stats_at > STATS_INTERVAL:
             self._take_stats()
-
-    def _publish(self, outputs: StepOutputs) -> None:
-        if outputs.chunks or outputs.scores:
-            self._send_chunks(outputs.chunks, outputs.scores)
-        for event in outputs.started:
-            self._meter.started(self._routes[event.request_id].row, event)
-        for event in outputs.checkpoints:
-            self._meter.checkpoint(self._routes[event.request_id].row, event)
-        for finished, event in outputs.finished:
-            route = self._routes.pop(finished.request_id)
-            receipt = None
-            if route.client is not None:
-                held, begun = [], []
-                if route.held is not None:
-                    held, begun = route.held.take(), route.held.begun(finished.request_id)
-                receipt = _LastWord(route.client, finished, held, begun)
-            self._meter.settle(route.row, event, receipt)
-        self._meter.end_step()
-        for rejected in outputs.rejected:
-            route = self._routes.pop(rejected.request_id)
-            self._meter.cancel(route.row)
-            if route.client is not None:
-                self._transport.send(route.client, Outputs(rejected=[rejected]))
-
-    def _send_chunks(self, chunks: Iterable[TokenChunk], scores: Iterable[PromptScores]) -> None:
-        by_client: dict[bytes, list[TokenChunk]] = {}
-        scores_by_client: dict[bytes, list[PromptScores]] = {}
-        begun_by_client: dict[bytes, list[Begun]] = {}
-        routes = self._routes
-        rows: list[int] = []
-        counts: list[int] = []
-        for chunk in chunks:
-            route = routes[chunk.request_id]
-            rows.append(route.row)
-            counts.append(len(chunk.token_ids))
-            if route.client is not None:
-                due = [chunk] if route.held is None else route.held.add(chunk)
-                if due:
-                    by_client.setdefault(route.client, []).extend(due)
-                    if route.held is not None:
-                        begun_by_client.setdefault(route.client, []).extend(
-                            route.held.begun(chunk.request_id)
-                        )
-        for found in scores:
-            reader = routes[found.request_id].client
-            if reader is not None:
-                scores_by_client.setdefault(reader, []).append(found)
-                by_client.setdefault(reader, [])
-        self._meter.count(rows, counts)
-        for client, theirs in by_client.items():
-            scores_of, begun_of = scores_by_client.get(client, []), begun_by_client.get(client, [])
-            self._transport.send(client, Outputs(chunks=theirs, scores=scores_of, begun=begun_of))
-
-    def _say_last_words(self, receipts: list[object]) -> None:
-        """On the journal's thread: these requests' usage is safe."""
-        by_client: dict[bytes, Outputs] = {}
-        for receipt in receipts:
-            if isinstance(receipt, _LastWord):
-                outputs = by_client.setdefault(receipt.client, Outputs(chunks=[], finished=[], begun=[]))
-                outputs.chunks.extend(receipt.chunks)
-                outputs.begun.extend(receipt.begun)
-                outputs.finished.append(receipt.finished)
-        for client, outputs in by_client.items():
-            self._transport.send(client, outputs)
 
     # Messages ---------------------------------------------------------------------------------------------
 
     def _take_messages(self, wait: bool) -> None:
-        """Deal with everything that has come; with `wait`, until something has or IDLE_WAIT is over."""
+        """Handles all messages that have arrived; with `wait`, waits for one for up to IDLE_WAIT."""
         try:
             delivery = self._wait_for_one() if wait else self._inbox.get_nowait()
             while True:
@@ -293,7 +197,9 @@ class EngineServer:
             pass
 
     def _wait_for_one(self) -> Delivery | _AdapterLoaded | _JournalFailed | _Wake:
-        """Raises queue.Empty. Gauges are looked at once it is quiet, not between any two requests."""
+        """Returns the next message, or raises queue.Empty. Reads gauges once it is quiet, not between
+        requests.
+        """
         try:
             return self._inbox.get(timeout=QUIET_AFTER)
         except queue.Empty:
@@ -305,24 +211,20 @@ class EngineServer:
             case FromClient(client, Submit() as request):
                 self._submit(client, request)
             case FromClient(client, Abort(request_id)):
-                route = self._routes.get(request_id)
-                if route is not None and route.client == client:  # nobody ends another's request
+                if self._router.is_owner(client, request_id):
                     self._core.abort(request_id)
             case FromClient(_, Prefetch(adapter, pinned)):
                 self._core.prefetch(adapter, pinned)
             case FromClient(client, Inspect()):
-                self._lookers.add(client)
+                self._view_clients.add(client)
             case FromClient(client, AskSpooled(position)):
                 self._transport.send(client, self._meter.spooled(position))
             case _AdapterLoaded(slot, digest, error):
                 self._core.adapter_loaded(slot, digest, error)
             case ClientGone(client):
-                theirs = self._requests_of(client)
-                for request_id in theirs:
-                    self._routes[request_id].client = None
-                self._abort_all(theirs)
+                self._abort_all(self._router.disconnect(client))
             case ClientStalled(client):
-                self._abort_all(self._requests_of(client))
+                self._abort_all(self._router.requests_of(client))
             case _JournalFailed(error):
                 raise error
             case _:
@@ -331,7 +233,7 @@ class EngineServer:
     def _submit(self, client: bytes, request: Submit) -> None:
         if self._num_stops:
             return self._refuse(client, request, "draining", "the engine is shutting down")
-        if request.request_id in self._routes:
+        if request.request_id in self._router:
             return self._refuse(
                 client, request, "duplicate", f"request_id {request.request_id!r} is already open"
             )
@@ -344,15 +246,12 @@ class EngineServer:
             self._meter.cancel(row)
             self._transport.send(client, Outputs(rejected=[rejected]))
             return None
-        self._routes[request.request_id] = _Route(client, row, HeldChunks() if request.whole else None)
+        self._router.open(client, request, row)
         return None
 
     def _refuse(self, client: bytes, request: Submit, code: RejectCode, message: str) -> None:
         self._num_refused += 1
         self._transport.send(client, Outputs(rejected=[Rejected(request.request_id, code, message)]))
-
-    def _requests_of(self, client: bytes) -> list[str]:
-        return [request_id for request_id, route in self._routes.items() if route.client == client]
 
     def _abort_all(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -366,18 +265,18 @@ class EngineServer:
         self._stats = msgspec.structs.replace(stats, rejected=stats.rejected + self._num_refused)
         return self._stats
 
-    def _show(self) -> None:
-        """Answer those who want to look. However many ask, however often, a view is made now and then."""
+    def _send_view(self) -> None:
+        """Answers the clients that requested a view. However many ask, a view is built only now and then."""
         view, now = self._view, time.monotonic()
         if view is None or now - self._view_at > VIEW_INTERVAL:
             view = self._view = self._core.view(self._finish_stats(self._take_stats()))
             self._view_at = now
-        for client in self._lookers:
+        for client in self._view_clients:
             self._transport.send(client, view)
-        self._lookers.clear()
+        self._view_clients.clear()
 
     def _finish_stats(self, stats: EngineStats) -> EngineStats:
-        """With what the core does not know."""
+        """Adds the gauges that the core does not know."""
         disk = self._meter.disk
         return msgspec.structs.replace(
             stats,
@@ -390,13 +289,13 @@ class EngineServer:
         )
 
     def _heartbeat(self) -> EngineStats | None:
-        """On the transport's thread, twice a second; also what notices a step that hangs."""
+        """Runs on the transport's thread, twice a second, and ends the process when a step hangs."""
         began = self._step_began
         if began is not None and time.monotonic() - began > STALL_SECONDS:
             log.critical("a step hangs; the engine ends itself", seconds=STALL_SECONDS)
             os._exit(
                 STALL_EXIT_CODE
-            )  # the step loop is past raising anything; the in-flight table has the bill
+            )  # the step loop can raise nothing any more; the in-flight table has the bill
         if self._stats is None:
             return None
         return self._finish_stats(self._stats)

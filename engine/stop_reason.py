@@ -1,6 +1,6 @@
-"""Why the engine stopped, in a small file of its folder that whoever starts it again can show.
+"""Writes why the engine stopped to a small file of its folder, which the supervisor shows.
 
-The file has its space from the start on, so that a full disk can be told of too.
+The file's space is reserved at the start, so that even a full disk can be recorded.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StopReason:
-    """The file of an engine's folder. A disk that refuses it altogether leaves nothing to tell with."""
+    """The file in an engine's folder. If the disk cannot hold it, nothing is recorded."""
 
     def __init__(self, folder: Path) -> None:
-        """Make it, empty."""
+        """Creates the file, empty."""
         self._folder = folder
         self._fd: int | None = None
         try:
@@ -27,14 +27,14 @@ class StopReason:
             os.posix_fallocate(self._fd, 0, SIZE)
         except OSError:
             return
-        self._write("")
+        self._overwrite("")
 
-    def tell(self, why: BaseException | str) -> None:
-        """Keep why the engine stops."""
+    def write(self, why: BaseException | str) -> None:
+        """Records why the engine stops."""
         cause = why if isinstance(why, str | OSError) else why.__cause__
         is_full = isinstance(cause, OSError) and cause.errno in _FULL
-        self._write(f"stopped: disk full at {self._folder}: {why}" if is_full else f"stopped: {why}")
+        self._overwrite(f"stopped: disk full at {self._folder}: {why}" if is_full else f"stopped: {why}")
 
-    def _write(self, text: str) -> None:
+    def _overwrite(self, text: str) -> None:
         if self._fd is not None:
             os.pwrite(self._fd, text.replace("\n", " ").encode()[:SIZE].ljust(SIZE), 0)

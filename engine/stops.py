@@ -1,8 +1,7 @@
-"""Finding stop strings in a stream of bytes, however the stream is cut into tokens.
+"""Finds stop strings in a stream of bytes, however the stream is cut into tokens.
 
-Owns one Aho-Corasick automaton per set of stop strings (Aho and Corasick, CACM 1975) and a position in it.
-Works on bytes, since a token may end inside a character. Refuses to know tokens, requests, and what is
-done about a match.
+Uses one Aho-Corasick automaton per set of stop strings (Aho and Corasick, CACM 1975). Works on bytes, because
+a token may end inside a character.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ class StopMatch(NamedTuple):
 
 
 class _Automaton:
-    """Transitions over bytes. State 0 has seen nothing; a state's depth is how much of a stop it has seen."""
+    """Transitions over bytes. A state's depth is how many bytes of a stop string have been seen."""
 
     __slots__ = ("depths", "first_bytes", "matches", "transitions")
 
@@ -47,7 +46,7 @@ class _Automaton:
         self.matches[state] = stop
 
     def _link(self) -> None:
-        """Complete each state with its fallback's transitions, breadth first: fallbacks are shallower."""
+        """Completes each state with its fallback's transitions, breadth first: fallbacks are shallower."""
         fallbacks = [0] * len(self.transitions)
         level = list(self.transitions[0].values())
         while level:
@@ -64,18 +63,18 @@ class _Automaton:
 
 
 class StopMatcher:
-    """Reads a stream of bytes and reports stop strings in it. The way the stream is cut changes nothing."""
+    """Reads a stream of bytes and reports stop strings in it, however the stream is cut."""
 
     __slots__ = ("_automaton", "_num_read", "_state")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Raises ValueError for an empty stop string. No stops at all is fine, and matches nothing."""
+        """Raises ValueError for an empty stop string. An empty list matches nothing."""
         self._automaton = _Automaton(stops)
         self._state = 0
         self._num_read = 0
 
     def fresh(self) -> StopMatcher:
-        """A matcher for the same stops at the start of another stream; shares the automaton."""
+        """Returns a matcher for the same stops at the start of another stream; shares the automaton."""
         twin = StopMatcher.__new__(StopMatcher)
         twin._automaton = self._automaton
         twin._state = 0
@@ -83,14 +82,14 @@ class StopMatcher:
         return twin
 
     def push(self, data: bytes) -> StopMatch | None:
-        """Read on. The first stop string that ends in `data`: of several ending there, the longest.
+        """Reads `data`. Returns the first stop string that ends in it: of several ending there, the longest.
 
-        Reading may go on after a match: all of `data` is read either way.
+        All of `data` is read either way, and reading may continue after a match.
         """
         state = self._state
         if not state and self._automaton.first_bytes.isdisjoint(data):
             self._num_read += len(data)
-            return None  # nearly every token, read at C's speed
+            return None  # nearly every token, at C speed
         transitions = self._automaton.transitions
         matches = self._automaton.matches
         found = None
@@ -104,5 +103,5 @@ class StopMatcher:
 
     @property
     def held(self) -> int:
-        """How many of the last bytes may be the beginning of a stop string, and so must not be shown yet."""
+        """Number of last bytes that may begin a stop string, and so must not be shown yet."""
         return self._automaton.depths[self._state]

@@ -1,8 +1,8 @@
-"""What every token id means in bytes, read from a checkpoint's tokenizer.json.
+"""Maps token ids to bytes, as read from a checkpoint's tokenizer.json.
 
-Owns the tokenizer's decoder, token by token: byte-level BPE (GPT-2's printable alphabet) and sentencepiece's
-BPE (metaspace and byte fallback). Bytes, not text, because a token may end inside a character.
-Refuses to encode, and to know which ids end a sequence: that is the model's configuration.
+Decodes token by token: byte-level BPE (GPT-2's printable alphabet) and sentencepiece's BPE (metaspace and
+byte fallback). Bytes, not text, because a token may end inside a character. Which ids end a sequence is the
+model's configuration.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _TokenReader = Callable[[str], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The bytes of every token. Joined, they are the text; a special token has none."""
+    """The bytes of every token. Joined, they are the text; special tokens have none."""
 
     token_bytes: list[bytes]
-    """By token id. b"" for special tokens and for ids the tokenizer leaves out."""
+    """By token id. b"" for special tokens and for ids that the tokenizer leaves out."""
     special_ids: frozenset[int]
     strips_leading_space: bool
-    """True when the tokenizer puts a space before a text and its decoder takes it off again."""
+    """Whether the tokenizer adds a space before a text and its decoder removes it."""
 
     @classmethod
     def load(cls, base_dir: Path) -> Vocabulary:
-        """Read `base_dir / "tokenizer.json"`. Raises ValueError when it is not one this module can read."""
+        """Reads `base_dir / "tokenizer.json"`. Raises ValueError when the tokenizer is not supported."""
         path = base_dir / "tokenizer.json"
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -46,7 +46,7 @@ class Vocabulary:
 
     @classmethod
     def parse(cls, document: dict[str, Any]) -> Vocabulary:
-        """From the parsed tokenizer.json. Raises ValueError naming the part that is not understood."""
+        """Reads a parsed tokenizer.json. Raises ValueError naming the part that is not supported."""
         model = document.get("model") or {}
         if model.get("type") != "BPE":
             raise ValueError(f"model.type is {model.get('type')!r}; only BPE tokenizers are supported")
@@ -65,7 +65,7 @@ class Vocabulary:
         return cls(token_bytes, frozenset(special_ids), any(_strips_leading_space(step) for step in steps))
 
     def decode(self, token_ids: Iterable[int]) -> bytes:
-        """The bytes of a run of tokens inside a text. Ids past the tokenizer's last one have none."""
+        """Returns the bytes of a run of tokens. Ids beyond the tokenizer's last one have none."""
         table = self.token_bytes
         return b"".join([table[token_id] for token_id in token_ids if token_id < len(table)])
 
@@ -79,7 +79,7 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _token_reader(steps: list[dict[str, Any]]) -> _TokenReader:
-    """The decoder as a function of one token: those of its steps that act on tokens one by one."""
+    """Returns the decoder as a function of one token: those of its steps that act on single tokens."""
     replacements: list[tuple[str, str]] = []
     byte_level = byte_fallback = False
     for step in steps:
@@ -93,7 +93,7 @@ def _token_reader(steps: list[dict[str, Any]]) -> _TokenReader:
             case {"type": "Metaspace", "replacement": replacement}:
                 replacements.append((replacement, " "))
             case {"type": "Fuse"} | {"type": "Strip", "content": " ", "start": 0 | 1, "stop": 0}:
-                pass  # Acts on the whole text: see strips_leading_space.
+                pass  # acts on the whole text: see strips_leading_space
             case _:
                 raise ValueError(f"decoder step {step} is not supported")
     if byte_level:
@@ -112,14 +112,14 @@ def _token_reader(steps: list[dict[str, Any]]) -> _TokenReader:
 
 def _strips_leading_space(step: dict[str, Any]) -> bool:
     if step["type"] == "Metaspace":
-        # Files of before prepend_scheme said add_prefix_space.
+        # Files older than prepend_scheme have add_prefix_space.
         default = "always" if step.get("add_prefix_space", True) else "never"
         return step.get("prepend_scheme", default) != "never"
     return step["type"] == "Strip" and step["start"] == 1
 
 
 def _read_byte_level(token: str, alphabet: dict[str, int]) -> bytes:
-    """A token outside the alphabet can only be an added one, and stands for itself."""
+    """Returns a token's bytes. A token outside the alphabet is an added one, and stands for itself."""
     try:
         return bytes([alphabet[character] for character in token])
     except KeyError:
@@ -127,7 +127,9 @@ def _read_byte_level(token: str, alphabet: dict[str, int]) -> bytes:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's map of characters to bytes: printable Latin-1 is itself, the rest counts up from U+0100."""
+    """Returns GPT-2's map of characters to bytes: printable Latin-1 is itself, the rest counts up from
+    U+0100.
+    """
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

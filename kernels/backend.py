@@ -1,4 +1,4 @@
-"""Which implementation of an op a tensor gets: Triton on a GPU, torch on a CPU.
+"""Selects the implementation of an op by a tensor's device: Triton on a GPU, torch on a CPU.
 
 With TRITON_INTERPRET=1 Triton's interpreter runs the kernels on CPU tensors too: slow, for tests on small
 shapes.
@@ -15,5 +15,5 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def uses_triton(tensor: Tensor) -> bool:
-    """Whether ops on this tensor's device run Triton kernels."""
+    """Returns whether ops on this tensor's device run Triton kernels."""
     return tensor.is_cuda or INTERPRETING

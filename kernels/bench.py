@@ -1,9 +1,11 @@
-"""Every kernel against its floor: `python -m kernels.bench [op ...] [--out FILE] [--list] [--device cpu]`.
+"""Times every kernel against its floor: `python -m kernels.bench [op ...] [--out FILE] [--list] [--device
+cpu]`.
 
-Owns the table and the JSON. An op is timed only where all its checks are green: one red check, and the op has
-no figures and the exit code is 1. Refuses to know ops: `kernels/<op>/cases.py` lists in `BENCHES` what there
-is to time (see `Bench`). A floor is what the op's bytes take at the copy bandwidth measured on the same
-device in the same run, or its operations at the measured peak, whichever is longer.
+An op is timed only if all its checks pass: after a failed check the op has no figures and the exit code is 1.
+`kernels/<op>/cases.py` lists in `BENCHES` what is timed (see `Bench`).
+
+A floor is what the op's bytes take at the copy bandwidth measured on the same device in the same run, or its
+operations at the measured peak, whichever is longer.
 """
 
 from __future__ import annotations
@@ -59,11 +61,11 @@ class Figure:
 
 
 class Red(Exception):
-    """A check failed: what is wrong is not worth timing."""
+    """A check failed: a wrong result is not worth timing."""
 
 
 def find_benches(package: str = "kernels", folder: Path = _FOLDER) -> dict[str, Sequence[Bench]]:
-    """By op; ops without benches are left out."""
+    """Returns benches by op, without ops that have none."""
     found = {}
     for path in sorted(folder.glob("*/cases.py")):
         benches = getattr(importlib.import_module(f"{package}.{path.parent.name}.cases"), "BENCHES", None)
@@ -73,7 +75,7 @@ def find_benches(package: str = "kernels", folder: Path = _FOLDER) -> dict[str, 
 
 
 def time_op(op: str, benches: Sequence[Bench], ceilings: Ceilings, device: torch.device) -> list[Figure]:
-    """All figures of an op, or Red and none."""
+    """Returns all figures of an op, or raises Red."""
     figures = []
     for bench in benches:
         run, check = bench.make(device)
@@ -95,7 +97,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def table(figures: Sequence[Figure]) -> Iterator[str]:
-    """The lines of the table, its head first."""
+    """Returns the lines of the table, its head first."""
     width = max([len(figure.case) for figure in figures] + [4])
     name = max([len(figure.op) for figure in figures] + [2])
     yield f"{'op':<{name}} {'case':<{width}} {'us':>9} {'GB/s':>7} {'floor us':>9} {'% of floor':>10}"
@@ -107,7 +109,7 @@ def table(figures: Sequence[Figure]) -> Iterator[str]:
 
 
 def envelope(device: torch.device) -> dict[str, Any]:
-    """Where the figures come from."""
+    """Returns the context of the figures."""
     hardware: dict[str, Any] = {"machine": platform.machine(), "torch": torch.__version__}
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
@@ -138,13 +140,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__.splitlines()[0])
     parser.add_argument("ops", nargs="*", metavar="op", help="all of them by default")
     parser.add_argument("--out", type=Path, help="JSON with the figures")
-    parser.add_argument("--list", action="store_true", help="only say what there is")
+    parser.add_argument("--list", action="store_true", help="list the ops and exit")
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None, benches: dict[str, Sequence[Bench]] | None = None) -> int:
-    """The exit code: 1 when an op was refused, 2 when one is not known."""
+    """Returns the exit code: 1 when an op failed its checks, 2 when one is not known."""
     arguments = _arguments(argv)
     known = find_benches() if benches is None else benches
     unknown = sorted(set(arguments.ops) - known.keys())
@@ -165,7 +167,7 @@ def main(argv: Sequence[str] | None = None, benches: dict[str, Sequence[Bench]] 
             figures += time_op(op, cases, ceilings, arguments.device)
         except Red as red:
             refused[op] = str(red)
-        if arguments.out:  # after each: whoever has to stop a run keeps what is done
+        if arguments.out:  # after each: a run that is stopped keeps what is done
             _write(arguments.out, arguments.device, ceilings, figures, refused)
     peaks = ", ".join(f"{name} {value / 1e12:.0f} TFLOP/s" for name, value in ceilings.peak.items())
     _say(f"copy {ceilings.copy / 1e9:.0f} GB/s, {peaks}")

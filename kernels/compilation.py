@@ -1,8 +1,7 @@
-"""What must compile: every Triton kernel with the types and tile sizes it is launched with.
+"""Compiles every Triton kernel ahead of time, with the types and tile sizes it is launched with.
 
-Owns the description of one compilation, running it for a GPU that need not be there, and what the result
-takes of a multiprocessor. `kernels/<op>/kernel.py` lists its own in `COMPILATIONS`. Refuses to know what
-kernels compute.
+Describes one compilation, runs it for a GPU that need not be present, and reports the shared and local memory
+of the result. `kernels/<op>/kernel.py` lists its compilations in `COMPILATIONS`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ARCHITECTURES = (80, 90, 100)
 """Compute capabilities times ten: A100, H100 and H200, B200."""
 
 SHARED_MEMORY_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
-"""What one block may have. Source: CUDA C++ Programming Guide, table of compute capabilities."""
+"""Limit per block. Source: CUDA C++ Programming Guide, table of compute capabilities."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Compilation:
     architectures: tuple[int, ...] = ARCHITECTURES
     """Fewer where an instruction is missing: FP8 products begin at 89."""
     local_bytes: int = 0
-    """Local memory a thread may take: registers that spill. More than 0 wants a measured reason."""
+    """Local memory a thread may take: registers that spill. More than 0 needs a measured reason."""
 
     @property
     def name(self) -> str:
@@ -45,7 +44,7 @@ class Compilation:
         return f"{self.kernel.__name__}[{sizes}]"
 
     def compile(self, architecture: int) -> Any:
-        """The compiled kernel (`.metadata.shared` in bytes, `.asm["cubin"]`); needs no GPU."""
+        """Returns the compiled kernel (`.metadata.shared` in bytes, `.asm["cubin"]`); needs no GPU."""
         types = {name: self.signature.get(name, "constexpr") for name in self.kernel.arg_names}
         constants = {(self.kernel.arg_names.index(name),): value for name, value in self.constexprs.items()}
         # Base pointers come from torch, which aligns them to 16 bytes and more.

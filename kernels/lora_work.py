@@ -1,7 +1,7 @@
-"""Which rows of a step belong to which adapter slot, and what an adapter looks like to a kernel.
+"""Sorts a step's rows by adapter slot, and defines what an adapter looks like to a kernel.
 
-Owns the grouping of a flattened batch by slot, rebuilt every step on the host, and the view of one
-adapter's weights that all LoRA kernels read. Refuses to know tenants, digests and how slots are filled.
+The grouping of a flattened batch is rebuilt every step on the host; all LoRA kernels read the same view of
+one adapter's weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SlotGroup:
     a: Tensor | None
     """[sum of ranks, K], the modules' A matrices concatenated along rank; None when no module has one."""
     b: tuple[Tensor | None, ...]
-    """Per module [rank, N], rank-major; None when the adapter leaves the module alone."""
+    """Per module [rank, N], rank-major; None when the adapter lacks the module."""
     ranks: tuple[int, ...]
     scales: tuple[float, ...]
     """Per module; applied in fp32 to the shrunk activations, never folded into the weights."""
@@ -45,7 +45,7 @@ class LoraPool(Protocol):
         ...
 
     def group(self, layer: int, group: str) -> Sequence[SlotGroup | None]:
-        """By slot; None where the slot is empty or its adapter has nothing here."""
+        """Returns views by slot; None where the slot is empty or its adapter has nothing here."""
         ...
 
 

@@ -1,16 +1,13 @@
-"""Kernels that begin while the one before them ends.
+"""Lets kernels begin while the one before them ends.
 
 Between two kernels of one stream the memory is idle for a microsecond or two: the last blocks end, the next
 kernel is launched, its first loads travel. Programmatic dependent launch lets a kernel's blocks start as soon
 as all blocks of the kernel before it have started or ended; it then does what needs nothing of that kernel
-(read weights), waits (`gdc_wait`), and goes on.
-
-Rules, because a mistake here is a race that shows once a week: a kernel launched with `launch_pdl=True` calls
-`gdc_wait` in every block, before it reads or writes anything that another kernel touches; what it reads
-before the wait is not written while the engine runs; and it may call `gdc_launch_dependents` whenever it
-likes, because whoever starts early waits for its end all the same.
-
-Owns when that is possible. Refuses to know kernels.
+(read weights), waits (`gdc_wait`), and continues. Rules, because a mistake here is a race that shows once a
+week: a kernel launched with `launch_pdl=True` calls `gdc_wait` in every block, before it reads or writes
+anything that another kernel touches; what it reads before the wait is not written while the engine runs; and
+it may call `gdc_launch_dependents` at any time, because a kernel that starts early waits for its end all the
+same.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from torch import Tensor
 
 
 def starts_early(tensor: Tensor) -> bool:
-    """Whether kernels on this tensor's device are launched as dependents: Hopper and later."""
+    """Returns whether kernels on this tensor's device are launched as dependents: Hopper and later."""
     return tensor.is_cuda and _has_dependent_launch(tensor.device)
 
 

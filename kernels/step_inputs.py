@@ -1,9 +1,9 @@
-"""What the host tells the device every step: many small arrays, one copy, no waiting.
+"""Sends each step's inputs from host to device: many small arrays, one copy, no waiting.
 
-Owns one block of device memory at fixed addresses (so that captured graphs may read it), a ring of pinned
-host blocks of the same layout, and the copy between them. A host block is written again only once the copy
-that read it has ended, so the host may be as many steps ahead as the ring is deep. Refuses to know what
-fields mean. On a CPU host and device are the same memory.
+One block of device memory at fixed addresses (so that captured graphs may read it), a ring of pinned host
+blocks of the same layout, and the copy between them. A host block is written again only once the copy that
+read it has ended, so the host may be as many steps ahead as the ring is deep. On a CPU host and device are
+the same memory.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Field:
 
     @property
     def host(self) -> npt.NDArray:
-        """Of the step being prepared; holds whatever an earlier step left."""
+        """The array of the step being prepared; holds whatever an earlier step left."""
         return self._hosts[self._inputs.turn]
 
 
 class StepInputs:
-    """Register fields, `freeze`, then per step: `begin`, write fields, `send`."""
+    """Registers fields, then `freeze`, then per step: `begin`, write fields, `send`."""
 
     def __init__(self, device: torch.device | str, depth: int = 2) -> None:
         """`depth`: host blocks. On a CPU there is always one."""
@@ -60,7 +60,7 @@ class StepInputs:
         self.turn = 0
 
     def field(self, name: str, shape: int | tuple[int, ...], dtype: torch.dtype = torch.int32) -> Field:
-        """Room for an array. Only before `freeze`."""
+        """Reserves room for an array. Only before `freeze`."""
         assert not self._blocks, "the layout is frozen"
         made = Field(self, name, (shape,) if isinstance(shape, int) else shape, dtype, self._size)
         self._size += -(-made.num_bytes // ALIGNMENT) * ALIGNMENT
@@ -68,7 +68,7 @@ class StepInputs:
         return made
 
     def freeze(self) -> None:
-        """Allocate everything, as zeros."""
+        """Allocates everything, as zeros."""
         assert not self._blocks, "frozen twice"
         on_gpu = self._device.type == "cuda"
         there = torch.zeros(max(self._size, ALIGNMENT), dtype=torch.uint8, device=self._device)
@@ -88,13 +88,13 @@ class StepInputs:
             ]
 
     def begin(self) -> None:
-        """Start to prepare a step: from here `host` is the next block. Waits only if the ring is full."""
+        """Starts to prepare a step: from here `host` is the next block. Waits only if the ring is full."""
         self.turn = (self.turn + 1) % self._depth
         if self._copied:
             self._copied[self.turn].synchronize()
 
     def send(self) -> None:
-        """Queue the copy of all fields on the current stream."""
+        """Queues the copy of all fields on the current stream."""
         if self._copied:
             self._there.copy_(self._blocks[self.turn], non_blocking=True)
             self._copied[self.turn].record()

@@ -1,7 +1,7 @@
-"""How long a kernel takes, and what the device could do at best.
+"""Times kernels, and measures what the device could do at best.
 
-Owns the clock: CUDA graph replays on a GPU, so that launches cost nothing, plain calls on a CPU; and the
-measured ceilings that floors are made of. Refuses to know which op it times.
+CUDA graph replays on a GPU, so that launches cost nothing, plain calls on a CPU; and the measured ceilings
+that floors are made of.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ class Ceilings:
     """Floating-point operations per second of a large matrix product, by precision."""
 
     def floor_us(self, num_bytes: int, flops: int, precision: str = "bf16") -> float:
-        """What bytes or operations take at the ceilings, whichever is longer."""
+        """Returns what bytes or operations take at the ceilings, whichever is longer."""
         if precision not in self.peak:
             raise ValueError(f"no ceiling measured for {precision}: one of {', '.join(self.peak)} expected")
         return 1e6 * max(num_bytes / self.copy, flops / self.peak[precision])
 
 
 def time_us(run: Callable[[], None], device: torch.device) -> float:
-    """Median microseconds of a call. `run` is called many times, some of them inside a graph's capture."""
+    """Returns the median microseconds of a call. `run` is called many times, some of them inside a graph's
+    capture.
+    """
     return _time_gpu(run) if device.type == "cuda" else _time_cpu(run)
 
 
@@ -77,7 +79,7 @@ def _time_cpu(run: Callable[[], None]) -> float:
 
 
 def measure_ceilings(device: torch.device) -> Ceilings:
-    """A copy and matrix products, both large for the device."""
+    """Measures a copy and matrix products, both large for the device."""
     on_gpu = device.type == "cuda"
     peak = {"bf16": _product_speed(device, 8192 if on_gpu else 512)}
     if on_gpu and torch.cuda.get_device_capability(device) >= (8, 9):

@@ -1,7 +1,7 @@
-"""Buffers that live from step to step, so that a forward pass allocates nothing once warm.
+"""Reuses buffers from step to step, so that a forward pass allocates nothing once warm.
 
-Owns growing scratch tensors by name. Refuses to know what they hold: a buffer's contents are whatever its
-last user left, and two live tensors need two names.
+Scratch tensors grow by name; a buffer's contents are whatever its last user left, and two live tensors need
+two names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_VIEWS = 512
 
 
 class Workspace:
-    """Named scratch tensors of one device; each grows to the largest size asked for and stays."""
+    """Named scratch tensors of one device; each grows to the largest size requested and stays."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -24,7 +24,7 @@ class Workspace:
         self._views: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        """An uninitialised contiguous tensor; taking the same name again hands out the same memory."""
+        """Returns an uninitialised contiguous tensor; taking the same name again returns the same memory."""
         view = self._views.get((name, shape, dtype))
         if view is None:
             view = self._views[name, shape, dtype] = self._view(name, shape, dtype)

@@ -1,9 +1,9 @@
 """Runs migrations: each in its own transaction, one runner at a time, never waiting long for a lock.
 
-A migration, its stamp, what it says of older releases and, with the last one, the rights of the role that
-serves are one transaction: whatever fails leaves the schema at the migration before it. A migration that
-queues behind a long transaction makes every later query queue behind itself: after LOCK_TIMEOUT it gives up
-instead, and is run again at a better time.
+A migration, its stamp, its compatibility with older releases and, with the last one, the rights of the
+serving role are one transaction: a failure leaves the schema at the migration before it. A migration that
+queues behind a long transaction makes every later query queue behind itself, so after LOCK_TIMEOUT it gives
+up instead, and is run again at a better time.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from migrations.metadata import metadata
 
 LOCK_TIMEOUT = "5s"
 RUNNER_TIMEOUT = "120s"
-RUNNER_LOCK = 0x526F6F74  # "Root": any number that nobody else takes
+RUNNER_LOCK = 0x526F6F74  # "Root"; no other code takes this number
 
 
 def run(connection: Connection, serving_role: str | None) -> None:
-    # Two runners at once would both apply the same revision; the second waits here, then finds nothing to do.
-    # It waits for as long as migrations may take, not for a lock within one: that limit is set afterwards.
+    # Two concurrent runners would both apply the same revision; the second waits here, then finds nothing to
+    # do. It waits for as long as migrations may take, so the limit for locks within one is set afterwards.
     connection.execute(text("SET lock_timeout = 0"))
     connection.execute(text(f"SET statement_timeout = '{RUNNER_TIMEOUT}'"))
     connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": RUNNER_LOCK})
     connection.execute(text("SET statement_timeout = 0"))
     connection.execute(text(f"SET lock_timeout = '{LOCK_TIMEOUT}'"))
-    # Row-level security holds the owner, too.
+    # Row-level security applies to the owner, too.
     connection.execute(text("SET rootstock.tenant = '*'"))
     connection.commit()
     try:
@@ -48,7 +48,7 @@ def run(connection: Connection, serving_role: str | None) -> None:
         )
         with context.begin_transaction():
             context.run_migrations()
-        if serving_role is not None:  # also where there was nothing to migrate: the role may be another one
+        if serving_role is not None:  # also without a migration, since the role may have changed
             roles.grant(connection, serving_role)
             connection.commit()
     finally:
@@ -58,7 +58,7 @@ def run(connection: Connection, serving_role: str | None) -> None:
 
 
 def after_each(connection: Connection, serving_role: str | None) -> Callable[..., None]:
-    """What alembic calls at the end of each migration's transaction."""
+    """Returns what alembic calls at the end of each migration's transaction."""
     head = context.script.get_current_head()
 
     def finish(*, heads: set[str], ctx: MigrationContext, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Every table of every domain in one MetaData: what migrations are compared with."""
+"""Collects every table of every domain in one MetaData, which migrations are compared with."""
 
 from sqlalchemy.schema import SchemaItem
 
@@ -39,13 +39,13 @@ DOMAINS = (
     tenants.limits.models,
     tenants.models,
 )
-"""Imported for their tables."""
+"""Modules imported for their tables."""
 
 
 def is_modelled(
     item: SchemaItem, name: str | None, kind: str, reflected: bool, other: SchemaItem | None
 ) -> bool:
-    """Whether alembic compares this object: partitions are made by the database itself, as months come."""
+    """Whether alembic compares this object. Partitions are created by the database, so they are not."""
     return not (
         kind == "table"
         and reflected

@@ -1,7 +1,7 @@
 """Records which migrations were released, so that none of them is changed afterwards.
 
-`released.txt` has a line for each: the release that first had it, its file, and the SHA-256 of that file. A
-database that is at a released migration has run exactly this file; a correction is a new migration.
+`released.txt` has a line for each: the first release with it, its file, and the SHA-256 of that file. A
+database at a released migration has run exactly this file; a correction is a new migration.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 VERSIONS = Path(__file__).resolve().parent / "versions"
 LIST = Path(__file__).resolve().parent / "released.txt"
 OLDEST_SUPPORTED = "0020"
-"""The oldest schema that this release upgrades: what 0.1 ended with. Tested from a dump with data."""
+"""The oldest schema that this release upgrades, the last of 0.1. Tested from a dump with data."""
 
 
 class Released(NamedTuple):
@@ -25,7 +25,7 @@ class Released(NamedTuple):
 
 
 class ChangedMigration(Exception):
-    """A released migration is not what it was."""
+    """A released migration was edited, removed or renamed."""
 
     def __init__(self, released: Released) -> None:
         super().__init__(
@@ -43,7 +43,7 @@ def released(listed: Path = LIST) -> list[Released]:
 
 
 def verify(listed: Path = LIST, versions: Path = VERSIONS) -> None:
-    """Raise ChangedMigration for the first released migration that was edited, removed or renamed."""
+    """Raises ChangedMigration for the first released migration that was edited, removed or renamed."""
     for entry in released(listed):
         path = versions / entry.file
         if not path.exists() or digest(path) != entry.digest:
@@ -51,7 +51,7 @@ def verify(listed: Path = LIST, versions: Path = VERSIONS) -> None:
 
 
 def record(release: str, listed: Path = LIST, versions: Path = VERSIONS) -> list[str]:
-    """Add the migrations that no release has yet, as those of `release`; their files. Raises
+    """Records the migrations that no release has yet as those of `release`; returns their files. Raises
     ChangedMigration.
     """
     verify(listed, versions)

@@ -1,0 +1,1 @@
+"""Service levels: counts of served requests by tenant and tier, reports, objectives, alerts, incidents."""

@@ -1,7 +1,6 @@
-"""The Grafana dashboard of serving, from the metrics this service exposes and the shares it records.
+"""Generates the Grafana dashboard of serving, from this service's metrics and the recorded shares.
 
-Owns the panels: what is asked, in which unit, in which order. `python -m sla.generate` writes it to
-`deploy/grafana/serving.json`.
+`python -m sla.generate` writes it to `deploy/grafana/serving.json`.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ _TIER = '{service_tier=~"$tier"}'
 class Panel:
     title: str
     unit: str
-    """Grafana's name of it."""
+    """Grafana's name of the unit."""
     queries: Sequence[tuple[str, str]]
-    """PromQL, and the legend of its series."""
+    """(PromQL, legend) of each query."""
     description: str = ""
     stacked: bool = False
     most: float | None = None
-    """Upper end of the axis."""
+    """The upper end of the axis."""
 
 
 def _quantile(share: float, metric: str) -> str:
@@ -44,7 +43,7 @@ def _rate(metric: str, by: str = "", selector: str = "") -> str:
 
 
 def _engine(metric: str) -> str:
-    """An engine's figure as every API process shows it: one of them is enough."""
+    """Selects an engine's metric, which every API process exposes alike: the maximum is one of them."""
     return f"max(rootstock_{metric})"
 
 
@@ -54,7 +53,7 @@ def _engine_rate(metric: str) -> str:
 
 _READ = _engine_rate("engine_step_bytes")
 _PEAK = "max(rootstock_engine_memory_bandwidth_bytes > 0)"
-"""Nothing where it is not known."""
+"""No series where the bandwidth is unknown."""
 
 
 def _by_class(metric: str) -> list[tuple[str, str]]:
@@ -74,7 +73,7 @@ def _percentiles(metric: str) -> list[tuple[str, str]]:
 
 SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
     (
-        "What tenants see",
+        "Requests",
         (
             Panel(
                 "Time to first token",
@@ -86,9 +85,9 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "Time per output token",
                 "s",
                 _percentiles("time_per_output_token_seconds"),
-                "Mean of each answer, after its first token.",
+                "Mean of each response, after its first token.",
             ),
-            Panel("Time of a whole answer", "s", _percentiles("request_duration_seconds")),
+            Panel("Request duration", "s", _percentiles("request_duration_seconds")),
             Panel(
                 "Requests", "reqps", [(_rate("requests", "service_tier, outcome", _TIER), _TIER_AND_OUTCOME)]
             ),
@@ -97,13 +96,13 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
         ),
     ),
     (
-        "Promises",
+        "Service-level objectives",
         (
             Panel(
                 "Failed requests",
                 "percentunit",
                 [(f"{recorded('failure', 60)}{_TIER}", "{{service_tier}}, 1 h")],
-                "Failed by the service's fault.",
+                "Server errors; a client's errors do not count.",
             ),
             Panel(
                 "First tokens after their target",
@@ -111,7 +110,7 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
                 [(f"{recorded('late_first_token', 60)}{_TIER}", "{{service_tier}}, 1 h")],
             ),
             Panel(
-                "Answers below the promised rate",
+                "Responses below the promised output rate",
                 "percentunit",
                 [(f"{recorded('slow_output', 60)}{_TIER}", "{{service_tier}}, 1 h")],
             ),
@@ -120,15 +119,15 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
     (
         "Queue",
         (
-            Panel("Waiting by class", "short", _by_class("requests_waiting"), stacked=True),
+            Panel("Queued requests by tier", "short", _by_class("requests_waiting"), stacked=True),
             Panel(
                 "Predicted wait",
                 "s",
                 _by_class("predicted_wait_seconds"),
-                "Of a short request that would come now; above its class's target, requests are refused.",
+                "For a short request that arrives now; above its tier's target, requests are refused.",
             ),
             Panel(
-                "Wait for the batch",
+                "Queue wait",
                 "s",
                 [
                     (
@@ -139,7 +138,7 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
                 ],
                 "Mean, from submission to the first step.",
             ),
-            Panel("Refused as overloaded", "ops", _rate_by_class("shed")),
+            Panel("Refused because of overload", "ops", _rate_by_class("shed")),
             Panel("Preempted", "ops", _rate_by_class("preempted")),
             Panel("Open streams", "short", [("sum(rootstock_open_streams)", "streams")]),
         ),
@@ -148,14 +147,14 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
         "Engine",
         (
             Panel(
-                "Batch by class",
+                "Batch by service tier",
                 "short",
                 [
                     (
                         f"max by (service_tier) (rootstock_requests_running_by_class{_TIER})",
                         "{{service_tier}}",
                     ),
-                    (_engine("batch_rows"), "rows there are"),
+                    (_engine("batch_rows"), "capacity"),
                 ],
             ),
             Panel(
@@ -170,14 +169,14 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
                 ],
             ),
             Panel(
-                "Share of the memory's bandwidth",
+                "Memory bandwidth used",
                 "percentunit",
                 [
                     (f"{_READ} / {_engine_rate('engine_step_seconds')} / {_PEAK}", "while steps run"),
-                    (f"{_READ} / {_PEAK}", "of all time"),
+                    (f"{_READ} / {_PEAK}", "overall"),
                 ],
-                "What steps have to read at least (weights, keys and values, adapters) by how fast the "
-                "device's memory copies. Decoding is bound by it.",
+                "Bytes that steps must read at least (weights, keys and values, adapters) over the "
+                "bandwidth of the device's memory. Decoding is bound by it.",
                 most=1,
             ),
             Panel(
@@ -206,7 +205,7 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "ops",
                 [
                     (_engine_rate("engine_graph_replays"), "replayed"),
-                    (_engine_rate("engine_eager_steps"), "launched op by op"),
+                    (_engine_rate("engine_eager_steps"), "eager"),
                 ],
                 stacked=True,
             ),
@@ -221,7 +220,7 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
                 [
                     (_engine("adapter_slots_resident"), "resident"),
                     (_engine("adapter_slots_loading"), "loading"),
-                    (_engine("adapter_slots"), "there are"),
+                    (_engine("adapter_slots"), "total"),
                 ],
             ),
             Panel(
@@ -233,7 +232,7 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "Usage waiting on disk",
                 "short",
                 [(_engine("usage_events_spooled"), "events")],
-                "Above 0 while Redis is away.",
+                "Above 0 while Redis is unavailable.",
             ),
         ),
     ),
@@ -241,7 +240,7 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
 
 
 def dashboard_json() -> str:
-    """The dashboard, for import or provisioning."""
+    """Returns the dashboard as JSON, for import or provisioning."""
     panels: list[dict[str, Any]] = []
     top = 0
     for title, section in SECTIONS:
@@ -275,7 +274,7 @@ def dashboard_json() -> str:
 _SOURCE = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
 _CLASSES = {
     "name": "tier",
-    "label": "Class",
+    "label": "Service tier",
     "type": "query",
     "datasource": {"type": "prometheus", "uid": "${source}"},
     "query": "label_values(rootstock_requests_total, service_tier)",

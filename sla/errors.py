@@ -1,10 +1,10 @@
-"""What can be wrong with a question about service levels, and with a change of an incident."""
+"""Defines the errors of service-level reports and incidents. They carry data, not HTTP status codes."""
 
 from __future__ import annotations
 
 
 class InvalidMonth(ValueError):
-    """Not a month there is a report of. The message begins with the field."""
+    """The month cannot be reported. The message begins with the field."""
 
 
 class IncidentNotFound(LookupError):
@@ -14,7 +14,7 @@ class IncidentNotFound(LookupError):
 
 
 class IncidentEnded(ValueError):
-    """It was closed before."""
+    """The incident was closed before."""
 
     def __init__(self, incident_id: str) -> None:
         super().__init__("This incident is closed already.")

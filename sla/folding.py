@@ -1,7 +1,7 @@
-"""From the API processes' batches of counts to the minutes in the database, each counted once.
+"""Adds the API processes' batches of counts to the minutes in the database, each batch once.
 
-A batch and the note that it was counted are one transaction: one that is seen again, because its sender or
-its reader could not know what became of it, changes nothing.
+A batch and the record that it was counted are one transaction, so a batch that is read again, because its
+sender or reader did not see the result, changes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DECODER = msgspec.msgpack.Decoder(list[Delta])
 
 
 class SlaFolding:
-    """One consumer of the batches. `consumer` must differ between those that run at once."""
+    """One consumer of the batches. Consumers that run at the same time need different `consumer` names."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class SlaFolding:
         )
 
     async def drain(self, *, max_batches: int = 20) -> int:
-        """Count what has come; how many batches. Raises DatabaseUnavailable or RedisError: what was not taken
-        off the stream is counted next time.
+        """Counts the batches in the stream; returns how many. Raises DatabaseUnavailable or RedisError:
+        batches not acknowledged are counted next time.
         """
         num_entries = 0
         async with contextlib.aclosing(self._stream.batches(max_batches)) as batches:
@@ -62,7 +62,7 @@ class SlaFolding:
         return num_entries
 
     async def tidy(self, now: datetime | None = None) -> None:
-        """Make the months ahead, forget batches and consumers long gone."""
+        """Creates the months ahead, and forgets old batches and consumers."""
         today = (now or datetime.now(UTC)).date()
         async with self._database.write(EVERY_TENANT) as session:
             writer = SlaWriter(session)
@@ -88,20 +88,20 @@ class SlaFolding:
 
 
 def _check(deltas: list[Delta]) -> None:
-    """Raises ValueError for what the database would refuse, or what is in no bucket."""
+    """Raises ValueError for counts that the database would reject, or that fit no bucket."""
     for delta in deltas:
         numbers = (
             *(delta.failed, delta.first_tokens, delta.first_tokens_in_time, delta.rated, delta.rated_fast),
             *(count for _, count in (*delta.first_token_buckets, *delta.output_rate_buckets)),
         )
         if min(numbers) < 0 or delta.failed > delta.requests:
-            raise ValueError("a count is negative, or more failed than there were")
+            raise ValueError("a count is negative, or more requests failed than were counted")
         for pairs, edges in (
             (delta.first_token_buckets, FIRST_TOKEN_EDGES),
             (delta.output_rate_buckets, OUTPUT_RATE_EDGES),
         ):
             if any(not 0 <= bucket <= len(edges) for bucket, _ in pairs):
-                raise ValueError("there is no such bucket")
+                raise ValueError("a histogram bucket is out of range")
 
 
 def _summed(deltas: list[Delta]) -> dict[Place, Counts]:

@@ -1,4 +1,4 @@
-"""`python -m sla.generate`: writes the Prometheus rules and the Grafana dashboard under `deploy/`."""
+"""`python -m sla.generate` writes the Prometheus rules and the Grafana dashboard under `deploy/`."""
 
 from __future__ import annotations
 

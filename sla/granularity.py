@@ -1,8 +1,7 @@
-"""The grains of what tenants were served like: minute, hour and UTC day; and how a stretch of time is made up
-of them.
+"""Builds the statements that read service-level rows by minute, hour and UTC day.
 
-Owns that each minute counts once: what days cover whole is read from days, what is left at their edges from
-hours and minutes. Refuses to know whose rows are read, and what is summed.
+Each minute counts once: `db.rollup_intervals` splits a time range into intervals of whole days, hours and
+minutes, and the statements here add up the rows of those intervals.
 """
 
 from __future__ import annotations
@@ -10,26 +9,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import CompoundSelect, Select, Subquery, and_, bindparam, func, or_, union_all
 
+from db.rollup_intervals import Unit, floor, intervals
 from sla.models import SlaDay, SlaHour, SlaMinute
 
 Row = type[SlaMinute] | type[SlaHour] | type[SlaDay]
 Shares = list[dict[str, tuple[int, int]]]
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+"""For each time range, by service tier: (requests, failed)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Granularity:
-    """The rows of one width."""
+    """The table of one unit."""
 
-    unit: str
-    """In the words of PostgreSQL's date_trunc, and the column that says when a row begins."""
+    unit: Unit
+    """Also the name of the column that holds the start of a row."""
     row: Row
-    width: timedelta
 
     @property
     def table(self) -> str:
@@ -37,76 +36,52 @@ class Granularity:
 
     @property
     def at(self) -> Any:
-        """The column."""
+        """The column that holds the start of a row."""
         return getattr(self.row, self.unit)
 
-    def begin(self, moment: datetime) -> datetime:
-        """Of the row that the moment is in."""
-        return moment - (moment - _EPOCH) % self.width
+    def floor(self, moment: datetime) -> datetime:
+        """Returns the start of the row that contains the moment."""
+        return floor(moment, self.unit)
 
 
-MINUTE = Granularity("minute", SlaMinute, timedelta(minutes=1))
-HOUR = Granularity("hour", SlaHour, timedelta(hours=1))
-DAY = Granularity("day", SlaDay, timedelta(days=1))
-GRAINS = (MINUTE, HOUR, DAY)
+MINUTE = Granularity("minute", SlaMinute)
+HOUR = Granularity("hour", SlaHour)
+DAY = Granularity("day", SlaDay)
+GRANULARITIES = (MINUTE, HOUR, DAY)
 ROLLUPS = (HOUR, DAY)
-"""Sums of the minutes."""
+"""The tables that hold sums of minutes."""
+
+_PARTS = (MINUTE, HOUR, DAY, HOUR, MINUTE)
+"""The intervals of any time range, in order: some are empty. A statement has a part for each, so that it is
+built once.
+"""
 
 
-_PLACES = (MINUTE, HOUR, DAY, HOUR, MINUTE)
-"""A stretch is of as many pieces at most, in this order: statements over one are made once."""
+def select_range(select_of: Callable[..., Select[Any]], names: Sequence[str]) -> Subquery:
+    """Returns these columns of the rows of a time range. Run the statement with `range_bounds`.
 
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A stretch of time that one grain's rows make up whole."""
-
-    grain: Granularity
-    start: datetime
-    end: datetime
-
-
-def intervals(start: datetime, end: datetime) -> list[Interval]:
-    """The rows that the minutes which begin in [start, end) are read from, each minute once."""
-    return _cut(start, end, len(GRAINS) - 1)
-
-
-def _cut(start: datetime, end: datetime, place: int) -> list[Interval]:
-    if start >= end:
-        return []
-    grain = GRAINS[place]
-    if grain is MINUTE:
-        return [Interval(grain, start, end)]
-    first, last = -((_EPOCH - start) // grain.width) * grain.width + _EPOCH, grain.begin(end)
-    if first >= last:
-        return _cut(start, end, place - 1)
-    return [*_cut(start, first, place - 1), Interval(grain, first, last), *_cut(last, end, place - 1)]
-
-
-def stretch(select_of: Callable[..., Select[Any]], names: Sequence[str]) -> Subquery:
-    """These columns of the rows of a stretch, whose `bounds` the statement is run with. `select_of(row,
-    *columns)` begins a query of the rows that count.
+    `select_of(row, *columns)` begins a query of the rows that count.
     """
     parts = [
-        select_of(grain.row, *(getattr(grain.row, name) for name in names)).where(
-            grain.at >= bindparam(f"from_{place}"), grain.at < bindparam(f"until_{place}")
+        select_of(granularity.row, *(getattr(granularity.row, name) for name in names)).where(
+            granularity.at >= bindparam(f"from_{number}"), granularity.at < bindparam(f"until_{number}")
         )
-        for place, grain in enumerate(_PLACES)
+        for number, granularity in enumerate(_PARTS)
     ]
     return union_all(*parts).subquery()
 
 
-def bounds(start: datetime, end: datetime) -> dict[str, datetime]:
-    """Of [start, end); pieces that it has not are empty."""
-    return _named("", start, end)
+def range_bounds(start: datetime, end: datetime) -> dict[str, datetime]:
+    """Returns the parameters of `select_range` for the minutes that begin in [start, end)."""
+    return _bounds("", start, end)
 
 
-def _named(prefix: str, start: datetime, end: datetime) -> dict[str, datetime]:
-    spans, place = [(start, start)] * len(_PLACES), 0
-    for piece in intervals(start, end):
-        place = next(n for n in range(place, len(_PLACES)) if _PLACES[n] is piece.grain)
-        spans[place] = (piece.start, piece.end)
-        place += 1
+def _bounds(prefix: str, start: datetime, end: datetime) -> dict[str, datetime]:
+    spans, number = [(start, start)] * len(_PARTS), 0
+    for interval in intervals(start, end):
+        number = next(n for n in range(number, len(_PARTS)) if _PARTS[n].unit == interval.unit)
+        spans[number] = (interval.start, interval.end)
+        number += 1
     return {
         f"{prefix}{side}_{number}": moment
         for number, span in enumerate(spans)
@@ -115,21 +90,23 @@ def _named(prefix: str, start: datetime, end: datetime) -> dict[str, datetime]:
 
 
 @functools.cache
-def shares_of(select_of: Callable[..., Select[Any]], num_stretches: int) -> CompoundSelect[Any]:
-    """Rows (class, requests and failed of each stretch), several of a class, to be added up. Run with
-    `share_bounds`. Only what lies in one of the stretches is read, once.
+def select_shares(select_of: Callable[..., Select[Any]], num_ranges: int) -> CompoundSelect[Any]:
+    """Returns a statement over several time ranges whose rows are (service tier, then requests and failed of
+    each range). Run it with `share_bounds`, and add up its rows with `add_shares`: a tier has several.
+
+    Only rows that lie in one of the ranges are read, each once.
     """
     parts = []
-    for grain in GRAINS:
-        row, every, columns = grain.row, [], []
-        for number in range(num_stretches):
+    for granularity in GRANULARITIES:
+        row, every, columns = granularity.row, [], []
+        for range_number in range(num_ranges):
             within = [
                 and_(
-                    grain.at >= bindparam(f"s{number}_from_{place}"),
-                    grain.at < bindparam(f"s{number}_until_{place}"),
+                    granularity.at >= bindparam(f"s{range_number}_from_{number}"),
+                    granularity.at < bindparam(f"s{range_number}_until_{number}"),
                 )
-                for place, one in enumerate(_PLACES)
-                if one is grain
+                for number, part in enumerate(_PARTS)
+                if part is granularity
             ]
             every += within
             columns += [func.sum(counted).filter(or_(*within)) for counted in (row.requests, row.failed)]
@@ -137,20 +114,20 @@ def shares_of(select_of: Callable[..., Select[Any]], num_stretches: int) -> Comp
     return union_all(*parts)
 
 
-def share_bounds(since: Sequence[datetime], until: datetime) -> dict[str, datetime]:
-    """Of the stretches from each of `since` up to `until`."""
+def share_bounds(starts: Sequence[datetime], end: datetime) -> dict[str, datetime]:
+    """Returns the parameters of `select_shares` for the time ranges from each of `starts` to `end`."""
     found: dict[str, datetime] = {}
-    for number, start in enumerate(since):
-        found |= _named(f"s{number}_", start, until)
+    for number, start in enumerate(starts):
+        found |= _bounds(f"s{number}_", start, end)
     return found
 
 
-def added(rows: Iterable[Any], num_stretches: int) -> Shares:
-    """What the rows come to together: for each stretch by class (requests, failed)."""
-    found: Shares = [{} for _ in range(num_stretches)]
+def add_shares(rows: Iterable[Any], num_ranges: int) -> Shares:
+    """Returns the sums of the rows that `select_shares` returned."""
+    found: Shares = [{} for _ in range(num_ranges)]
     for tier, *numbers in rows:
-        for place, stretch in enumerate(found):
-            requests, failed = stretch.get(tier, (0, 0))
+        for place, shares in enumerate(found):
+            requests, failed = shares.get(tier, (0, 0))
             of_row = (int(number or 0) for number in numbers[2 * place : 2 * place + 2])
-            stretch[tier] = (requests + next(of_row), failed + next(of_row))
+            shares[tier] = (requests + next(of_row), failed + next(of_row))
     return found

@@ -1,8 +1,7 @@
-"""What is counted of the requests of a tenant in a class and a minute, and what can be told from it.
+"""Counts how requests were served, per tenant, service tier and minute, and computes percentiles.
 
-Owns the buckets of the two histograms and the arithmetic of percentiles. Buckets grow by a fourth root of two
-from edge to edge, so that a percentile is known within 19 %; what was promised is counted exactly beside.
-Refuses to know where counts come from and are kept.
+The edges of histogram buckets grow by the fourth root of two, so a percentile is exact to 19 %. What was
+promised is counted exactly, apart from the histograms.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 FIRST_TOKEN_EDGES = tuple(0.001 * 2 ** (number / 4) for number in range(80))
-"""Seconds: 1 ms to 15 min. Bucket k holds what is at most edge k and above the one before."""
+"""Seconds, 1 ms to 15 min. Bucket k holds values above edge k - 1 and up to edge k."""
 OUTPUT_RATE_EDGES = tuple(0.5 * 2 ** (number / 4) for number in range(56))
-"""Tokens per second of a choice: 0.5 to 6900."""
+"""Tokens per second of a choice, 0.5 to 6900."""
 
 
 def first_token_bucket(seconds: float) -> int:
@@ -27,19 +26,19 @@ def output_rate_bucket(tokens_per_second: float) -> int:
 
 @dataclass(slots=True)
 class Counts:
-    """Of any set of requests; two sets' counts add up."""
+    """The counts of a set of requests; counts of two sets add up."""
 
     requests: int = 0
-    """That count: answered, or failed by the service's fault."""
+    """Requests that were answered or failed by the service's fault."""
     failed: int = 0
     first_tokens: int = 0
-    """Requests that got one."""
+    """Requests that had a first token."""
     first_tokens_in_time: int = 0
-    """Of them, within the class's target at that time."""
+    """Of these, first tokens within the tier's target at that time."""
     rated: int = 0
-    """Answers long enough to have an output rate."""
+    """Responses long enough to have an output rate."""
     rated_fast: int = 0
-    """Of them, at or above the rate promised at that time."""
+    """Of these, responses at or above the rate promised at that time."""
     first_token_histogram: list[int] = field(default_factory=lambda: [0] * (len(FIRST_TOKEN_EDGES) + 1))
     output_rate_histogram: list[int] = field(default_factory=lambda: [0] * (len(OUTPUT_RATE_EDGES) + 1))
 
@@ -69,8 +68,8 @@ def _added(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def percentile(histogram: Sequence[int], edges: Sequence[float], share: float) -> float | None:
-    """The value that `share` of those counted do not exceed, interpolated within its bucket; None without
-    any. What lies beyond the last edge is told as that edge.
+    """Returns the value that `share` of the counted values do not exceed, interpolated within its bucket;
+    None without any. A value beyond the last edge counts as that edge.
     """
     total = sum(histogram)
     if not total:

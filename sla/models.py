@@ -1,6 +1,4 @@
-"""What each tenant was served like, by class and minute, and which batches of counts are in it; what it was
-promised when.
-"""
+"""Defines the tables of service levels: counts by tenant, tier and time, counted batches, and plan terms."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from db.repository import TenantOwned
 
 
 class _Sums(TenantOwned):
-    """Of requests whose end fell into a stretch of time. See `sla.measures.Counts`."""
+    """Counts of requests that ended in a time range. See `sla.measures.Counts`."""
 
     requests: Mapped[int] = mapped_column(BigInteger)
     failed: Mapped[int] = mapped_column(BigInteger)
@@ -29,7 +27,7 @@ class _Sums(TenantOwned):
 
 
 class SlaMinute(_Sums, Base):
-    """By minute: what is kept of them."""
+    """Counts by minute."""
 
     __tablename__ = "sla_minutes"
     __table_args__ = (
@@ -44,7 +42,7 @@ class SlaMinute(_Sums, Base):
 
 
 class SlaHour(_Sums, Base):
-    """By hour: the minutes' sums, written with them."""
+    """Sums of the minutes by hour, written with them."""
 
     __tablename__ = "sla_hours"
     __table_args__ = (CheckConstraint("failed BETWEEN 0 AND requests", name="counts_sane"),)
@@ -55,7 +53,7 @@ class SlaHour(_Sums, Base):
 
 
 class SlaDay(_Sums, Base):
-    """By UTC day: likewise. A month is read from these."""
+    """Sums of the minutes by UTC day, written with them. A month is read from these."""
 
     __tablename__ = "sla_days"
     __table_args__ = (CheckConstraint("failed BETWEEN 0 AND requests", name="counts_sane"),)
@@ -66,7 +64,7 @@ class SlaDay(_Sums, Base):
 
 
 class SlaBatch(Base):
-    """A batch whose counts are in the minutes: it is not counted again. Kept for days."""
+    """A batch whose counts are in the minutes, so that it is not counted again. Kept for days."""
 
     __tablename__ = "sla_batches"
     __table_args__ = (Index(None, "counted_at"),)
@@ -77,7 +75,7 @@ class SlaBatch(Base):
 
 
 class PlanTerms(Base):
-    """What a plan was called and promised from an instant on. Written by a trigger on plans."""
+    """A plan's name and terms from a moment on. Written by a trigger on plans."""
 
     __tablename__ = "plan_terms"
 
@@ -88,7 +86,7 @@ class PlanTerms(Base):
 
 
 class TenantPlan(TenantOwned, Base):
-    """Which plan a tenant was on from an instant on. Written by a trigger on tenants."""
+    """A tenant's plan from a moment on. Written by a trigger on tenants."""
 
     __tablename__ = "tenant_plans"
 

@@ -1,8 +1,8 @@
-"""What was promised against what was delivered: shares, error budgets, burn rates, credit.
+"""Compares what was promised with what was delivered: shares, error budgets, burn rates, credit.
 
-Pure arithmetic over counts and terms, in integers where money depends on it. The windows and thresholds are
-those of multi-window, multi-burn-rate alerts (Beyer et al., "The Site Reliability Workbook", O'Reilly 2018,
-chapter 5); Prometheus rules and tenants' reports use the same.
+This is pure arithmetic over counts and terms, in integers where money depends on it. The windows and
+thresholds are those of multi-window, multi-burn-rate alerts (Beyer et al., "The Site Reliability Workbook",
+O'Reilly 2018, chapter 5); Prometheus rules and tenants' reports use the same.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sla.measures import Counts
-from tenants.terms import MILLION, Terms
+from tenants.tier_terms import MILLION, Terms
 
 
 @dataclass(frozen=True, slots=True)
 class BurnAlert:
-    """The budget of a month is being burnt `factor` times too fast, over both windows."""
+    """An alert that a month's budget burns more than `factor` times too fast, over both windows."""
 
     severity: str
     long_minutes: int
@@ -32,17 +32,17 @@ BURN_ALERTS = (
 WINDOWS = tuple(
     sorted({minutes for alert in BURN_ALERTS for minutes in (alert.long_minutes, alert.short_minutes)})
 )
-"""Minutes."""
+"""The lengths of the windows in minutes."""
 
 
 def delivered_ppm(good: int, total: int) -> int | None:
-    """Millionths, rounded down: a promise is not kept by rounding. None of nothing."""
+    """Returns millionths, rounded down so that rounding keeps no promise; None without a total."""
     return good * MILLION // total if total else None
 
 
 def credit_percent(terms: Terms, counts: Counts) -> int:
-    """Of the month's bill: what the plan's table gives for the worse of what was delivered of availability
-    and of the output rate, where that was promised. Nothing served, or all promises kept: no credit.
+    """Returns the percent of the month's bill that the plan's table gives for the worse of the delivered
+    availability and output rate, where they were promised; zero if nothing was served or nothing was missed.
     """
     missed = [
         delivered
@@ -58,18 +58,18 @@ def credit_percent(terms: Terms, counts: Counts) -> int:
 
 
 Part = tuple[Terms, Counts]
-"""Of a month: terms that were in force, and what was counted meanwhile."""
+"""A part of a month: the terms in force, and what was counted meanwhile."""
 
 
 def credit_over(parts: Sequence[Part]) -> int:
-    """Of the month's bill: each part's percent by how many of the requests it had, rounded up."""
+    """Returns the percent of the month's bill: each part's percent weighted by its requests, rounded up."""
     total = sum(counts.requests for _, counts in parts)
     owed = sum(credit_percent(terms, counts) * counts.requests for terms, counts in parts)
     return -(-owed // total) if total else 0
 
 
 def budget_over(parts: Sequence[Part]) -> ErrorBudget | None:
-    """What all parts together allow; None where none promises availability."""
+    """Returns the budget of all parts together; None if no part promises availability."""
     budgets = [budget for terms, counts in parts if (budget := error_budget(terms, counts)) is not None]
     if not budgets:
         return None
@@ -77,7 +77,7 @@ def budget_over(parts: Sequence[Part]) -> ErrorBudget | None:
 
 
 def kept(terms: Terms, counts: Counts) -> bool:
-    """Whether nothing that was promised was missed."""
+    """Whether every promise was kept."""
     available = delivered_ppm(counts.requests - counts.failed, counts.requests)
     fast = delivered_ppm(counts.rated_fast, counts.rated)
     return all(
@@ -88,7 +88,7 @@ def kept(terms: Terms, counts: Counts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBudget:
-    """Failures that the promise of availability allows."""
+    """The failures that the promised availability allows."""
 
     allowed: int
     spent: int
@@ -99,14 +99,14 @@ class ErrorBudget:
 
 
 def error_budget(terms: Terms, counts: Counts) -> ErrorBudget | None:
-    """None where no availability is promised."""
+    """Returns the budget; None if no availability is promised."""
     if not terms.availability_ppm:
         return None
     return ErrorBudget(counts.requests * (MILLION - terms.availability_ppm) // MILLION, counts.failed)
 
 
 def burn_rate(terms: Terms, requests: int, failed: int) -> float | None:
-    """How many times faster than a month's budget allows failures came; None without requests or promise."""
+    """Returns how many times too fast the budget burns; None without requests or a promise."""
     allowed = MILLION - terms.availability_ppm
     if not requests or not terms.availability_ppm or not allowed:
         return None

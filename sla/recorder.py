@@ -1,8 +1,7 @@
-"""Counts what this process's requests were served like, and hands the counts on every second.
+"""Counts how this process's requests were served, and sends the counts to Redis every second.
 
-Owns what has not been handed on yet, and its numbering: a batch that may or may not have arrived is sent
-again under its number, and counted once (`sla.folding`). A process that is killed loses at most what it has
-counted since the last second. Refuses to know HTTP and the database.
+A batch that may or may not have arrived is sent again under its number, and counted once (`sla.folding`). A
+process that is killed loses at most what it counted in the last second.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from redis.exceptions import RedisError
 
 from engine.protocol import PriorityClass
 from sla.measures import first_token_bucket, output_rate_bucket
-from tenants.terms import Terms
+from tenants.tier_terms import Terms
 
 logger = logging.getLogger(__name__)
 
 STREAM = "rootstock:sla"
-"""Redis stream of batches: fields `source`, `number`, `counts` (MessagePack of a list of Deltas)."""
+"""The Redis stream of batches: fields `source`, `number`, `counts` (MessagePack of a list of Deltas)."""
 FLUSH_SECONDS = 1.0
 MOST_HELD = 100_000
-"""Deltas kept while Redis is away; what would come above is dropped, and said so."""
+"""Deltas kept while Redis is unavailable; more are dropped, and the number is logged."""
 MINUTE = 60
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """What one process counted of one tenant, class and minute since its last batch. Histograms are sparse:
+    """What one process counted of one tenant, tier and minute since its last batch. Histograms are sparse:
     (bucket, count).
     """
 
     tenant_id: str
     service_tier: str
     minute: int
-    """Unix seconds of its beginning."""
+    """The start of the minute in Unix seconds."""
     requests: int
     failed: int
     first_tokens: int
@@ -51,7 +50,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlaRecorder:
-    """Of one process. `start` it with the process; `close` it after the last request."""
+    """Counts the requests of one process. `start` it with the process; `close` it after the last request."""
 
     def __init__(self, redis_client: redis.asyncio.Redis, *, clock: Callable[[], float] = time.time) -> None:
         self._redis = redis_client
@@ -67,7 +66,7 @@ class SlaRecorder:
         self._flusher = asyncio.create_task(self._keep_flushing(), name="hand on service levels")
 
     async def close(self) -> None:
-        """Hand on what is left, if Redis is there."""
+        """Sends what is left, if Redis is available."""
         flusher, self._flusher = self._flusher, None
         if flusher is not None:
             flusher.cancel()
@@ -82,7 +81,7 @@ class SlaRecorder:
         first_token_seconds: float | None,
         tokens_per_second: float | None,
     ) -> None:
-        """A request was answered, as far as its client wanted to read. None: there was no such moment."""
+        """Counts a response that the client read as far as it wanted; None where there was no such value."""
         tally = self._of(tenant_id, tier)
         if tally is None:
             return
@@ -95,14 +94,14 @@ class SlaRecorder:
             tally.rated.count(output_rate_bucket(tokens_per_second), fast)
 
     def failed(self, tenant_id: str, tier: PriorityClass) -> None:
-        """A request was not answered, or not to its end, by our fault."""
+        """Counts a request that got no complete response by the service's fault."""
         tally = self._of(tenant_id, tier)
         if tally is not None:
             tally.requests += 1
             tally.failed += 1
 
     async def flush(self) -> bool:
-        """Hand on what was counted. False when it has to be tried again."""
+        """Sends the counts. Returns False if that must be retried."""
         while self._unsent is not None or self._tallies:
             if self._unsent is None:
                 self._number += 1
@@ -112,11 +111,11 @@ class SlaRecorder:
             try:
                 await self._redis.xadd(STREAM, batch)  # type: ignore[arg-type]
             except (RedisError, OSError) as error:
-                logger.warning("service levels are held back: %s", type(error).__name__)
+                logger.warning("service levels are kept for a retry: %s", type(error).__name__)
                 return False
             self._unsent = None
         if self._dropped:
-            logger.error("%d requests are missing from the service levels: too many were held", self._dropped)
+            logger.error("%d requests are missing from the service levels: too many were kept", self._dropped)
             self._dropped = 0
         return True
 
@@ -137,14 +136,14 @@ class SlaRecorder:
 
 
 class _Measured:
-    """What was measured of some requests. A second has few of most tenants: their buckets are a handful."""
+    """Measurements of some requests. Most tenants have few in a second, so the buckets are sparse."""
 
     __slots__ = ("buckets", "num", "num_kept")
 
     def __init__(self) -> None:
         self.num = 0
         self.num_kept = 0
-        """Of them, as was promised."""
+        """Measurements that kept the promise."""
         self.buckets: dict[int, int] = {}
 
     def count(self, bucket: int, kept: bool) -> None:
@@ -154,7 +153,7 @@ class _Measured:
 
 
 class _Tally:
-    """A Delta that grows."""
+    """The growing counts of a Delta."""
 
     __slots__ = ("failed", "first_tokens", "rated", "requests")
 

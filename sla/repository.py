@@ -1,4 +1,4 @@
-"""Queries on what tenants were served like."""
+"""Queries the counts of service levels and the tenants' terms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.repository import TenantRepository, select_owned
 from engine.protocol import PriorityClass
-from sla.granularity import GRAINS, MINUTE, added, bounds, share_bounds, shares_of, stretch
+from sla.granularity import (
+    GRANULARITIES,
+    MINUTE,
+    add_shares,
+    range_bounds,
+    select_range,
+    select_shares,
+    share_bounds,
+)
 from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts
 from sla.models import PlanTerms, SlaBatch, SlaMinute, TenantPlan
 
@@ -39,7 +47,7 @@ HISTOGRAMS = {
     "first_token_histogram": len(FIRST_TOKEN_EDGES) + 1,
     "output_rate_histogram": len(OUTPUT_RATE_EDGES) + 1,
 }
-"""And how many buckets they have."""
+"""The number of buckets of each histogram."""
 
 _WRITTEN = ", ".join((*SUMS, *HISTOGRAMS))
 _ADDED = ", ".join(
@@ -51,38 +59,38 @@ _ADDED = ", ".join(
     ]
 )
 _MERGES = {
-    grain.unit: text(f"""
-INSERT INTO {grain.table} AS stored (tenant_id, service_tier, {grain.unit}, {_WRITTEN})
+    granularity.unit: text(f"""
+INSERT INTO {granularity.table} AS stored (tenant_id, service_tier, {granularity.unit}, {_WRITTEN})
 SELECT tenant_id, service_tier, at, {_WRITTEN} FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS given(
     tenant_id text, service_tier text, at timestamptz,
     {", ".join(f"{name} bigint" for name in SUMS)}, {", ".join(f"{name} bigint[]" for name in HISTOGRAMS)})
 ORDER BY tenant_id, service_tier, at
-ON CONFLICT (tenant_id, service_tier, {grain.unit}) DO UPDATE SET {_ADDED}
+ON CONFLICT (tenant_id, service_tier, {granularity.unit}) DO UPDATE SET {_ADDED}
 """)
-    for grain in GRAINS
+    for granularity in GRANULARITIES
 }
 
 SUMMED = {
     name: f"ARRAY[{', '.join(f'sum({name}[{place}])' for place in range(1, length + 1))}]::bigint[]"
     for name, length in HISTOGRAMS.items()
 }
-"""What adds histograms up, of each: a sum for every bucket."""
-# Text, made once: as expressions they would cost more than the database takes.
+"""SQL that adds up each histogram, with a sum for every bucket."""
+# Text built once: as expressions, building them would take longer than the query.
 _SUMMED: list[ColumnElement[Any]] = [
     literal_column(expression, ARRAY(BigInteger)).label(name) for name, expression in SUMMED.items()
 ]
 
 
 def _by_class(rows: Subquery) -> Select[*tuple[Any, ...]]:
-    """Each bucket is a sum of its own: taking the arrays apart into rows and putting them together again
-    takes twelve times as long.
+    """Each bucket is a sum of its own, because unnesting the arrays and aggregating them again takes twelve
+    times as long.
     """
     columns = [func.sum(rows.c[name]) for name in SUMS]
     return select(rows.c.service_tier, *columns, *_SUMMED).group_by(rows.c.service_tier)
 
 
 def _counts(rows: Iterable[Any]) -> dict[str, Counts]:
-    """By class."""
+    """Returns the counts by service tier."""
     found: dict[str, Counts] = {}
     for tier, *sums in rows:
         counts = found[tier] = Counts()
@@ -91,7 +99,7 @@ def _counts(rows: Iterable[Any]) -> dict[str, Counts]:
     return found
 
 
-_TOTALS = _by_class(stretch(select_owned, ("service_tier", *SUMS, *HISTOGRAMS)))
+_TOTALS = _by_class(select_range(select_owned, ("service_tier", *SUMS, *HISTOGRAMS)))
 _LATEST = _by_class(
     union_all(
         *(
@@ -108,17 +116,17 @@ _LATEST = _by_class(
 )
 
 Place = tuple[str, str, datetime]
-"""Tenant, class, minute."""
+"""(tenant, service tier, minute)."""
 
 
 class SlaWriter:
-    """Every tenant's minutes, hours and days, and the batches they are made of."""
+    """Writes every tenant's minutes, hours and days, and the batches counted in them."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def claim(self, batches: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Those of the batches that were not counted yet: they are, with this transaction."""
+        """Marks the batches as counted in this transaction; returns those that were not counted before."""
         if not batches:
             return set()
         rows = [{"source": source, "number": number} for source, number in sorted(set(batches))]
@@ -127,30 +135,32 @@ class SlaWriter:
         return {(row.source, row.number) for row in claimed}
 
     async def add(self, counts: dict[Place, Counts]) -> None:
-        """Add to the minutes, and as much to their hours and days. All in their order, and the finer before
-        the coarser, so that two writers never wait for each other in a ring.
+        """Adds counts to the minutes, hours and days. Rows are in a fixed order, the finer units before the
+        coarser, so that two writers never deadlock.
         """
-        for grain in GRAINS:
+        for granularity in GRANULARITIES:
             if not counts:
                 return
-            if grain is not MINUTE:
+            if granularity is not MINUTE:
                 finer, counts = counts, {}
                 for (tenant_id, tier, at), found in finer.items():
-                    counts.setdefault((tenant_id, tier, grain.begin(at)), Counts()).add(found)
+                    counts.setdefault((tenant_id, tier, granularity.floor(at)), Counts()).add(found)
             rows = [
                 {"tenant_id": tenant_id, "service_tier": tier, "at": at.isoformat()}
                 | {name: getattr(found, name) for name in (*SUMS, *HISTOGRAMS)}
                 for (tenant_id, tier, at), found in counts.items()
             ]
-            await self.session.execute(_MERGES[grain.unit], {"rows": msgspec.json.encode(rows).decode()})
+            await self.session.execute(
+                _MERGES[granularity.unit], {"rows": msgspec.json.encode(rows).decode()}
+            )
 
     async def forget_batches(self, age: timedelta) -> int:
-        """Forget batches that nobody will send again; how many."""
+        """Deletes batches that are no longer sent again; returns how many."""
         gone = delete(SlaBatch).where(SlaBatch.counted_at < func.now() - age).returning(SlaBatch.number)
         return len((await self.session.execute(gone)).all())
 
     async def ensure_partitions(self, first_month: date, num_months: int) -> int:
-        """Make the monthly partitions from `first_month` on; how many were missing."""
+        """Creates the monthly partitions from `first_month` on; returns how many were missing."""
         statement = text("SELECT ensure_sla_partitions(CAST(:first AS date), :months)")
         return (
             await self.session.execute(statement, {"first": first_month, "months": num_months})
@@ -159,21 +169,21 @@ class SlaWriter:
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """Terms, and when they were in force."""
+    """Terms, and the time in which they were in force."""
 
     plan: str
     terms: dict[str, Any]
-    """As a plan has them."""
+    """The terms as stored with the plan."""
     start: datetime
     end: datetime
 
 
 class SlaRepository(TenantRepository):
-    """One tenant's minutes, and what it was promised."""
+    """Queries one tenant's counts and terms."""
 
     async def in_force(self, start: datetime, end: datetime) -> list[InForce]:
-        """The tenant's terms within [start, end), in order, without gaps; those known first stand for what
-        was before. None of a tenant that there is not.
+        """Returns the tenant's terms within [start, end), in order, without gaps. The first known terms also
+        stand for the time before. The list is empty if there is no such tenant.
         """
         after = func.lead(TenantPlan.since).over(order_by=TenantPlan.since).label("until")
         plans = self.select_own(TenantPlan).add_columns(after).subquery()
@@ -204,20 +214,18 @@ class SlaRepository(TenantRepository):
         return found
 
     async def totals(self, start: datetime, end: datetime) -> dict[str, Counts]:
-        """Sums over [start, end) by class, for classes with any: of days, and of hours and minutes at the
-        edges.
-        """
-        return _counts(await self.execute_own(_TOTALS, **bounds(start, end)))
+        """Returns the sums over [start, end) by service tier with any requests."""
+        return _counts(await self.execute_own(_TOTALS, **range_bounds(start, end)))
 
     async def latest(self, since: datetime, num_minutes: int) -> dict[str, Counts]:
-        """By class, for classes with any, sums over the last so many minutes that had any requests of it,
+        """Returns, by service tier, the sums over the last `num_minutes` minutes that had any requests of it,
         none before `since`.
         """
         return _counts(await self.execute_own(_LATEST, since=since, num_minutes=num_minutes))
 
     async def shares(self, since: Sequence[datetime], until: datetime) -> list[dict[str, tuple[int, int]]]:
-        """For each beginning, by class: (requests, failed) up to `until`."""
+        """Returns (requests, failed) by service tier from each start up to `until`."""
         if not since:
             return []
-        statement = shares_of(select_owned, len(since))
-        return added(await self.execute_own(statement, **share_bounds(since, until)), len(since))
+        statement = select_shares(select_owned, len(since))
+        return add_shares(await self.execute_own(statement, **share_bounds(since, until)), len(since))

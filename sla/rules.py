@@ -1,8 +1,7 @@
-"""Prometheus rules: recorded shares, alerts on how fast error budgets burn, alerts on the engine.
+"""Generates the Prometheus rules: recorded shares, alerts on burn rates, alerts on the engine.
 
-Generated from the promises of the standard plan's classes and from the windows that tenants' reports use, so
-that who is woken at night and what a tenant reads are the same arithmetic. `python -m sla.generate` writes
-them to `deploy/prometheus/rules.yml`.
+They come from the terms of the standard plan and from the windows of tenants' reports, so that alerts and
+reports use the same arithmetic. `python -m sla.generate` writes them to `deploy/prometheus/rules.yml`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from engine.protocol import PriorityClass
 from sla.objectives import BURN_ALERTS, WINDOWS, BurnAlert
 from telemetry.disk import MIN_FREE_BYTES
-from tenants.terms import DEFAULTS, MILLION
+from tenants.tier_terms import DEFAULTS, MILLION
 
 BAD = {
     "failure": ("rootstock_requests_total", "failed"),
@@ -23,13 +22,13 @@ BAD = {
 }
 """By the name of the share: the counter, and the outcome that breaks the promise."""
 OVERDUE_HOURS = 26
-"""A reconciliation is made every night."""
+"""Hours after which the nightly reconciliation is overdue."""
 LOW_DISK_SHARE = 0.1
 RESTARTS = 3
 QUEUED = 'rootstock_requests_waiting{service_tier!="flex"}'
-"""Requests of class flex may wait as long as others come."""
+"""Flex requests may wait for as long as others arrive."""
 LATE_SHARE = 0.05
-"""Of first tokens after their class's target, above which somebody should look."""
+"""The share of late first tokens above which an operator should look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +44,13 @@ class Alert:
     severity: str
     summary: str
     hold: str = "2m"
-    """How long it must be so."""
+    """How long the condition must hold."""
     labels: tuple[tuple[str, str], ...] = ()
-    """Beside the severity: no two alerts may share name and labels."""
+    """Besides the severity. No two alerts may share name and labels."""
 
 
 def window(minutes: int) -> str:
-    """As PromQL writes it."""
+    """Returns the duration as PromQL writes it."""
     for unit, size in (("d", 1440), ("h", 60)):
         if minutes % size == 0:
             return f"{minutes // size}{unit}"
@@ -59,7 +58,7 @@ def window(minutes: int) -> str:
 
 
 def recorded(share: str, minutes: int) -> str:
-    """The name of the recorded share of what went badly, by class."""
+    """Returns the name of the recorded share of bad outcomes, by service tier."""
     return f"rootstock:{share}_ratio:rate{window(minutes)}"
 
 
@@ -77,7 +76,7 @@ def alerts() -> Iterator[Alert]:
     for tier, terms in DEFAULTS.items():
         for share, promised, name, what in (
             ("failure", terms.availability_ppm, "AvailabilityBudgetBurning", "requests that fail"),
-            ("slow_output", terms.output_rate_ppm, "OutputRateBudgetBurning", "answers that come too slowly"),
+            ("slow_output", terms.output_rate_ppm, "OutputRateBudgetBurning", "responses that are too slow"),
         ):
             if promised:
                 for burn in BURN_ALERTS:
@@ -102,7 +101,7 @@ def _serving_alerts() -> Iterator[Alert]:
         "UsageHeldBack",
         "max(rootstock_usage_events_spooled) > 0",
         "ticket",
-        "Usage waits on the engine's disk: the journal's Redis does not take it.",
+        "Usage waits on the engine's disk: the journal's Redis does not accept it.",
         "5m",
     )
     yield Alert(
@@ -116,28 +115,29 @@ def _serving_alerts() -> Iterator[Alert]:
         "PaymentsNeedAPerson",
         'max(rootstock_payments_waiting{state="manual"}) > 0',
         "ticket",
-        "The payment provider did not take what is owed: see `rootstock billing stripe manual`.",
+        "The payment provider did not collect an amount: see `rootstock billing stripe manual`.",
         "5m",
     )
     yield Alert(
         "LimitsJudgedLocally",
         "max(rootstock_quotas_away) > 0",
         "page",
-        "Redis is away: rates go by each process's share, and requests that count to a budget are refused.",
+        "Redis is unavailable: each process applies its share of the rate limits, and requests that count "
+        "to a budget are refused.",
         "1m",
     )
     yield Alert(
         "KvBlocksShort",
         "max(rootstock_kv_occupancy_ratio) > 0.95",
         "ticket",
-        "Running requests hold nearly all KV blocks: others wait, or are preempted.",
+        "Running requests hold nearly all KV blocks: other requests wait or are preempted.",
         "15m",
     )
     yield Alert(
         "Shedding",
         "max by (service_tier) (rate(rootstock_shed_total[5m])) > 0",
         "ticket",
-        "Requests are refused because they would wait too long: there is more load than engines.",
+        "Requests are refused because they would wait too long: the load exceeds the engines' capacity.",
         "10m",
     )
     yield Alert(
@@ -145,7 +145,7 @@ def _serving_alerts() -> Iterator[Alert]:
         f"max by (service_tier) (min_over_time({QUEUED}[15m])) > 0 "
         f"and max by (service_tier) (deriv({QUEUED}[15m])) > 0",
         "ticket",
-        "The queue of {{ $labels.service_tier }} requests has not been empty for 15 minutes, and grows.",
+        "The queue of {{ $labels.service_tier }} requests has not been empty for 15 minutes and grows.",
         "5m",
     )
 
@@ -155,7 +155,7 @@ def _books_alerts() -> Iterator[Alert]:
         "BooksDiffer",
         "max by (check) (rootstock_reconciliation_differences) > 0",
         "ticket",
-        "The last reconciliation found {{ $value }} differences by the check {{ $labels.check }}: see "
+        "The last reconciliation found {{ $value }} differences in the check {{ $labels.check }}: see "
         "`rootstock billing reconcile`.",
         "5m",
     )
@@ -163,22 +163,22 @@ def _books_alerts() -> Iterator[Alert]:
         "BooksNotCompared",
         "max by (check) (rootstock_reconciliation_not_compared) > 0",
         "ticket",
-        "The last reconciliation could not make the check {{ $labels.check }}.",
+        "The last reconciliation could not run the check {{ $labels.check }}.",
         "5m",
     )
     yield Alert(
         "ReconciliationOverdue",
         f"time() - max(rootstock_reconciliation_timestamp_seconds) > {OVERDUE_HOURS * 3600}",
         "ticket",
-        f"The last reconciliation is older than {OVERDUE_HOURS} hours: is a worker with the queue of jobs "
-        "running?",
+        f"The last reconciliation is older than {OVERDUE_HOURS} hours: is a worker running with the queue "
+        "rootstock.jobs?",
         "5m",
     )
     yield Alert(
         "ReconciliationMissing",
         "absent(rootstock_reconciliation_timestamp_seconds)",
         "ticket",
-        "No reconciliation has ever been made: is a worker with the queue of jobs running?",
+        "No reconciliation was ever made: is a worker running with the queue rootstock.jobs?",
         f"{OVERDUE_HOURS}h",
     )
 
@@ -205,14 +205,14 @@ def _machine_alerts() -> Iterator[Alert]:
         f"or {_often('rootstock_engine_start_time_seconds', 'engine')} "
         f"or {_often('process_start_time_seconds and on (instance, job) rootstock_engine_up', 'api')}",
         "page",
-        f"{{{{ $labels.process }}}} was started again more than {RESTARTS} times in half an hour: "
-        "its log says why it ends.",
+        f"{{{{ $labels.process }}}} was restarted more than {RESTARTS} times in half an hour: "
+        "its log says why it exits.",
         "0m",
     )
 
 
 def _often(start_time: str, process: str) -> str:
-    """More than so many changes of a start time; with the labels of a count by process, which comes first."""
+    """Matches a start time that changed too often, with the labels of the count by process."""
     metric, _, only = start_time.partition(" ")
     changes = f"changes({metric}[30m]) {only}".strip()
     return f'label_replace(max({changes}) > {RESTARTS}, "process", "{process}", "", "")'
@@ -225,7 +225,7 @@ def _burning(tier: PriorityClass, share: str, promised: int, burn: BurnAlert, na
         for minutes in (burn.long_minutes, burn.short_minutes)
     )
     summary = (
-        f"The month's allowance of {what} in class {tier} is being used up {burn.factor:g} times too fast, "
+        f"The month's error budget of {what} in tier {tier} is burning {burn.factor:g} times too fast, "
         f"over {window(burn.long_minutes)} and {window(burn.short_minutes)}."
     )
     labels = (("service_tier", tier.value), ("window", window(burn.long_minutes)))
@@ -233,7 +233,7 @@ def _burning(tier: PriorityClass, share: str, promised: int, burn: BurnAlert, na
 
 
 def rules_yaml() -> str:
-    """The rules file."""
+    """Returns the rules file."""
     lines = [
         "# Generated by `python -m sla.generate`; change sla/rules.py instead.",
         "groups:",
@@ -258,5 +258,5 @@ def rules_yaml() -> str:
 
 
 def _quoted(text: str) -> str:
-    """JSON's strings are YAML's."""
+    """Returns a YAML string: JSON strings are YAML."""
     return json.dumps(text, ensure_ascii=False)

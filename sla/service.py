@@ -1,7 +1,4 @@
-"""Reports of service levels: a month of one tenant, by class.
-
-Owns which month is meant and the report's form. What counts is `sla.objectives`'.
-"""
+"""Reports a tenant's service levels: a month by service tier, and the last 24 hours."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from sla.objectives import (
 )
 from sla.repository import SlaRepository
 from tenants.errors import TenantNotFound
-from tenants.terms import MILLION, Terms, read
+from tenants.tier_terms import MILLION, Terms, read
 
 _MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 
@@ -127,22 +124,20 @@ _DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Lately:
-    """Of one class, within the last 24 hours."""
+class RecentLevels:
+    """The service levels of one tier within the last 24 hours."""
 
     tier: PriorityClass
     requests: int
     failed: int
     first_token: tuple[float | None, float | None]
-    """Seconds that half of the requests, and 95 of 100, waited at most: those of the last `LATEST_MINUTES`
-    minutes that had any.
-    """
+    """p50 and p95 of seconds to the first token, of the last `LATEST_MINUTES` minutes that had any."""
     output_rate: float | None
-    """Tokens a second that half of their answers exceeded."""
+    """Tokens per second that half of the responses exceeded."""
 
 
 class SlaReports:
-    """Of one tenant at a time."""
+    """Reports the service levels of one tenant per call."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -150,8 +145,8 @@ class SlaReports:
     async def report(
         self, tenant_id: str, month: str | None = None, *, now: datetime | None = None
     ) -> SlaReport:
-        """The month `YYYY-MM`, in UTC; this one when None. Each part of it is judged by the terms that were
-        in force then.
+        """Returns the report of the month `YYYY-MM`, in UTC, by default the current one. Each part of it is
+        judged by the terms in force at that time.
 
         Raises InvalidMonth, TenantNotFound, DatabaseUnavailable.
         """
@@ -166,9 +161,9 @@ class SlaReports:
             if not in_force:
                 raise TenantNotFound(tenant_id)
             judged = [
-                (read(stretch.terms), await repository.totals(stretch.start, stretch.end))
-                for stretch in in_force
-                if stretch.start <= now
+                (read(part.terms), await repository.totals(part.start, part.end))
+                for part in in_force
+                if part.start <= now
             ]
             is_current = now < end
             shares = (
@@ -193,8 +188,8 @@ class SlaReports:
             ],
         }
 
-    async def lately(self, tenant_id: str, *, now: datetime | None = None) -> list[Lately]:
-        """Of classes that were asked for anything within a day. Raises DatabaseUnavailable."""
+    async def recent(self, tenant_id: str, *, now: datetime | None = None) -> list[RecentLevels]:
+        """Returns the tiers with requests within a day. Raises DatabaseUnavailable."""
         now = now or datetime.now(UTC)
         since = now - _DAY
         async with self._database.read(tenant_id) as session:
@@ -202,7 +197,7 @@ class SlaReports:
             [shares] = await repository.shares([since], now)
             latest = await repository.latest(since, LATEST_MINUTES) if shares else {}
         return [
-            Lately(
+            RecentLevels(
                 tier,
                 *shares[tier.value],
                 (
@@ -217,7 +212,7 @@ class SlaReports:
 
 
 def _class_report(tier: PriorityClass, parts: list[Part], shares: Shares | None) -> SlaClassReport:
-    """What is said to be promised are the latest terms."""
+    """Returns a tier's report. The promised values are those of the latest terms."""
     terms, counts = parts[-1][0], Counts()
     for _, theirs in parts:
         counts.add(theirs)

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MIN_FREE_BYTES = 512 * 1024**2
-"""The minimum unless set otherwise."""
+"""The default minimum."""
 
 
 class DiskSettings(BaseSettings):
@@ -25,7 +25,7 @@ class DiskSettings(BaseSettings):
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """Of the file system that a directory is on."""
+    """Space on the file system of a directory."""
 
     free_bytes: int
     """Available to this account."""
@@ -33,7 +33,7 @@ class DiskSpace:
 
 
 def disk_space(directory: Path) -> DiskSpace:
-    """The space for `directory`, which need not exist yet: then its nearest existing parent counts.
+    """Returns the space for `directory`, which need not exist yet: then its nearest existing parent counts.
 
     Raises OSError when the file system does not answer.
     """
@@ -48,18 +48,20 @@ def disk_space(directory: Path) -> DiskSpace:
 
 
 def shortage(space: DiskSpace, min_free_bytes: int) -> str | None:
-    """How much is free and how much must be, when that is less; else None. Names no path."""
+    """Returns how much is free and how much must be, when that is less; else None. Contains no path."""
     if space.free_bytes >= min_free_bytes:
         return None
     return f"{_megabytes(space.free_bytes)} free, {_megabytes(min_free_bytes)} required"
 
 
 def start_problem(directory: Path, min_free_bytes: int) -> str | None:
-    """Why a process that writes to `directory` should not start, with the remedy; None when it may."""
+    """Returns why a process that writes to `directory` should not start, with the remedy; None
+    when it may.
+    """
     try:
         found = shortage(disk_space(directory), min_free_bytes)
     except OSError:
-        return None  # opening the directory says what is wrong with it
+        return None  # opening the directory will report what is wrong with it
     if found is None:
         return None
     return (

@@ -1,7 +1,4 @@
-"""Logs: one JSON object per line, or aligned columns for a person at a terminal; never a key in either.
-
-Owns the structlog configuration of a process and the redaction of secrets. Refuses to know who logs what.
-"""
+"""Configures logging: one JSON object per line, or aligned columns on a terminal; redacts secrets in both."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ import structlog
 
 Format = Literal["json", "console", "auto"]
 Event = MutableMapping[str, Any]
-"""A line's fields, as structlog's processors hand them on."""
+"""A line's fields, as structlog's processors pass them on."""
 
 REDACTED = "[redacted]"
 CHATTY = ("alembic", "celery.beat", "celery.app.trace", "celery.worker.strategy")
-"""Libraries that tell of every look at the schema and every periodic task at INFO."""
+"""Libraries that log every schema lookup and every periodic task at INFO."""
 _SECRET_NAME = re.compile(
     r"authorization|api_?key$|secret|password|passwd|plaintext|^token$|cookie", re.IGNORECASE
 )
@@ -39,14 +36,14 @@ _SECRET_TEXT = re.compile(
 )
 
 _SECRET_SIGNS = ("rs-", "rs_", "sk-", "sk_", "rk-", "rk_", "whsec", "bearer ", "://")
-"""Whatever matches `_SECRET_TEXT` contains one of these, in lower case."""
+"""Every match of `_SECRET_TEXT` contains one of these, in lower case."""
 
 
 def configure(process: str, level: str = "info", form: Format = "auto", stream: TextIO | None = None) -> None:
-    """Set up logging for this process; call once, in its main.
+    """Configures logging for this process; call once, in its main.
 
     Args:
-        process: "api", "engine-0"...: stands in every line.
+        process: "api", "engine-0"...: in every line.
         level: the least severe level that is written.
         form: "auto" is "console" on a terminal and "json" elsewhere.
         stream: where to write; standard error when None.
@@ -96,8 +93,8 @@ def configure(process: str, level: str = "info", form: Format = "auto", stream: 
 
 
 class _Unfailing(TextIOBase):
-    """A stream whose lines are lost where they cannot be written, as on a full disk: what a process logs must
-    not keep it from what it does.
+    """A stream that drops lines it cannot write, as on a full disk: logging must not stop a process from
+    working.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -120,12 +117,12 @@ _with_stack = structlog.processors.StackInfoRenderer()
 
 
 def _traces_apart(logger: Any, method: str, event: Event) -> Event:
-    """What a renderer for people shows of an exception itself."""
+    """Returns a line's fields for the console renderer, which formats the exception itself."""
     return _with_stack(logger, method, event) if "stack_info" in event else event
 
 
 def _traces_as_text(logger: Any, method: str, event: Event) -> Event:
-    """Few lines have any: none pays for looking twice."""
+    """Formats exceptions as text; most lines have none and cost nothing."""
     if "stack_info" in event:
         event = _with_stack(logger, method, event)
     if "exc_info" in event:
@@ -134,10 +131,10 @@ def _traces_as_text(logger: Any, method: str, event: Event) -> Event:
 
 
 class _Clock:
-    """The time as ISO 8601 has it, in UTC. Of the seconds, which are the dear part, each is written once."""
+    """Formats the time as ISO 8601, in UTC. The text of a second, the expensive part, is cached."""
 
     def __init__(self) -> None:
-        self._last = -1, ""  # one object: threads that log see both of it, or neither
+        self._last = -1, ""  # one object: threads that log see both parts or neither
 
     def __call__(self) -> str:
         now, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
@@ -153,7 +150,7 @@ def _time_of_day() -> str:
 
 
 class _Stamp:
-    """Puts the process's name and the time into each line."""
+    """Adds the process's name and the time to each line."""
 
     def __init__(self, process: str, clock: Callable[[], str]) -> None:
         self._process = process
@@ -166,7 +163,7 @@ class _Stamp:
 
 
 def redact(logger: Any, method: str, event: Event) -> Event:
-    """structlog processor: what stands under a secret's name is not written, however deep it is nested."""
+    """Replaces values under secrets' names, however deep they are nested. A structlog processor."""
     for name, value in event.items():
         if type(value) not in _PLAIN and (type(value) is not str or _names_secret(name)):
             event[name] = _clean(name, value)
@@ -206,7 +203,7 @@ def _json_line(logger: Any, method: str, event: Event) -> str:
 
 
 class _Scrubbed:
-    """Renders a line, then takes out what looks like a secret: messages and tracebacks included."""
+    """Renders a line, then removes what looks like a secret: messages and tracebacks included."""
 
     def __init__(self, renderer: Callable[..., str | bytes]) -> None:
         self._renderer = renderer

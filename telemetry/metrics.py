@@ -1,8 +1,8 @@
-"""What the API process measures about serving, as Prometheus metrics.
+"""Exposes what the API process measures about serving as Prometheus metrics.
 
-Owns the names, labels and buckets. Labels are few and fixed: classes of service, routes, status and error
-codes; never a key, a tenant or an adapter, whose number has no bound. Refuses to know HTTP frameworks and
-engines; what an engine measures itself (queue wait, occupancy) is mirrored by the process that talks to it.
+Labels are few and fixed: service classes, routes, status and error codes; never a key, a tenant or an
+adapter, whose number is unbounded. The process that talks to the engine mirrors what the engine measures
+itself (queue wait, occupancy).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HTTP_LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 Metric = TypeVar("Metric", Counter, Histogram)
 
 CLASSES = ("priority", "default", "flex")
-"""Of service."""
+"""Service classes."""
 
 
 class ServingMetrics:
@@ -102,14 +102,14 @@ class ServingMetrics:
 
     def _outcomes(self, name: str, text: str, *outcomes: str) -> Counter:
         made = Counter(f"rootstock_{name}", text, ["service_tier", "outcome"], registry=self.registry)
-        # From the start: of a counter that begins with its first event, Prometheus never sees that one.
+        # From the start: Prometheus misses the first event of a counter that begins with it.
         for tier in CLASSES:
             for outcome in outcomes:
                 made.labels(tier, outcome)
         return made
 
     def served(self, service_tier: str, in_time: bool | None, fast: bool | None) -> None:
-        """A request was answered; None: it had no such measure."""
+        """Counts a response with its measures; None: not measured."""
         self._of(self._requests, service_tier, "ok").inc()
         if in_time is not None:
             self._of(self._first_tokens, service_tier, "in_time" if in_time else "late").inc()
@@ -117,14 +117,14 @@ class ServingMetrics:
             self._of(self._output_rates, service_tier, "fast" if fast else "slow").inc()
 
     def unserved(self, service_tier: str) -> None:
-        """A request failed by the service's fault."""
+        """Counts a request that failed by the service's fault."""
         self._of(self._requests, service_tier, "failed").inc()
 
     def first_token(self, service_tier: str, seconds: float) -> None:
         self._of(self._time_to_first_token, service_tier).observe(seconds)
 
     def answered(self, service_tier: str, seconds: float, seconds_per_token: float | None) -> None:
-        """An answer ended. `seconds_per_token`: None when there were not two tokens to measure between."""
+        """Counts a completed response. `seconds_per_token`: None for fewer than two tokens."""
         self._of(self._end_to_end, service_tier).observe(seconds)
         if seconds_per_token is not None:
             self._of(self._time_per_output_token, service_tier).observe(seconds_per_token)
@@ -142,7 +142,9 @@ class ServingMetrics:
         self._of(self._http_duration, route).observe(seconds)
 
     def _of(self, metric: Metric, *labels: str) -> Metric:
-        """The metric under these labels. `labels` itself costs several times what counting does."""
+        """Returns the metric under these labels. Cached: `labels` itself costs several times as much as
+        counting.
+        """
         key = metric, labels
         child = self._children.get(key)
         if child is None:

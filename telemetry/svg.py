@@ -1,7 +1,6 @@
-"""Plain charts as SVG text: lines over numbers or categories, horizontal bars; readable on light and dark.
+"""Draws charts as SVG text: lines over numbers or categories, horizontal bars; readable on light and dark.
 
-Owns axes, ticks, marks and legend. Refuses to know what is drawn, and draws only what it is given: no
-smoothing, no invented points. Series differ by mark and dash besides colour.
+It draws only the points it is given, without smoothing. Series differ by mark and dash besides colour.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Manages tenants: API keys, users, projects, plans, limits and the audit log."""

@@ -1,6 +1,6 @@
-"""People who sign in to the console: making the first ones, and telling whether they are who they say.
+"""Creates console users without an invitation, and authenticates them by email and password.
 
-What becomes of them afterwards is `members`'.
+Changing and removing users is in `tenants.members`; counting failed attempts is in the console.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from tenants import passwords
 from tenants.actors import OPERATOR, Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken, TenantNotFound
-from tenants.fields import checked_email, is_email
 from tenants.members.account import Membership, account_of, new_user
 from tenants.members.repository import MemberRepository
 from tenants.repository import TenantDirectory
 from tenants.roles import ROLES, Role
+from tenants.validation import checked_email, is_email
 from tenants.views import STANDARD, plan_view
 
 __all__ = ["Membership", "UserAccounts"]
 
 
 class UserAccounts:
-    """Every tenant's users. Counting failed attempts is the console's business."""
+    """Console users of every tenant."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -40,8 +40,8 @@ class UserAccounts:
         name: str = "",
         actor: Actor = OPERATOR,
     ) -> Membership:
-        """A user without an invitation: for the operator. Raises TenantNotFound, NameTaken for an email in
-        use, ValueError naming the field.
+        """Creates a user without an invitation, which only the operator may do. Raises TenantNotFound,
+        NameTaken if the email is in use, ValueError naming the field.
         """
         email = checked_email(email)
         if role not in ROLES:
@@ -61,8 +61,8 @@ class UserAccounts:
         return account_of(user, tenant)
 
     async def authenticate(self, email: str, password: str) -> Membership | None:
-        """The account, when email and password are right and neither user nor tenant is disabled; as slow
-        when not. Whoever has a second factor is not in yet.
+        """Returns the account if email and password are right and neither user nor tenant is disabled, else
+        None. Takes the same time either way. A user with a second factor still has to pass it.
         """
         found = None
         if is_email(email):
@@ -82,11 +82,11 @@ class UserAccounts:
                 await MemberRepository(session, tenant.id).set_password_hash(user.id, fresh)
         return account_of(user, tenant, has_second_factor=factor_since is not None)
 
-    async def note_sign_in(
+    async def record_sign_in(
         self, account: Membership, how: str, *, address: str | None = None, request_id: str | None = None
     ) -> None:
-        """Put on record that somebody came in, by what `how` names. Of those who did not there is no record:
-        making one would take time that tells which addresses are known.
+        """Records a successful sign-in in the audit log, with the method `how`. Failed attempts are not
+        recorded: the time it takes would reveal which addresses have accounts.
         """
         actor = account.actor(address, request_id)
         async with self._database.write(account.tenant_id) as session:
@@ -94,7 +94,7 @@ class UserAccounts:
             await AuditLog.record(session, account.tenant_id, actor, "login.succeeded", target, {"by": how})
 
     async def find(self, user_id: str, tenant_id: str) -> Membership | None:
-        """The account as it is now; None when the user or the tenant is gone or disabled."""
+        """Returns the account as it is now; None if the user or the tenant is deleted or disabled."""
         async with self._database.read(tenant_id) as session:
             found = await MemberRepository(session, tenant_id).signed_in(user_id)
         if found is None:

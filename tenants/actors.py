@@ -1,4 +1,4 @@
-"""On whose behalf something changes: what the audit log names, and what bounds the rights they pass on."""
+"""Describes who makes a change: the identity that the audit log records, and the rights it can pass on."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ ActorKind = Literal["api_key", "user", "operator", "system"]
 class Actor:
     kind: ActorKind
     id: str
-    """Of the key or the user; what the operator or the system calls itself."""
+    """Id of the key or the user; a fixed name for the operator and the system."""
     address: str | None = None
-    """The client's, as seen through trusted proxies."""
+    """The client's IP address, as seen through trusted proxies."""
     request_id: str | None = None
     scopes: frozenset[str] = frozenset()
-    """What it may do and so pass on to an admin key. Empty: everything."""
+    """Scopes that it holds and can pass on to an admin key. Empty: all scopes."""
     user_id: str | None = None
-    """The user behind it: an owner's or an admin's key acts for that person. Or a service account."""
+    """The user that the key acts for, such as an owner or an admin; or a service account."""
     email: str | None = None
 
     @classmethod
     def of_key(cls, caller: TenantContext, address: str | None, request_id: str | None) -> Actor:
-        """Whoever holds a key."""
+        """Returns the actor of a request made with an API key."""
         return cls("api_key", caller.key_id, address, request_id, caller.scopes, caller.user_id)
 
-    def described(self) -> dict[str, Any]:
-        """For the audit log: who it was, nothing of what they may do."""
+    def audit_fields(self) -> dict[str, Any]:
+        """Returns the fields that the audit log records: the actor's identity, without its rights."""
         facts = {
             "type": self.kind,
             "id": self.id,
@@ -43,6 +43,6 @@ class Actor:
 
 
 OPERATOR = Actor("operator", "operator")
-"""Whoever may run commands on the service's machines."""
+"""A person with access to the service's command line."""
 SYSTEM = Actor("system", "system")
 """The service itself: schedules, sweeps, migrations."""

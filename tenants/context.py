@@ -1,4 +1,4 @@
-"""Who is asking: the frozen view of a tenant and its key that a request carries."""
+"""Defines the caller of a request: an immutable view of the tenant, its plan and the API key."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from engine.protocol import PriorityClass
+from tenants.ip_networks import Network
 from tenants.limits.kinds import Limit
-from tenants.networks import Network
 from tenants.views import STANDARD, PlanView
 
 KeyKind = Literal["inference", "admin"]
@@ -17,42 +17,41 @@ KEY_KINDS: tuple[KeyKind, ...] = get_args(KeyKind)
 
 @dataclass(frozen=True, slots=True)
 class TenantContext:
-    """Authenticated: holding one means the key was good when it was resolved."""
+    """An authenticated caller: the key was valid when it was resolved."""
 
     tenant_id: str
     tenant_name: str
     key_id: str
     kind: KeyKind
     scopes: frozenset[str] = frozenset()
-    """Empty: everything its kind may do."""
+    """Empty: all scopes of its kind."""
     plan: PlanView = STANDARD
     project_id: str | None = None
-    """The project whose usage and limits its requests count to; None for an admin key."""
+    """The project whose usage and limits its requests count towards; None for an admin key."""
     user_id: str | None = None
-    """Of the user or service account it was made for, if any."""
+    """Id of the user or service account it belongs to, if any."""
     models: frozenset[str] = frozenset()
-    """Names it may ask for, see `may_use`. Empty: all of its tenant's."""
+    """Model names it can use, see `may_use`. Empty: all models of its tenant."""
     project_models: frozenset[str] = frozenset()
-    """Names that keys of its project may ask for, or with `project_denies` may not. Empty: no such rule."""
+    """Model names that its project allows, or with `project_denies` forbids. Empty: no such rule."""
     project_denies: bool = False
     auto_tier: PriorityClass | None = None
-    """What `auto` means in its project. None: the best of the plan's."""
+    """The service tier that `auto` stands for in its project. None: the plan's best."""
     networks: tuple[Network, ...] = ()
-    """Where it may be used from; the resolver has seen to it. Empty: anywhere."""
+    """Networks it can be used from, which the resolver has checked. Empty: any."""
     origins: frozenset[str] = frozenset()
-    """Web origins whose pages may use it. Empty: no page may."""
+    """Web origins whose pages can use it. Empty: none."""
     billing_state: BillingState = "active"
-    """Suspended: what is owed was not paid, and its inference keys are refused until it is."""
+    """`suspended`: a payment is overdue, and inference keys are refused until it is made."""
     limits: tuple[Limit, ...] = ()
-    """All that its requests count to: of its tenant, its project and itself, the plan's among them."""
+    """All limits that its requests count towards: of the plan, the tenant, the project and the key."""
 
     def may_use(self, model_name: str) -> bool:
-        """Whether the key's list of models has this one, and its project's lets it, by a name as
-        `/v1/models` shows it.
+        """Returns whether the key and its project allow this model, by its name in `/v1/models`.
 
-        `base` is the base alone and `base:*` its adapters alone; `base:adapter` has every pinned version of
-        it too, and `base:adapter@version` that one only. An id (`adp_...`) is on no list: ask with the
-        adapter's name once it is known.
+        `base` matches the base model alone and `base:*` its adapters alone; `base:adapter` also matches its
+        pinned versions, and `base:adapter@version` that version only. Ids (`adp_...`) never match: resolve
+        them to the adapter's name first.
         """
         if self.models and not _is_on(self.models, model_name):
             return False

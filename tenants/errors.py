@@ -1,6 +1,4 @@
-"""What can be wrong with tenants, users and keys. Errors carry data; what HTTP makes of them is the API's
-business.
-"""
+"""Defines the errors of tenants, users, keys and limits. `api.error_mapping` maps them to HTTP responses."""
 
 from __future__ import annotations
 
@@ -11,12 +9,12 @@ from tenants.limits.kinds import Limit, Metric, RateView
 
 
 class TenantError(Exception):
-    """Any of the below."""
+    """Base class of the errors below."""
 
 
 class InvalidApiKey(TenantError):
-    """Unknown, malformed, revoked, expired, or of a disabled tenant: callers are not told which. Never
-    carries the key.
+    """The key is unknown, malformed, revoked, expired, or belongs to a disabled tenant; clients cannot see
+    which. Never carries the key.
     """
 
     def __init__(self) -> None:
@@ -24,7 +22,7 @@ class InvalidApiKey(TenantError):
 
 
 class AddressNotAllowed(TenantError):
-    """The key is good, and not to be used from where it was."""
+    """The key is valid, but the client's address is outside its networks."""
 
     def __init__(self, address: str | None) -> None:
         super().__init__(f"this API key may not be used from {address or 'an unknown address'}")
@@ -32,7 +30,7 @@ class AddressNotAllowed(TenantError):
 
 
 class AccountSuspended(TenantError):
-    """The key is good, and what its organization owes was not paid."""
+    """The key is valid, but its organization is suspended for an unpaid invoice."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -41,8 +39,8 @@ class AccountSuspended(TenantError):
         )
 
 
-class NotHeld(TenantError):
-    """Somebody would give rights away that they do not have."""
+class RightsNotHeld(TenantError):
+    """The actor tried to grant rights that it does not hold."""
 
     def __init__(self, field: str, rights: Iterable[str]) -> None:
         self.field = field
@@ -51,67 +49,69 @@ class NotHeld(TenantError):
 
 
 class OwnersOnly(TenantError):
-    """Owners alone appoint, demote, disable and remove owners."""
+    """Only owners can appoint, demote, disable and remove owners."""
 
     def __init__(self) -> None:
         super().__init__("only an owner of the organization may appoint, demote, disable or remove an owner")
 
 
 class InviteInvalid(TenantError):
-    """Unknown, accepted, deleted, expired: whoever holds such a token is not told which. Never carries it."""
+    """The invitation is unknown, accepted, deleted or expired; clients cannot see which. Never carries the
+    token.
+    """
 
     def __init__(self) -> None:
-        super().__init__("the invitation is not valid, or not any more")
+        super().__init__("the invitation is invalid, expired or already used: ask for a new one")
 
 
-class InviteNotTheirs(TenantError):
-    """Whom another provider vouches for does not have the address that was invited, or not for certain."""
+class InviteAddressMismatch(TenantError):
+    """The identity provider's email address is unverified, or differs from the invited address."""
 
     def __init__(self) -> None:
-        super().__init__("the invitation is for another address than the one that was vouched for")
+        super().__init__("the invited email address differs from the one your identity provider verified")
 
 
 class WrongPassword(TenantError):
-    """Not the password of whoever has signed in."""
+    """The password is not the signed-in user's."""
 
     def __init__(self) -> None:
         super().__init__("this is not your password")
 
 
 class WrongCode(TenantError):
-    """No code of a second factor that is good now: another, an old one, or one that was used."""
+    """The second-factor code is wrong, expired or already used."""
 
     def __init__(self) -> None:
-        super().__init__("this code is not valid, or not any more")
+        super().__init__("this code is wrong, expired or already used")
 
 
 class NoSecondFactor(TenantError):
-    """The user has none."""
+    """The user has no second factor."""
 
     def __init__(self) -> None:
         super().__init__("there is no second factor")
 
 
-class SecondFactorKept(TenantError):
-    """A second factor stays as it is."""
+class SecondFactorConflict(TenantError):
+    """The second factor cannot be added or removed now; the message says why."""
 
 
 class SecondFactorMissing(TenantError):
-    """Who asks others for a second factor has one."""
+    """A user without a second factor cannot require one of others."""
 
     def __init__(self) -> None:
-        super().__init__("set up a second factor of your own before you ask everybody for one")
+        super().__init__("set up a second factor of your own before you require one of all members")
 
 
 class ResetInvalid(TenantError):
-    """Unknown, used, expired: whoever holds such a token is not told which. Never carries it."""
+    """The reset token is unknown, used or expired; clients cannot see which. Never carries the token."""
 
     def __init__(self) -> None:
-        super().__init__("this link is not valid, or not any more")
+        super().__init__("this link is invalid, expired or already used: request a new one")
 
 
 class IdentityNotFound(TenantError):
-    """No such identity of this user."""
+    """The user has no identity with this id."""
 
     def __init__(self, identity_id: str) -> None:
         super().__init__(f"there is no identity {identity_id!r}")
@@ -119,18 +119,18 @@ class IdentityNotFound(TenantError):
 
 
 class IdentityTaken(TenantError):
-    """It is another user's already."""
+    """The identity is linked to another user."""
 
     def __init__(self, issuer: str) -> None:
-        super().__init__("this identity lets somebody else in already")
+        super().__init__("this identity is already linked to another user")
         self.issuer = issuer
 
 
-class LastWayIn(TenantError):
-    """Without a password, the only identity of a user stays."""
+class LastSignInMethod(TenantError):
+    """A user without a password cannot remove their only identity."""
 
     def __init__(self) -> None:
-        super().__init__("without a password you could not sign in any more: choose one first")
+        super().__init__("this identity is your only way to sign in: set a password first")
 
 
 class TenantNotFound(TenantError):
@@ -146,15 +146,15 @@ class PlanNotFound(TenantError):
 
 
 class PlanChanged(TenantError):
-    """Somebody else changed the plan after whoever changes it now had looked at it."""
+    """The plan was changed after the caller read it."""
 
     def __init__(self, plan: str) -> None:
-        super().__init__(f"the plan {plan!r} was changed meanwhile: look at it again")
+        super().__init__(f"the plan {plan!r} was changed meanwhile: reload it and try again")
         self.plan = plan
 
 
 class KeyNotFound(TenantError):
-    """No such key in this tenant, whatever other tenants have."""
+    """The tenant has no key with this id."""
 
     def __init__(self, key_id: str) -> None:
         super().__init__(f"there is no API key {key_id!r}")
@@ -162,7 +162,7 @@ class KeyNotFound(TenantError):
 
 
 class ProjectNotFound(TenantError):
-    """No such project in this tenant."""
+    """The tenant has no project with this id."""
 
     def __init__(self, project_id: str) -> None:
         super().__init__(f"there is no project {project_id!r}")
@@ -170,7 +170,7 @@ class ProjectNotFound(TenantError):
 
 
 class UserNotFound(TenantError):
-    """No such user in this tenant, or in this project of it."""
+    """The tenant, or the project, has no user with this id."""
 
     def __init__(self, user_id: str) -> None:
         super().__init__(f"there is no user {user_id!r}")
@@ -178,7 +178,7 @@ class UserNotFound(TenantError):
 
 
 class ServiceAccountNotFound(TenantError):
-    """No such service account in this project."""
+    """The project has no service account with this id."""
 
     def __init__(self, account_id: str) -> None:
         super().__init__(f"there is no service account {account_id!r}")
@@ -186,7 +186,7 @@ class ServiceAccountNotFound(TenantError):
 
 
 class InviteNotFound(TenantError):
-    """No such invitation in this tenant."""
+    """The tenant has no invitation with this id."""
 
     def __init__(self, invite_id: str) -> None:
         super().__init__(f"there is no invitation {invite_id!r}")
@@ -194,7 +194,7 @@ class InviteNotFound(TenantError):
 
 
 class KeyNotActive(TenantError):
-    """The key is revoked, expired, or replaced already: nothing of it can be changed."""
+    """The key is revoked, expired or already replaced, so it cannot be changed."""
 
     def __init__(self, key_id: str, state: str) -> None:
         super().__init__(f"the API key {key_id!r} is {state}")
@@ -203,7 +203,7 @@ class KeyNotActive(TenantError):
 
 
 class ProjectArchived(TenantError):
-    """What is archived stays as it is."""
+    """An archived project cannot be changed."""
 
     def __init__(self, project_id: str) -> None:
         super().__init__(f"the project {project_id!r} is archived")
@@ -211,7 +211,7 @@ class ProjectArchived(TenantError):
 
 
 class DefaultProjectKept(TenantError):
-    """The project that keys go to unless told otherwise cannot be archived."""
+    """The default project cannot be archived."""
 
     def __init__(self, project_id: str) -> None:
         super().__init__(f"the project {project_id!r} is the organization's default and cannot be archived")
@@ -219,7 +219,7 @@ class DefaultProjectKept(TenantError):
 
 
 class InviteAccepted(TenantError):
-    """An invitation that was accepted is a user now: remove that."""
+    """An accepted invitation cannot be deleted: remove the user instead."""
 
     def __init__(self, invite_id: str) -> None:
         super().__init__(f"the invitation {invite_id!r} was accepted already")
@@ -227,7 +227,7 @@ class InviteAccepted(TenantError):
 
 
 class LastOwner(TenantError):
-    """Somebody must be left who may do everything."""
+    """The last owner of an organization cannot be removed, disabled or demoted."""
 
     def __init__(self, user_id: str) -> None:
         super().__init__(f"the user {user_id!r} is the organization's last owner")
@@ -235,7 +235,7 @@ class LastOwner(TenantError):
 
 
 class OwnAccount(TenantError):
-    """Nobody shuts themselves out."""
+    """A user cannot disable their own account."""
 
     def __init__(self, user_id: str) -> None:
         super().__init__(f"the user {user_id!r} cannot disable their own account: another member has to")
@@ -243,7 +243,7 @@ class OwnAccount(TenantError):
 
 
 class NameTaken(TenantError):
-    """Another row holds the name, or a user's email."""
+    """The name or email address is in use."""
 
     def __init__(self, what: str, name: str) -> None:
         super().__init__(f"the {what} {name!r} is taken")
@@ -252,7 +252,7 @@ class NameTaken(TenantError):
 
 
 class LimitReached(TenantError):
-    """A limit does not let a request pass. Carries how far the caller is from the tightest ones."""
+    """A request exceeds a limit. Carries how far the caller is from the tightest limits."""
 
     def __init__(
         self,
@@ -267,11 +267,13 @@ class LimitReached(TenantError):
         self.requests = requests
         self.tokens = tokens
         self.local = local
-        """Judged by this process's share of the limit, because what is shared cannot be asked."""
+        """Whether this process's share of the limit was exceeded, because Redis is unreachable."""
 
 
 class RateLimited(LimitReached):
-    """Not now: the same request passes after `retry_after` seconds, unless others come before."""
+    """The rate limit is exceeded; the same request passes after `retry_after` seconds, unless others take the
+    room first.
+    """
 
     def __init__(
         self,
@@ -289,8 +291,8 @@ class RateLimited(LimitReached):
 
 
 class QuotaExhausted(LimitReached):
-    """Not before `resets_at`, or, where that is None, never: the request alone asks for more than the limit
-    is.
+    """The quota is exhausted until `resets_at`; None if the request alone exceeds the limit and so never
+    passes.
     """
 
     retry_after: float | None = None
@@ -314,7 +316,9 @@ class QuotaExhausted(LimitReached):
 
 
 class BalanceExhausted(QuotaExhausted):
-    """What was paid in and is not used does not cover what the request may cost. It never resets: pay."""
+    """The prepaid balance does not cover what the request can cost. It never resets: the tenant has to top it
+    up.
+    """
 
     def __init__(
         self, limit: Limit, requests: RateView | None = None, tokens: RateView | None = None
@@ -332,15 +336,15 @@ class BalanceExhausted(QuotaExhausted):
 
 
 class QuotaUnavailable(TenantError):
-    """What is used of a budget cannot be looked up, so nothing is let through that would count to it."""
+    """A budget's usage cannot be looked up, so requests that count towards it are refused."""
 
     def __init__(self, retry_after: float) -> None:
-        super().__init__("the budgets that this request counts to cannot be looked up at the moment")
+        super().__init__("the budgets that this request counts towards cannot be looked up at the moment")
         self.retry_after = retry_after
 
 
 class LimitNotFound(TenantError):
-    """No such limit was set for this tenant."""
+    """The tenant has no such limit."""
 
     def __init__(self, scope: str, scope_id: str, model: str, metric: str) -> None:
         super().__init__(f"no limit of {metric} is set for {scope} {scope_id[:80]!r}, model {model[:80]!r}")
@@ -357,7 +361,7 @@ _WORDS = {
 
 
 def described(limit: Limit) -> str:
-    """As a message names it."""
+    """Returns the limit as error messages name it."""
     model = f", model {limit.model}" if limit.model else ""
     words = _WORDS.get(limit.metric) or limit.metric.replace("_", " ")
     return f"{limit.amount} {words} for {limit.scope} {limit.scope_id}{model}"

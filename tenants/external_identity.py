@@ -1,4 +1,4 @@
-"""What another provider says of somebody who proved to it who they are. Plain values."""
+"""Holds the claims of an identity provider about a user who signed in with it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class ExternalIdentity:
     issuer: str
     subject: str
-    """The issuer's own name for them: this it is that tells them from others, not the address."""
+    """The issuer's id of the user. Users are matched by it, never by their address."""
     email: str = ""
     email_verified: bool = False
-    """The issuer has seen to it that the address is theirs."""
+    """Whether the issuer has verified that the address belongs to the user."""
     name: str = ""

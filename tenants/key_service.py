@@ -1,5 +1,6 @@
-"""What can be done to a tenant's keys. Every method is one transaction; who holds a key is told nothing, the
-caches are told after the commit.
+"""Manages API keys: creates, lists, changes, rotates and revokes them.
+
+Every method is one transaction. Resolver caches are invalidated after the commit, within a second.
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ from tenants.context import KEY_KINDS, KeyKind
 from tenants.errors import (
     KeyNotActive,
     KeyNotFound,
-    NotHeld,
     ProjectArchived,
     ProjectNotFound,
+    RightsNotHeld,
     ServiceAccountNotFound,
     TenantNotFound,
     UserNotFound,
 )
-from tenants.fields import checked_name
 from tenants.key_terms import KEEP, Keep, KeyChanges, KeyTerms, changed_columns, columns_of, require_held
 from tenants.limits.repository import LimitRepository
 from tenants.members.repository import MemberRepository
@@ -35,6 +35,7 @@ from tenants.models import ApiKey, Project
 from tenants.projects.repository import ProjectRepository
 from tenants.repository import KeyRepository, ShownKey, TenantDirectory
 from tenants.resolver import publish_key_change
+from tenants.validation import checked_name
 
 __all__ = ["KEEP", "CreatedKey", "Keep", "KeyChanges", "KeyService", "KeyTerms", "ShownKey"]
 
@@ -44,7 +45,7 @@ MAX_GRACE = timedelta(days=30)
 
 @dataclass(frozen=True, slots=True)
 class CreatedKey:
-    """A key as it is shown, once, to whoever asked for it."""
+    """A new key. The plaintext is shown once and never stored."""
 
     id: str
     plaintext: str = field(repr=False)
@@ -55,7 +56,7 @@ class CreatedKey:
 
 
 class KeyService:
-    """Keys of every tenant. `secret` is the server's, under which they are stored."""
+    """API keys of all tenants, stored as HMACs under `secret`, which is the server's."""
 
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis, secret: str) -> None:
         self._database = database
@@ -74,14 +75,14 @@ class KeyService:
         service_account_id: str | None = None,
         terms: KeyTerms | None = None,
     ) -> CreatedKey:
-        """Make a key. Its text is in the answer and nowhere else.
+        """Creates a key. Only the returned object has its plaintext.
 
-        An inference key is of a project: unless told otherwise of its service account's, else of the default
-        one. With its user or service account it ends. An admin key that a person makes is that person's.
+        An inference key belongs to a project: the given one, else its service account's, else the default. A
+        key is revoked with its user or service account. An admin key belongs to the user who creates it.
 
         Raises:
             TenantNotFound, ProjectNotFound, ProjectArchived, UserNotFound, ServiceAccountNotFound
-            NotHeld: an admin key for more than `actor` may do, or one that acts for somebody else.
+            RightsNotHeld: the admin key would have more scopes than `actor`, or act for another user.
             ValueError: naming the field.
         """
         if kind not in KEY_KINDS:
@@ -132,7 +133,7 @@ class KeyService:
         limit: int = 20,
         newest_first: bool = True,
     ) -> list[ShownKey]:
-        """Keys beyond the one whose id is `after`, in the order they were made."""
+        """Returns keys after the one with the id `after`, in order of creation."""
         chosen: list[ColumnElement[bool]] = [
             column == wanted
             for column, wanted in (
@@ -150,7 +151,7 @@ class KeyService:
         return [*page]
 
     async def get(self, tenant_id: str, key_id: str, *, kind: KeyKind | None = None) -> ShownKey:
-        """Revoked ones too. Raises KeyNotFound, also for one of another kind."""
+        """Returns a key, also if it is revoked. Raises KeyNotFound, also if the key is of another kind."""
         async with self._database.read(tenant_id) as session:
             found = await KeyRepository(session, tenant_id).find(key_id)
         if found is None or (kind is not None and found[0].kind != kind):
@@ -167,8 +168,8 @@ class KeyService:
         kind: KeyKind | None = None,
         project_id: str | None = None,
     ) -> ShownKey:
-        """Change a key in every process within a second. Raises KeyNotFound, also for one that is not of
-        `kind` or in `project_id`; KeyNotActive, NotHeld, ValueError naming the field.
+        """Changes a key in every process within a second. Raises KeyNotFound, also if it is not of `kind` or
+        in `project_id`; KeyNotActive, RightsNotHeld, ValueError naming the field.
         """
         async with self._database.write(tenant_id) as session:
             row = await _locked(session, tenant_id, key_id, kind, project_id)
@@ -186,7 +187,7 @@ class KeyService:
                 {name: _described(row).get(name) for name in changed},
                 project_id=row.project_id,
             )
-            self._tell(session, row.digest)
+            self._invalidate(session, row.digest)
             found = await KeyRepository(session, tenant_id).find(key_id)
             assert found is not None
         return found
@@ -201,10 +202,10 @@ class KeyService:
         kind: KeyKind | None = None,
         project_id: str | None = None,
     ) -> CreatedKey:
-        """Another key in its place, for the same, as long, within the same limits; the old one works on until
-        `grace` ends.
+        """Replaces a key by a new one with the same restrictions, lifetime and limits; the old one keeps
+        working until `grace` ends.
 
-        Raises KeyNotFound; KeyNotActive for one that is revoked, expired or rotated already; NotHeld,
+        Raises KeyNotFound; KeyNotActive if it is revoked, expired or already rotated; RightsNotHeld,
         ValueError.
         """
         if not timedelta(0) <= grace <= MAX_GRACE:
@@ -236,7 +237,7 @@ class KeyService:
                 {"replaced_by": row.id, "expires_at": old.expires_at.isoformat()},
                 project_id=old.project_id,
             )
-            self._tell(session, old.digest)
+            self._invalidate(session, old.digest)
         return _created(row, made)
 
     async def revoke(
@@ -248,7 +249,7 @@ class KeyService:
         kind: KeyKind | None = None,
         project_id: str | None = None,
     ) -> None:
-        """Revoke a key in every process within a second. Revoking again changes nothing. Raises
+        """Revokes a key in every process within a second. Revoking it again changes nothing. Raises
         KeyNotFound.
         """
         async with self._database.write(tenant_id) as session:
@@ -263,7 +264,7 @@ class KeyService:
                     ("api_key", key_id),
                     project_id=row.project_id,
                 )
-            self._tell(session, row.digest)
+            self._invalidate(session, row.digest)
 
     async def _project_of_new(self, session: WriteSession, row: ApiKey, project_id: str | None) -> str:
         projects = ProjectRepository(session, row.tenant_id)
@@ -284,14 +285,14 @@ class KeyService:
         return project.id
 
     def _add(self, session: WriteSession, row: ApiKey) -> keys.NewKey:
-        """Draw a text for `row`, and add it."""
+        """Generates the key's plaintext, completes `row` and adds it."""
         made = keys.generate(row.kind)  # type: ignore[arg-type]
         row.id, row.digest, row.prefix = new_id("key"), self._hasher.digest(made.plaintext), made.prefix
         row.created_at = datetime.now(UTC)
         KeyRepository(session, row.tenant_id).add_own(row)
         return made
 
-    def _tell(self, session: WriteSession, digest: bytes) -> None:
+    def _invalidate(self, session: WriteSession, digest: bytes) -> None:
         session.after_commit(lambda: publish_key_change(self._redis, digest))
 
 
@@ -299,7 +300,7 @@ _CARRIED_OVER = (
     *("name", "kind", "project_id", "user_id", "service_account_id"),
     *("scopes", "models", "networks", "origins"),
 )
-"""What a rotation leaves as it is."""
+"""Columns that a rotation copies to the new key."""
 
 
 async def _locked(
@@ -316,27 +317,27 @@ async def _locked(
 
 
 async def _require_own(session: WriteSession, row: ApiKey, actor: Actor) -> None:
-    """That nobody but owners gets hold of an admin key which acts for somebody else, or for nobody: it could
-    do what only that person may. Raises NotHeld.
+    """Checks that only owners manage admin keys that act for another user or for no user: such a key can do
+    what only that user may. Raises RightsNotHeld.
     """
     if actor.user_id is None or actor.user_id == row.user_id:
         return
     person = await MemberRepository(session, row.tenant_id).find(actor.user_id)
     if person is None or person.role != "owner":
-        raise NotHeld("user_id", {"a key of somebody else"})
+        raise RightsNotHeld("user_id", {"a key of another user"})
 
 
 def _require_active(row: ApiKey, now: datetime) -> None:
     if row.revoked_at is not None:
         raise KeyNotActive(row.id, "revoked")
     if row.replaced_by is not None:
-        raise KeyNotActive(row.id, "rotated already")
+        raise KeyNotActive(row.id, "already rotated")
     if row.expires_at is not None and row.expires_at <= now:
         raise KeyNotActive(row.id, "expired")
 
 
 def _described(row: ApiKey) -> dict[str, Any]:
-    """For the audit log."""
+    """Returns the fields that the audit log records."""
     return {
         "name": row.name,
         "kind": row.kind,

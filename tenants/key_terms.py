@@ -1,7 +1,4 @@
-"""What a key may be used for, as it is asked for: scopes, models, networks, origins, an end.
-
-Owns what may be asked, and by whom. Refuses to know storage.
-"""
+"""Validates the restrictions of an API key: scopes, models, networks, origins and expiry."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from typing import Any, Final, Literal
 
 from tenants.actors import Actor
 from tenants.context import KeyKind
-from tenants.errors import KeyNotActive, NotHeld
-from tenants.fields import checked_name
+from tenants.errors import KeyNotActive, RightsNotHeld
+from tenants.ip_networks import parse_networks
 from tenants.models import ApiKey
-from tenants.networks import parse_networks
-from tenants.origins import parse_origins
+from tenants.validation import checked_name
+from tenants.web_origins import parse_origins
 
 MAX_MODELS = 256
 _SCOPE = re.compile(r"[a-z0-9_.:-]{1,64}")
@@ -30,27 +27,27 @@ class Keep(Enum):
 
 
 KEEP: Final = Keep.KEEP
-"""Leave it as it is, where None means that there is none."""
+"""Marks a field to leave unchanged, where None means to clear it."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyTerms:
-    """What a key may be used for, and until when."""
+    """Restrictions of a key, and its expiry."""
 
     scopes: frozenset[str] = frozenset()
-    """Empty: everything its kind may do."""
+    """Empty: all scopes of its kind."""
     models: frozenset[str] = frozenset()
     """See `TenantContext.may_use`. Empty: all."""
     networks: tuple[str, ...] = ()
-    """As `10.0.0.0/8` or a single address. Empty: anywhere."""
+    """Networks such as `10.0.0.0/8`, or single addresses. Empty: any."""
     expires_at: datetime | None = None
     origins: tuple[str, ...] = ()
-    """Web origins whose pages may use it, as `https://app.example`. Empty: no page may."""
+    """Web origins whose pages can use it, such as `https://app.example`. Empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyChanges:
-    """What to change of a key; None leaves it as it is."""
+    """Changes to a key; None leaves a field unchanged."""
 
     name: str | None = None
     scopes: frozenset[str] | None = None
@@ -61,7 +58,7 @@ class KeyChanges:
 
 
 def changed_columns(row: ApiKey, changes: KeyChanges, actor: Actor) -> dict[str, Any]:
-    """Columns to set. Raises KeyNotActive, NotHeld, ValueError."""
+    """Returns the columns to set. Raises KeyNotActive, RightsNotHeld, ValueError."""
     changed: dict[str, Any] = {}
     if changes.name is not None:
         changed["name"] = checked_name("name", changes.name)
@@ -75,13 +72,13 @@ def changed_columns(row: ApiKey, changes: KeyChanges, actor: Actor) -> dict[str,
         changed["origins"] = parse_origins(changes.origins)
     if changes.expires_at is not KEEP:
         if row.replaced_by is not None:
-            raise KeyNotActive(row.id, "rotated already: it ends when its grace does")
+            raise KeyNotActive(row.id, "already rotated: it expires when its grace period ends")
         changed["expires_at"] = _checked_expiry(changes.expires_at)
     return changed
 
 
 def columns_of(terms: KeyTerms, kind: KeyKind, actor: Actor) -> dict[str, Any]:
-    """Of a new key. Raises NotHeld, ValueError."""
+    """Returns the columns of a new key. Raises RightsNotHeld, ValueError."""
     return {
         "scopes": _checked_scopes(terms.scopes, kind, actor),
         "models": checked_models(terms.models),
@@ -101,12 +98,12 @@ def _checked_scopes(scopes: frozenset[str], kind: str, actor: Actor) -> list[str
 
 
 def require_held(field_name: str, scopes: frozenset[str], actor: Actor) -> None:
-    """Nobody passes on more of the account than they may run themselves. Raises NotHeld."""
+    """Checks that the actor holds all scopes that it would grant. Raises RightsNotHeld."""
     if not actor.scopes:
         return
     more = scopes - actor.scopes if scopes else {"everything"}
     if more:
-        raise NotHeld(field_name, more)
+        raise RightsNotHeld(field_name, more)
 
 
 def checked_models(models: Iterable[str]) -> list[str]:

@@ -1,9 +1,8 @@
-"""API keys, and tokens of invitations and resets: their form, their fingerprint, and nothing that could show
-one by accident.
+"""Generates and hashes API keys, invitation tokens and password reset tokens.
 
-`rs_inference_`, `rs_admin_`, `rs_invite_` or `rs_reset_`, then 43 base-62 characters (256 random bits), then
-6 of checksum: a mistyped or made-up one is refused without a query, and a scanner of leaked secrets can tell
-it from noise. Only HMAC-SHA256 of it is ever stored.
+A token is `rs_inference_`, `rs_admin_`, `rs_invite_` or `rs_reset_`, then 43 base-62 characters (256 random
+bits), then a checksum of 6. The checksum lets us reject mistyped tokens without a query, and secret scanners
+recognize leaked ones. Only the HMAC-SHA256 of a token is stored.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 SECRET_LEN = 43
 CHECKSUM_LEN = 6
 SHOWN_LEN = 4
-"""Characters of the secret part that stay visible in lists."""
+"""Characters of the secret part that lists show."""
 
 _FORM = re.compile(rf"rs_[a-z]+_([0-9A-Za-z]{{{SECRET_LEN}}})([0-9A-Za-z]{{{CHECKSUM_LEN}}})")
 _KEY = tuple(f"rs_{kind}_" for kind in KEY_KINDS)
@@ -31,11 +30,11 @@ _RESET = "rs_reset_"
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key just made. `plaintext` exists here and with whoever it is shown to, once."""
+    """A new key or token. `plaintext` is shown once and never stored."""
 
     plaintext: str = field(repr=False)
     prefix: str
-    """What lists show: enough to recognise the key, nothing to guess it by."""
+    """The part that lists show: enough to recognize the key, useless for guessing it."""
 
 
 def generate(kind: KeyKind) -> NewKey:
@@ -45,27 +44,29 @@ def generate(kind: KeyKind) -> NewKey:
 
 
 def generate_invite() -> NewKey:
-    """The token of an invitation."""
+    """Returns a new invitation token."""
     return _drawn(_INVITE)
 
 
 def generate_reset() -> NewKey:
-    """The token by which a password may be chosen anew."""
+    """Returns a new password reset token."""
     return _drawn(_RESET)
 
 
 def well_formed(plaintext: str) -> bool:
-    """Whether this may be a key at all. Says nothing of any key that exists: the checksum is no secret."""
+    """Returns whether this has the form of an API key. Anyone can compute the checksum, so it proves nothing
+    more.
+    """
     return plaintext.startswith(_KEY) and _is_whole(plaintext)
 
 
 def well_formed_invite(token: str) -> bool:
-    """Whether this may be an invitation's token at all."""
+    """Returns whether this has the form of an invitation token."""
     return token.startswith(_INVITE) and _is_whole(token)
 
 
 def well_formed_reset(token: str) -> bool:
-    """Whether this may be a reset's token at all."""
+    """Returns whether this has the form of a password reset token."""
     return token.startswith(_RESET) and _is_whole(token)
 
 
@@ -79,18 +80,18 @@ def _is_whole(text: str) -> bool:
 
 
 class KeyHasher:
-    """HMAC-SHA256 under the server's secret. Not a password hash: keys are random, there is nothing to guess
-    slowly.
+    """Computes the HMAC-SHA256 of keys under the server's secret. A slow password hash is not needed: keys
+    are random.
     """
 
     def __init__(self, secret: str) -> None:
         if len(secret) < 32:
-            raise ValueError("the key secret needs at least 32 characters")
-        # Keyed once: keying anew costs more than the digest.
+            raise ValueError(f"the key secret must have at least 32 characters, not {len(secret)}")
+        # Keyed once: setting the key costs more than the digest itself.
         self._keyed = hmac.new(secret.encode(), digestmod=hashlib.sha256)
 
     def digest(self, plaintext: str) -> bytes:
-        """32 bytes: what the database knows a key by."""
+        """Returns the 32 bytes under which the database stores a key."""
         mac = self._keyed.copy()
         mac.update(plaintext.encode())
         return mac.digest()

@@ -1,4 +1,6 @@
-"""Rows of tenants, their projects, their users and their API keys. The audit log has its own."""
+"""Defines the rows of tenants, plans, projects, users and API keys. The audit log and limits have their
+own.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,15 @@ from db.base import Base
 from db.repository import TenantOwned
 
 STANDARD_PLAN = "plan_standard"
-"""Id of the plan that tenants are on unless told otherwise. The schema makes its row."""
+"""Id of the default plan. A migration creates its row."""
 OPERATOR_TENANT = "operator"
-"""Id of the service itself, whose users are its operators. The schema makes its row; no list of tenants has
-it.
+"""Id of the tenant that stands for the service; its users are the operators. A migration creates its row;
+lists of tenants leave it out.
 """
 
 
 class Plan(Base):
-    """What tenants on it may do."""
+    """A plan: quotas, terms and fees of the tenants on it."""
 
     __tablename__ = "plans"
     __table_args__ = (CheckConstraint("monthly_fee >= 0 AND included_usage >= 0", name="fees_sane"),)
@@ -44,19 +46,19 @@ class Plan(Base):
     name: Mapped[str] = mapped_column(unique=True)
     max_adapters: Mapped[int] = mapped_column(Integer, server_default=text("100"))
     max_file_bytes: Mapped[int] = mapped_column(BigInteger, server_default=text("2147483648"))
-    """Of one uploaded file."""
+    """Largest uploaded file."""
     pinned_adapters: Mapped[int] = mapped_column(Integer, server_default=text("0"))
-    """How many active adapters are kept in the engine's memory whether or not they are used."""
+    """Number of active adapters kept in the engine's memory even while unused."""
     gate: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
-    """Thresholds of calibration that differ from the defaults."""
+    """Calibration thresholds that differ from the defaults."""
     terms: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
-    """By class of service, what differs from the default terms: see `tenants.terms`."""
+    """By service tier, the terms that differ from the defaults: see `tenants.tier_terms`."""
     limits: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=text("'{}'"))
-    """Amounts of limits that every tenant on it has, by metric."""
+    """Limits of every tenant on the plan: amounts by metric."""
     monthly_fee: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
-    """Micro-USD, beside what is used."""
+    """Micro-USD per month, in addition to usage."""
     included_usage: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
-    """Micro-USD of a month's usage that the fee covers."""
+    """Micro-USD of usage per month that the fee covers."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
@@ -71,15 +73,15 @@ class Tenant(Base):
     plan_id: Mapped[str] = mapped_column(ForeignKey("plans.id"), server_default=text("'plan_standard'"))
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     disabled_at: Mapped[datetime | None]
-    """Set: none of its keys and users is let in."""
+    """If set, its keys and users are refused."""
     billing_state: Mapped[str] = mapped_column(server_default=text("'active'"))
-    """Whether it pays, as billing last found. Suspended: its inference keys are refused."""
+    """Payment state, which billing maintains. `suspended`: its inference keys are refused."""
     second_factor_required: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Set: its users get to nothing but to setting up a second factor before they have one."""
+    """If set, users without a second factor can do nothing but enrol one."""
 
 
 class Project(TenantOwned, Base):
-    """What a tenant keeps apart: keys, members, limits and usage. Never deleted: usage names it."""
+    """A project, with its own keys, members, limits and usage. Never deleted, because usage refers to it."""
 
     __tablename__ = "projects"
     __table_args__ = (
@@ -102,23 +104,23 @@ class Project(TenantOwned, Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     name: Mapped[str]
     is_default: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Made with its tenant, and where keys go unless told otherwise."""
+    """Whether it was created with its tenant and receives keys without a project."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     archived_at: Mapped[datetime | None]
-    """Set: none of its keys is let in."""
+    """If set, its keys are refused."""
     models: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
-    """Names that all its keys may ask for, as on a key's list; with `models_denied`, may not. Empty: no such
-    rule.
+    """Model names that its keys can use, as in a key's list; with `models_denied`, those they cannot use.
+    Empty: no such rule.
     """
     models_denied: Mapped[bool] = mapped_column(server_default=text("false"))
     service_tiers: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
-    """Beside `default`, which of the plan's classes of service its keys may ask for. None: all of them."""
+    """The plan's service tiers that its keys can request besides `default`. None: all of them."""
     auto_tier: Mapped[str | None]
-    """What `auto` means. None: the best of the plan's."""
+    """The service tier that `auto` stands for. None: the plan's best."""
 
 
 class User(TenantOwned, Base):
-    """Somebody who signs in to the console."""
+    """A user of the console."""
 
     __tablename__ = "users"
     __table_args__ = (
@@ -134,18 +136,18 @@ class User(TenantOwned, Base):
     email: Mapped[str]
     name: Mapped[str] = mapped_column(server_default=text("''"))
     password_hash: Mapped[str | None]
-    """None: no password lets them in, an identity does."""
+    """None: the user signs in with an external identity only."""
     role: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     disabled_at: Mapped[datetime | None]
     removed_at: Mapped[datetime | None]
-    """Set: no longer a member. The row stays, for what names it."""
+    """If set, no longer a member. The row stays, because other rows refer to it."""
     sessions_from: Mapped[datetime | None]
-    """Console sessions that began before are over: since then the password is another one."""
+    """Console sessions that began before this time are invalid, because the password changed."""
 
 
 class SecondFactor(TenantOwned, Base):
-    """What a user's authenticator application shares with us."""
+    """A user's TOTP secret, shared with their authenticator app, and recovery codes."""
 
     __tablename__ = "second_factors"
     __table_args__ = (ForeignKeyConstraint(["user_id", "tenant_id"], ["users.id", "users.tenant_id"]),)
@@ -153,21 +155,21 @@ class SecondFactor(TenantOwned, Base):
     user_id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str]
     secret: Mapped[bytes] = mapped_column(LargeBinary)
-    """Sealed under the server's secret: codes cannot be computed from a digest."""
+    """Encrypted under the server's secret, not hashed: codes are computed from the secret itself."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     confirmed_at: Mapped[datetime | None]
-    """None: it was shown, and no code has proved yet that it arrived. Nothing is asked for until then."""
+    """None until the user has confirmed the enrolment with a code. Sign-in requires no code until then."""
     last_step: Mapped[int | None] = mapped_column(BigInteger)
-    """Number of the 30 seconds whose code was used last: no code of it, or of before, is good again."""
+    """TOTP time step (30 s) of the last code used: codes of this step or earlier ones are refused."""
     recovery: Mapped[list[bytes]] = mapped_column(ARRAY(LargeBinary), server_default=text("'{}'"))
-    """HMACs of the codes that are good once each in place of the application's."""
+    """HMACs of the recovery codes, each of which is good once."""
 
     def __repr__(self) -> str:
         return f"SecondFactor({self.user_id!r})"
 
 
 class Identity(TenantOwned, Base):
-    """Whom another provider calls by `subject` is this user."""
+    """Links a subject of an external identity provider to a user."""
 
     __tablename__ = "identities"
     __table_args__ = (
@@ -181,14 +183,14 @@ class Identity(TenantOwned, Base):
     user_id: Mapped[str]
     issuer: Mapped[str]
     subject: Mapped[str]
-    """The provider's own, and never another person's; addresses change hands."""
+    """The provider's permanent id of the user. Email addresses can change owners."""
     email: Mapped[str] = mapped_column(server_default=text("''"))
-    """As the provider had it when they were bound: to be recognised by, nothing more."""
+    """The provider's email address at the time of linking, for display only."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class PasswordReset(TenantOwned, Base):
-    """Leave to choose another password, known by the HMAC of a token."""
+    """A password reset, stored under the HMAC of its token."""
 
     __tablename__ = "password_resets"
     __table_args__ = (
@@ -221,7 +223,7 @@ class ProjectMember(TenantOwned, Base):
 
 
 class ServiceAccount(TenantOwned, Base):
-    """A program that works in a project, with keys that no person's leaving takes away."""
+    """A non-human member of a project. Its keys stay valid when users leave."""
 
     __tablename__ = "service_accounts"
     __table_args__ = (
@@ -241,7 +243,7 @@ class ServiceAccount(TenantOwned, Base):
 
 
 class Invite(TenantOwned, Base):
-    """Somebody who may become a user, known by an address and the HMAC of a token."""
+    """An invitation of an email address, stored with the HMAC of its token."""
 
     __tablename__ = "invites"
     __table_args__ = (
@@ -256,7 +258,7 @@ class Invite(TenantOwned, Base):
     email: Mapped[str]
     role: Mapped[str]
     projects: Mapped[dict[str, str]] = mapped_column(JSONB, server_default=text("'{}'"))
-    """Roles in projects, by their ids, that come with the acceptance."""
+    """Project roles, by project id, that the user gets on acceptance."""
     digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime]
@@ -268,7 +270,7 @@ class Invite(TenantOwned, Base):
 
 
 class ApiKey(TenantOwned, Base):
-    """A key, known by the HMAC of its text. Never deleted: usage names it."""
+    """An API key, stored as its HMAC. Never deleted, because usage refers to it."""
 
     __tablename__ = "api_keys"
     __table_args__ = (
@@ -290,32 +292,32 @@ class ApiKey(TenantOwned, Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     project_id: Mapped[str | None]
-    """None for an admin key alone: it runs the whole account."""
+    """None for admin keys, which are for the whole organization."""
     user_id: Mapped[str | None]
     service_account_id: Mapped[str | None]
-    """Whose it is, if anybody's: with them it ends."""
+    """The user or service account it belongs to, if any; it is revoked with them."""
     digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
     prefix: Mapped[str]
     name: Mapped[str]
     kind: Mapped[str]
     scopes: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
-    """Empty: everything its kind may do."""
+    """Empty: all scopes of its kind."""
     models: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
     """See `TenantContext.may_use`. Empty: all."""
     networks: Mapped[list[IPv4Network | IPv6Network]] = mapped_column(
         ARRAY(CIDR), server_default=text("'{}'")
     )
-    """Where it may be used from. Empty: anywhere."""
+    """Networks it can be used from. Empty: any."""
     origins: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
-    """Web origins whose pages may use it. Empty: no page may."""
+    """Web origins whose pages can use it. Empty: none."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
     rotated_at: Mapped[datetime | None]
     replaced_by: Mapped[str | None] = mapped_column(ForeignKey("api_keys.id"))
-    """The key that a rotation made: this one works on until `expires_at`."""
+    """The key that replaced this one in a rotation; this one keeps working until `expires_at`."""
     last_used_at: Mapped[datetime | None]
-    """Kept to the minute."""
+    """Updated at most once a minute."""
 
     def __repr__(self) -> str:
         return f"ApiKey({self.id!r}, {self.prefix!r})"

@@ -1,6 +1,6 @@
-"""Passwords of console users: argon2id with the library's parameters of the day, rehashed when they move on.
+"""Hashes and verifies passwords of console users with argon2id, with the library's current parameters.
 
-Blocking by design (tens of milliseconds of one core): call from a thread.
+Hashing blocks for tens of milliseconds of one core by design: call it from a thread.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argon2
 
 MIN_PASSWORD_LEN = 10
 MAX_PASSWORD_LEN = 1024
-"""Longer ones cost time and add nothing."""
+"""Longer passwords cost time without adding security."""
 
 _hasher = argon2.PasswordHasher()
 _ABSENT = _hasher.hash("no user has this password")
@@ -22,7 +22,9 @@ def hash_password(password: str) -> str:
 
 
 def verify_password(password_hash: str | None, password: str) -> bool:
-    """Whether `password` is the one hashed. None (no such user) takes the same time and is never right."""
+    """Returns whether `password` matches the hash. None (no such user) takes the same time and never
+    matches.
+    """
     try:
         _hasher.verify(_ABSENT if password_hash is None else password_hash, password[: MAX_PASSWORD_LEN + 1])
     except argon2.exceptions.VerifyMismatchError:
@@ -31,5 +33,7 @@ def verify_password(password_hash: str | None, password: str) -> bool:
 
 
 def rehash(password_hash: str, password: str) -> str | None:
-    """A fresh hash of a password just verified, when the stored one's parameters are outdated; else None."""
+    """Returns a new hash of a password just verified if the stored hash has outdated parameters, else
+    None.
+    """
     return _hasher.hash(password) if _hasher.check_needs_rehash(password_hash) else None

@@ -1,6 +1,6 @@
-"""What tenants may do: plans, and which tenant is on which.
+"""Creates and changes plans, and assigns tenants to them.
 
-Owns the names of limits and which values are possible. Enforces none: the owner of what is limited does.
+Validates the values of a plan's limits and fees; the services that own the limited resources enforce them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tenants.limits.kinds import Metric, check_amount
 from tenants.models import STANDARD_PLAN, Plan
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import publish_key_change, publish_key_changes
-from tenants.terms import merged
+from tenants.tier_terms import merged
 from tenants.views import STANDARD, PlanView, plan_view
 
 __all__ = [
@@ -45,24 +45,24 @@ _FEES = ("monthly_fee", "included_usage")
 MOST = {"max_adapters": 100_000, "max_file_bytes": 1 << 40, "pinned_adapters": 4096} | dict.fromkeys(
     _FEES, 10**12
 )
-"""The largest value of each number of a plan; the smallest is 0."""
+"""Largest value of each numeric column of a plan; the smallest is 0."""
 SETTABLE = tuple(metric for metric in Metric if metric not in (Metric.ADAPTERS, Metric.PREPAID_BALANCE))
-"""What a plan's `limits` can have. How many adapters is a number of its own."""
+"""Metrics that a plan's `limits` can have. The number of adapters is a column of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanChanges:
-    """New limits of a plan; None leaves one as it is."""
+    """Changes to a plan; None leaves a value unchanged."""
 
     max_adapters: int | None = None
     max_file_bytes: int | None = None
     pinned_adapters: int | None = None
     gate: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Thresholds of calibration to set, by name."""
+    """Calibration thresholds to set, by name."""
     terms: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
-    """Terms to set, by class of service and name: see `tenants.terms.Terms`."""
+    """Terms to set, by service tier and name: see `tenants.tier_terms.Terms`."""
     limits: Mapping[str, int | None] = field(default_factory=lambda: MappingProxyType({}))
-    """Amounts of limits to set, by metric; None takes one away."""
+    """Limits to set, by metric; None removes one."""
     monthly_fee: int | None = None
     included_usage: int | None = None
 
@@ -77,12 +77,12 @@ class PlanChanges:
                 raise ValueError(f"gate: {name} must be a number, not {threshold!r}")
         for name, amount in self.limits.items():
             if name not in SETTABLE:
-                raise ValueError(f"limits: {name[:60]!r} is none that a plan sets")
+                raise ValueError(f"limits: {name[:60]!r} is not a metric that a plan can limit")
             if amount is not None:
                 check_amount(Metric(name), amount)
 
     def values(self, before: Plan | None) -> dict[str, Any]:
-        """Columns to set. Raises ValueError naming the term."""
+        """Returns the columns to set. Raises ValueError naming the term."""
         gate_before, terms_before, limits_before = (
             (before.gate, before.terms, before.limits) if before is not None else ({}, {}, {})
         )
@@ -98,19 +98,19 @@ class PlanChanges:
 
 
 class PlanService:
-    """For the operator, and for whoever works for a tenant that is not asking just now."""
+    """Plans, for the operator and for background work on behalf of a tenant."""
 
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
         self._database = database
         self._redis = redis_client
 
     async def list(self) -> list[PlanView]:
-        """Oldest first."""
+        """Returns all plans, oldest first."""
         async with self._database.read(EVERY_TENANT) as session:
             return [plan_view(plan) for plan in await TenantDirectory(session).plans()]
 
     async def find(self, name: str) -> PlanView:
-        """Raises PlanNotFound."""
+        """Returns the plan with this name. Raises PlanNotFound."""
         async with self._database.read(EVERY_TENANT) as session:
             plan = await TenantDirectory(session).plan(name)
         if plan is None:
@@ -118,7 +118,7 @@ class PlanService:
         return plan_view(plan)
 
     async def find_by_id(self, plan_id: str) -> PlanView:
-        """Raises PlanNotFound."""
+        """Returns the plan with this id. Raises PlanNotFound."""
         async with self._database.read(EVERY_TENANT) as session:
             plan = await TenantDirectory(session).plan_by_id(plan_id)
         if plan is None:
@@ -126,12 +126,12 @@ class PlanService:
         return plan_view(plan)
 
     async def num_tenants(self) -> Mapping[str, int]:
-        """How many tenants are on each plan, by its id; without those that nobody is on."""
+        """Returns the number of tenants by plan id; plans without tenants are left out."""
         async with self._database.read(EVERY_TENANT) as session:
             return await TenantDirectory(session).tenants_by_plan()
 
     async def of_tenant(self, tenant_id: str) -> PlanView:
-        """Raises TenantNotFound."""
+        """Returns a tenant's plan. Raises TenantNotFound."""
         async with self._database.read(EVERY_TENANT) as session:
             plan = await TenantDirectory(session).plan_of(tenant_id)
         if plan is None:
@@ -141,7 +141,7 @@ class PlanService:
     async def create(
         self, name: str, changes: PlanChanges | None = None, actor: Actor = OPERATOR
     ) -> PlanView:
-        """A plan like the standard one but for the changes. Raises NameTaken, ValueError."""
+        """Creates a plan with the standard values and these changes. Raises NameTaken, ValueError."""
         changes = changes or PlanChanges()
         changes.check()
         if _NAME.fullmatch(name) is None:
@@ -161,10 +161,10 @@ class PlanService:
     async def set(
         self, name: str, changes: PlanChanges, actor: Actor = OPERATOR, *, seen: str | None = None
     ) -> PlanView:
-        """Change a plan for all who are on it, within a second. `seen`: the `revision` it was looked at in.
-        What it was before stays in `plan_terms`, which months are judged by.
+        """Changes a plan for all its tenants, within a second. `seen`: the `revision` that the caller read.
+        The table `plan_terms` keeps earlier terms, by which past months are reported.
 
-        Raises PlanNotFound, PlanChanged where it is another one than was seen, ValueError.
+        Raises PlanNotFound, PlanChanged if the plan's revision is not `seen`, ValueError.
         """
         changes.check()
         async with self._database.write(EVERY_TENANT) as session:
@@ -181,7 +181,7 @@ class PlanService:
         return plan_view(plan)
 
     async def set_tenant_plan(self, tenant_id: str, name: str, actor: Actor = OPERATOR) -> PlanView:
-        """Put a tenant on a plan, within a second. Raises TenantNotFound, PlanNotFound."""
+        """Assigns a tenant to a plan, within a second. Raises TenantNotFound, PlanNotFound."""
         async with self._database.write(EVERY_TENANT) as session:
             directory = TenantDirectory(session)
             plan = await directory.lock_plan(name)
@@ -205,7 +205,7 @@ class PlanService:
 
 
 def revision(plan: PlanView) -> str:
-    """Tells a plan as it is from what it was: the same for the same terms."""
+    """Returns a hash of the plan's values, to detect concurrent changes."""
     whole = asdict(replace(plan, gate={}, terms={}, limits={})) | {
         "gate": dict(plan.gate),
         "limits": dict(plan.limits),
@@ -222,7 +222,7 @@ async def _record(
 
 
 def _exact(value: Any) -> Any:
-    """Fractions as texts: the log takes nothing that can be written in two ways."""
+    """Returns floats as strings, because audit log details cannot contain floats."""
     if isinstance(value, float):
         return repr(value)
     return {name: _exact(one) for name, one in value.items()} if isinstance(value, Mapping) else value

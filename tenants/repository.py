@@ -1,8 +1,8 @@
-"""Queries on tenants and their keys, and what lists of a tenant's things have in common.
+"""Reads and writes tenants and their API keys.
 
-`TenantDirectory` asks before there is a tenant to scope by (who owns this key, this email, this name?);
-everything after that goes through scoped repositories: keys here, people in `members`, projects in
-`projects`.
+`TenantDirectory` runs the queries that are not scoped to a tenant, such as finding the tenant of a key, an
+email address or a name. All others go through tenant-scoped repositories: keys here, users in `members`,
+projects in `projects`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tenants.models import (
 
 LAST_USED_PRECISION = timedelta(minutes=1)
 _ID = re.compile(r"[a-z_]{1,16}_[0-9A-Za-z]{1,40}")
-# Of all queries the most frequent: made once, it is found compiled without being looked through each time.
+# The most frequent query: built once, SQLAlchemy finds its compiled form without traversing it each time.
 _KEYS_BY_DIGEST = (
     select(
         ApiKey,
@@ -71,12 +71,14 @@ _SIGNING_IN = (
 
 
 def is_id(given: str) -> bool:
-    """What is none is nobody's, and may be what no row can hold."""
+    """Returns whether this has the form of an id. Other strings match no row, and may contain characters that
+    the database rejects.
+    """
     return _ID.fullmatch(given) is not None
 
 
 class TenantDirectory:
-    """Finds tenants, and the tenant behind a credential."""
+    """Finds tenants, and the tenant that a credential belongs to. Not scoped to a tenant."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
@@ -92,12 +94,12 @@ class TenantDirectory:
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def tenants(self) -> list[Tenant]:
-        """All of them, oldest first: for the operator."""
+        """Returns all tenants, oldest first, for the operator."""
         query = select(Tenant).where(Tenant.id != OPERATOR_TENANT).order_by(Tenant.id)
         return list((await self.session.execute(query)).scalars())
 
     async def names(self, tenant_ids: Collection[str]) -> dict[str, str]:
-        """By id; without those there are not, or are no ids."""
+        """Returns names by id; unknown and malformed ids are left out."""
         known = [tenant_id for tenant_id in tenant_ids if is_id(tenant_id)]
         query = select(Tenant.id, Tenant.name).where(Tenant.id.in_(known))
         return {row.id: row.name for row in (await self.session.execute(query)).all()}
@@ -114,7 +116,7 @@ class TenantDirectory:
         return (await self.session.execute(query)).scalar_one_or_none() if is_id(plan_id) else None
 
     async def tenants_by_plan(self) -> dict[str, int]:
-        """How many are on each, by its id; without those that nobody is on."""
+        """Returns the number of tenants by plan id; plans without tenants are left out."""
         query = select(Tenant.plan_id, func.count()).where(Tenant.id != OPERATOR_TENANT)
         return {row[0]: row[1] for row in await self.session.execute(query.group_by(Tenant.plan_id))}
 
@@ -123,43 +125,46 @@ class TenantDirectory:
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def lock_plan(self, name: str) -> Plan | None:
-        """The plan, held against other writers until the transaction ends."""
+        """Locks the plan for writing until the transaction ends, and returns it."""
         query = select(Plan).where(Plan.name == name).with_for_update()
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def keys_by_digest(
         self, digests: Sequence[bytes]
     ) -> Sequence[Row[ApiKey, Tenant, Plan, Project | None, Any]]:
-        """Each key, its tenant, that one's plan, the key's project and rows of its limits, by the HMACs of
-        their texts: one query by a unique index, which finds some, all or none. Not the keys of users who are
-        disabled.
+        """Returns keys by the HMACs of their plaintexts, each with its tenant, plan, project and limit rows.
+        One query by a unique index; unknown keys and keys of disabled users are left out.
         """
         return (await self.session.execute(_KEYS_BY_DIGEST, {"digests": digests})).all()
 
     async def user_by_email(self, email: str) -> Row[User, Tenant, datetime | None] | None:
-        """Who signs in with it now, and since when a second factor is asked of them."""
+        """Returns the user with this email, their tenant, and when their second factor was confirmed."""
         query = _SIGNING_IN.where(User.email == email.lower())
         return (await self.session.execute(query)).one_or_none()
 
     async def user_by_identity(self, issuer: str, subject: str) -> Row[User, Tenant, datetime | None] | None:
-        """Whom the provider calls so, likewise."""
+        """Returns the user with this external identity, their tenant, and when their second factor was
+        confirmed.
+        """
         query = _SIGNING_IN.join(Identity, Identity.user_id == User.id).where(
             Identity.issuer == issuer, Identity.subject == subject
         )
         return (await self.session.execute(query)).one_or_none()
 
     async def tenant_of_reset(self, digest: bytes) -> str | None:
-        """Whose user may choose another password by this token, whatever its state."""
+        """Returns the tenant of a password reset token, whatever its state."""
         query = select(PasswordReset.tenant_id).where(PasswordReset.digest == digest)
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def tenant_of_invite(self, digest: bytes) -> str | None:
-        """Whose invitation a token is of, whatever its state."""
+        """Returns the tenant of an invitation token, whatever its state."""
         query = select(Invite.tenant_id).where(Invite.digest == digest)
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def set_disabled(self, tenant_id: str, disabled: bool) -> bool | None:
-        """Close or reopen a tenant: whether that changed anything, None when there is none."""
+        """Disables or enables a tenant. Returns whether that changed anything; None if there is no such
+        tenant.
+        """
         tenant = await self.session.get(Tenant, tenant_id, with_for_update=True)
         if tenant is None:
             return None
@@ -171,9 +176,9 @@ class TenantDirectory:
         return True
 
     async def note_keys_used(self, key_ids: Collection[str]) -> None:
-        """Set `last_used_at` of keys, of any tenants, for which that was not done within the minute."""
+        """Sets `last_used_at` of keys, of any tenants, unless it was set within the last minute."""
         due = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < func.now() - LAST_USED_PRECISION)
-        # In one order in every process: two that note the same keys must not wait for each other.
+        # The same order in every process, so that two of them with the same keys cannot deadlock.
         held = (
             select(ApiKey.id)
             .where(ApiKey.id == any_(bindparam("key_ids", type_=ARRAY(Text))), due)
@@ -181,18 +186,18 @@ class TenantDirectory:
             .with_for_update(skip_locked=True)
         )
         noting = update(ApiKey).where(ApiKey.id.in_(held)).values(last_used_at=func.now())
-        # One parameter however many keys, and no list of them back: the API's requests wait meanwhile.
+        # One array parameter and no returned rows: the event loop serves requests meanwhile.
         await self.session.execute(
             noting, {"key_ids": list(key_ids)}, execution_options={"synchronize_session": False}
         )
 
 
 ShownKey = Row[ApiKey, User | None, ServiceAccount | None]
-"""A key and whose it is."""
+"""A key, and the user or service account it belongs to."""
 
 
 class KeyRepository(TenantRepository):
-    """One tenant's keys."""
+    """API keys of one tenant."""
 
     async def find(self, key_id: str) -> ShownKey | None:
         if not is_id(key_id):
@@ -200,7 +205,7 @@ class KeyRepository(TenantRepository):
         return (await self.session.execute(self._shown().where(ApiKey.id == key_id))).one_or_none()
 
     async def lock(self, key_id: str) -> ApiKey | None:
-        """The key, held against other writers until the transaction ends."""
+        """Locks the key for writing until the transaction ends, and returns it."""
         if not is_id(key_id):
             return None
         query = self.select_own(ApiKey).where(ApiKey.id == key_id).with_for_update()
@@ -222,7 +227,7 @@ class KeyRepository(TenantRepository):
         return page.all()
 
     async def revoke(self, *conditions: ColumnElement[bool]) -> Sequence[Row[str, bytes]]:
-        """Revoke those that are not yet; their ids and digests."""
+        """Revokes matching keys that are not revoked yet. Returns their ids and digests."""
         query = (
             self.update_own(ApiKey)
             .where(ApiKey.revoked_at.is_(None), *conditions)
@@ -232,7 +237,7 @@ class KeyRepository(TenantRepository):
         return (await self.session.execute(query)).all()
 
     async def digests(self, *conditions: ColumnElement[bool]) -> Sequence[bytes]:
-        """What the caches know the keys by, of those that may be in one."""
+        """Returns the digests, by which caches know them, of matching keys that are not revoked."""
         query = self.select_own(ApiKey, ApiKey.digest).where(ApiKey.revoked_at.is_(None), *conditions)
         return (await self.session.execute(query)).scalars().all()
 

@@ -1,5 +1,6 @@
-"""From the text of a key to who is asking: no query on a hit, on a miss one, shared with the other misses of
-that moment; changed and revoked everywhere within a second. Also owns noting when keys were last used.
+"""Resolves API keys to their callers, through a cache that is invalidated within a second.
+
+A cache hit needs no query. Simultaneous misses share one query. Also records when keys were last used.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from db.session import EVERY_TENANT, Database, WriteSession
 from engine.protocol import PriorityClass
 from tenants.context import TenantContext
 from tenants.errors import AddressNotAllowed, InvalidApiKey
+from tenants.ip_networks import is_inside
 from tenants.keys import KeyHasher, well_formed
 from tenants.limits.repository import compiled
 from tenants.models import ApiKey, Plan, Project, Tenant
-from tenants.networks import is_inside
 from tenants.repository import LAST_USED_PRECISION, KeyRepository, TenantDirectory
 from tenants.views import PlanView, plan_view
 
@@ -35,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 KEYS_CHANNEL = "rootstock:invalidate:keys"
 NOTE_AFTER = 2.0
-"""Seconds over which uses are gathered, to be noted in one statement."""
+"""Seconds for which last uses are collected before one statement writes them."""
 MOST_NOTED = 1_000
-_TOLD_ONE_BY_ONE = 1_000
-"""Changed keys above which every key is looked up again instead."""
+_MOST_SINGLE_INVALIDATIONS = 1_000
+"""Number of changed keys above which the whole cache is invalidated instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class _KnownKey:
 
 
 class KeyResolver:
-    """Resolves keys in one process. `start` it with the process, `close` it at its end."""
+    """Resolves keys in one process. Call `start` when the process starts and `close` when it ends."""
 
     def __init__(
         self, database: Database, redis_client: redis.asyncio.Redis, secret: str, *, ttl: float = 30.0
@@ -73,19 +74,19 @@ class KeyResolver:
 
     @property
     def listening(self) -> bool:
-        """Whether revocations are being heard; while not, a key is looked up again every second."""
+        """Whether invalidations are received; while not, cached keys expire after a second."""
         return self._cache.listening
 
     async def resolve(self, plaintext: str, address: str | None = None) -> TenantContext:
-        """Who holds this key, used from `address`: the client's, as seen through trusted proxies.
+        """Returns the caller with this key. `address`: the client's, as seen through trusted proxies.
 
-        Raises InvalidApiKey; AddressNotAllowed, also where a key has networks and the address is not known;
-        DatabaseUnavailable for a key not seen lately.
+        Raises InvalidApiKey; AddressNotAllowed, also if the key is restricted to networks and the address is
+        unknown; DatabaseUnavailable if the key is not cached.
         """
         digest_hex = self._hasher.digest(plaintext).hex()
         known = self._cache.peek(digest_hex, "")
         if known is None:
-            if not well_formed(plaintext):  # not looked at before: what is known is one
+            if not well_formed(plaintext):  # checked only now: cached keys are well-formed
                 raise InvalidApiKey
             known = await self._cache.get(digest_hex, "")
         if known is None or (known.expires_at is not None and known.expires_at <= datetime.now(UTC)):
@@ -99,14 +100,14 @@ class KeyResolver:
         return await self._looked_up.get(digest_hex)
 
     async def _look_up(self, digests_hex: Sequence[str]) -> dict[str, _KnownKey]:
-        """Those of the keys that let anybody in."""
+        """Returns those of the keys that are valid."""
         wanted = {bytes.fromhex(digest_hex): digest_hex for digest_hex in digests_hex}
         async with self._database.read(EVERY_TENANT) as session:
             rows = await TenantDirectory(session).keys_by_digest(list(wanted))
         now = datetime.now(UTC)
         known = {}
         for key, tenant, plan, project, limits in rows:
-            if not is_let_in(key, tenant, project, now):
+            if not is_key_valid(key, tenant, project, now):
                 continue
             if key.last_used_at is None or key.last_used_at < now - LAST_USED_PRECISION:
                 self._note_used(key.id)
@@ -115,7 +116,7 @@ class KeyResolver:
         return known
 
     def _note_used(self, key_id: str) -> None:
-        """Have the key's use noted soon. No request waits for it."""
+        """Schedules recording the key's use. No request waits for it."""
         if len(self._used) < MOST_NOTED:
             self._used.add(key_id)
         if self._noting is None and not self._closing.is_set():
@@ -130,12 +131,12 @@ class KeyResolver:
                 async with self._database.write(EVERY_TENANT) as session:
                     await TenantDirectory(session).note_keys_used(used)
         except DatabaseUnavailable:
-            logger.warning("last use of %d keys not noted: database unavailable", len(used))
+            logger.warning("the last use of %d keys was not recorded: the database is unavailable", len(used))
         finally:
             self._noting = None
 
 
-def is_let_in(key: ApiKey, tenant: Tenant, project: Project | None, now: datetime) -> bool:
+def is_key_valid(key: ApiKey, tenant: Tenant, project: Project | None, now: datetime) -> bool:
     return (
         key.revoked_at is None
         and (key.expires_at is None or key.expires_at > now)
@@ -147,7 +148,7 @@ def is_let_in(key: ApiKey, tenant: Tenant, project: Project | None, now: datetim
 def context_of(
     key: ApiKey, tenant: Tenant, plan: Plan, project: Project | None, limits: Any
 ) -> TenantContext:
-    """What requests with the key carry: all of it is looked up again when any of it changes."""
+    """Returns the caller for requests with the key. Replaced as a whole when any of it changes."""
     return TenantContext(
         tenant_id=tenant.id,
         tenant_name=tenant.name,
@@ -169,7 +170,7 @@ def context_of(
 
 
 def _plan_of(plan: Plan, project: Project | None) -> PlanView:
-    """What the plan allows, less what the project does not."""
+    """Returns the plan with the service tiers that the project allows."""
     view = plan_view(plan)
     if project is None or project.service_tiers is None:
         return view
@@ -182,7 +183,7 @@ def _plan_of(plan: Plan, project: Project | None) -> PlanView:
 
 
 async def publish_key_change(redis_client: redis.asyncio.Redis, digest: bytes | None) -> None:
-    """Tell every resolver that a key changed, or with None that any may have."""
+    """Invalidates a key in every process's cache, or with None all keys."""
     await redis_client.publish(KEYS_CHANNEL, EVERYTHING if digest is None else digest.hex())
 
 
@@ -192,7 +193,9 @@ async def revoke_keys(
     tenant_id: str,
     *conditions: ColumnElement[bool],
 ) -> list[str]:
-    """Revoke a tenant's keys for which these hold, and tell every resolver after the commit. Their ids."""
+    """Revokes a tenant's keys that match, and invalidates them in all caches after the commit. Returns their
+    ids.
+    """
     revoked = await KeyRepository(session, tenant_id).revoke(*conditions)
     digests = [row.digest for row in revoked]
     session.after_commit(lambda: publish_key_changes(redis_client, digests))
@@ -200,8 +203,8 @@ async def revoke_keys(
 
 
 async def publish_key_changes(redis_client: redis.asyncio.Redis, digests: Collection[bytes]) -> None:
-    """Tell every resolver that these keys changed."""
-    if len(digests) > _TOLD_ONE_BY_ONE:
+    """Invalidates these keys in every process's cache."""
+    if len(digests) > _MOST_SINGLE_INVALIDATIONS:
         await publish_key_change(redis_client, None)
         return
     async with redis_client.pipeline(transaction=False) as pipeline:

@@ -1,4 +1,4 @@
-"""What people may do in their tenant, by role. The one table of it; whoever serves a change asks here."""
+"""Defines the roles of console users and the rights of each role."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Right = Literal[
 ]
 RIGHTS: frozenset[Right] = frozenset(get_args(Right))
 
-_LOOK: frozenset[Right] = frozenset(
+_READ: frozenset[Right] = frozenset(
     {"members.read", "keys.read", "projects.read", "adapters.read", "limits.read"}
 )
 
@@ -40,14 +40,14 @@ RIGHTS_OF: Mapping[Role, frozenset[Right]] = MappingProxyType(
         # Owners alone appoint and remove owners: see `tenants.members.service`.
         "owner": RIGHTS,
         "admin": RIGHTS - {"billing.write"},
-        "developer": _LOOK | {"adapters.write"},
+        "developer": _READ | {"adapters.write"},
         "billing": frozenset(
             {
                 *("members.read", "projects.read", "limits.read", "webhooks.read"),
                 *("billing.read", "billing.write"),
             }
         ),
-        "viewer": _LOOK,
+        "viewer": _READ,
     }
 )
 
@@ -57,21 +57,23 @@ def may(role: Role, right: Right) -> bool:
 
 
 def checked_role(role: str) -> Role:
-    """Raises ValueError."""
+    """Returns the role. Raises ValueError if it is unknown."""
     if role not in ROLES:
         raise ValueError(f"role must be one of {', '.join(ROLES)}, not {str(role)[:40]!r}")
     return role  # type: ignore[return-value]
 
 
 def checked_project_role(role: str) -> ProjectRole:
-    """Raises ValueError."""
+    """Returns the project role. Raises ValueError if it is unknown."""
     if role not in PROJECT_ROLES:
         raise ValueError(f"role must be one of {', '.join(PROJECT_ROLES)}, not {str(role)[:40]!r}")
     return role  # type: ignore[return-value]
 
 
 def admin_scopes(role: Role) -> frozenset[str]:
-    """Scopes of an admin key that may do what `role` may. Empty, that is everything, for an owner."""
+    """Returns the scopes of an admin key with the rights of `role`. Empty, meaning all scopes, for an
+    owner.
+    """
     if RIGHTS_OF[role] == RIGHTS:
         return frozenset()
     scopes = {f"organization.{right}" for right in RIGHTS_OF[role]}

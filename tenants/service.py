@@ -1,5 +1,6 @@
-"""What the operator can do to tenants, and all services of accounts put together. Every method is one
-transaction, and tells the caches after its commit.
+"""Manages tenants, and constructs all account services.
+
+Every method is one transaction. Resolver caches are invalidated after the commit, within a second.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from tenants.accounts import Membership, UserAccounts
 from tenants.actors import OPERATOR, SYSTEM, Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken, TenantNotFound
-from tenants.fields import checked_name
 from tenants.identities.credentials import Credentials
 from tenants.identities.second_factors import SecondFactors
 from tenants.identities.service import Identities
@@ -30,6 +30,7 @@ from tenants.projects.service_accounts import ServiceAccountService
 from tenants.quotas.service import LimitService
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import KeyResolver, publish_key_changes
+from tenants.validation import checked_name
 
 __all__ = [
     "OPERATOR",
@@ -46,14 +47,16 @@ __all__ = [
 
 
 class TenantService:
-    """Tenants, each with its default project. For the operator."""
+    """Tenants and their default projects, for the operator."""
 
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
         self._database = database
         self._redis = redis_client
 
     async def create_tenant(self, name: str, actor: Actor = OPERATOR) -> Tenant:
-        """Raises NameTaken, ValueError for a name no list could show."""
+        """Creates a tenant with its default project. Raises NameTaken, ValueError if the name is not
+        printable.
+        """
         tenant = Tenant(id=new_id("tnt"), name=checked_name("name", name), created_at=datetime.now(UTC))
         try:
             async with self._database.write(tenant.id) as session:
@@ -73,7 +76,7 @@ class TenantService:
         return tenant
 
     async def find_tenant(self, id_or_name: str) -> Tenant:
-        """Raises TenantNotFound."""
+        """Returns the tenant with this id or name. Raises TenantNotFound."""
         async with self._database.read(EVERY_TENANT) as session:
             directory = TenantDirectory(session)
             found = await directory.tenant(id_or_name) or await directory.tenant_by_name(id_or_name)
@@ -86,8 +89,8 @@ class TenantService:
             return await TenantDirectory(session).tenants()
 
     async def set_tenant_disabled(self, tenant_id: str, disabled: bool, actor: Actor = OPERATOR) -> None:
-        """Shut every key and user of a tenant out, or let them in again, within a second. Again changes
-        nothing. Raises TenantNotFound.
+        """Disables or enables all keys and users of a tenant, within a second. Repeating it changes nothing.
+        Raises TenantNotFound.
         """
         async with self._database.write(tenant_id) as session:
             changed = await TenantDirectory(session).set_disabled(tenant_id, disabled)
@@ -108,7 +111,7 @@ class TenantService:
 
 @dataclass(frozen=True, slots=True)
 class AccountServices:
-    """Everything that can be done to accounts."""
+    """All services that manage accounts."""
 
     tenants: TenantService
     plans: PlanService
@@ -126,7 +129,9 @@ class AccountServices:
 
 
 def account_services(database: Database, redis_client: redis.asyncio.Redis, secret: str) -> AccountServices:
-    """On one database. `secret` is the server's, under which keys and tokens are stored."""
+    """Returns the services on one database. `secret` is the server's, under which keys and tokens are
+    stored.
+    """
     return AccountServices(
         tenants=TenantService(database, redis_client),
         plans=PlanService(database, redis_client),

@@ -1,4 +1,6 @@
-"""Settings of keys and their cache, read from ROOTSTOCK_TENANTS_*. Built by process mains only."""
+"""Reads the settings of API keys and their cache from ROOTSTOCK_TENANTS_*. Only process mains construct
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ class TenantSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_TENANTS_")
 
     key_secret: SecretStr = Field(min_length=32)
-    """Keys are stored as HMACs under this secret: a copy of the database alone cannot be tried against
-    guesses. The same in every process; another secret means other keys."""
+    """Secret of the HMACs under which keys are stored, so that a copy of the database alone cannot be
+    brute-forced. Must be the same in every process; changing it invalidates all keys.
+    """
     cache_seconds: float = Field(default=30.0, gt=0, le=300)
-    """Longest life of a cached key or model. Revocation does not wait for it: it is heard within a second."""
+    """Longest life of a cached key or model. Revocations do not wait for it: they reach every process within
+    a second.
+    """

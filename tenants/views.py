@@ -1,4 +1,4 @@
-"""The frozen view of a plan that a caller's context carries."""
+"""Defines the immutable view of a plan that a caller's context carries."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 from engine.protocol import PriorityClass
 from tenants.models import STANDARD_PLAN, Plan
-from tenants.terms import DEFAULTS, Terms, read
+from tenants.tier_terms import DEFAULTS, Terms, read
 
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """What a tenant may do. See `tenants.models.Plan` for each limit."""
+    """A plan's limits and terms. See `tenants.models.Plan` for each field."""
 
     id: str = STANDARD_PLAN
     name: str = "standard"
@@ -21,17 +21,17 @@ class PlanView:
     max_file_bytes: int = 2 << 30
     pinned_adapters: int = 0
     gate: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
-    """Thresholds of calibration that differ from the defaults."""
+    """Calibration thresholds that differ from the defaults."""
     terms: Mapping[PriorityClass, Terms] = field(default_factory=lambda: DEFAULTS, hash=False)
-    """Of every class of service."""
+    """Terms of every service tier."""
     limits: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}), hash=False)
-    """Amounts of limits of the tenant as a whole, by metric."""
+    """Limits of the tenant as a whole: amounts by metric."""
     monthly_fee: int = 0
     included_usage: int = 0
 
 
 STANDARD = PlanView()
-"""As the schema makes it."""
+"""The standard plan as a migration creates it."""
 
 
 def plan_view(plan: Plan) -> PlanView:

@@ -1,4 +1,4 @@
-"""Between a person's text and a base model's token ids: the tokenizer and the chat template.
+"""Converts between text and a base model's token ids: the tokenizer and the chat template.
 
-Whoever has text for the engine uses it: the HTTP process for requests, calibration for a tenant's samples.
+The HTTP process uses it for requests, calibration for a tenant's samples.
 """

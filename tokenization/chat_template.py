@@ -1,8 +1,8 @@
-"""A checkpoint's chat template: Jinja in a sandbox, with the few names Hugging Face templates expect.
+"""Renders chat messages with a checkpoint's chat template: Jinja in a sandbox, with the names that templates
+expect.
 
-Owns finding, compiling and rendering the template. Refuses to know tokenizers and HTTP: messages in, text
-out. The template is the operator's file, the messages are the tenant's: only the messages are treated as
-hostile, and a sandbox stands around the template nevertheless, because checkpoints come from strangers.
+The template is the operator's file, the messages are the tenant's: only the messages are treated as hostile.
+The template runs in a sandbox nevertheless, because checkpoints come from strangers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ SPECIAL_TOKEN_NAMES = (
 
 
 class TemplateRefusal(ValueError):
-    """The template cannot express this conversation, for example two user turns in a row. The message is its
-    own.
+    """The template cannot express this conversation, for example two user turns in a row.
+
+    The message is the template's own.
     """
 
 
@@ -57,13 +58,13 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, base_dir: Path) -> ChatTemplate | None:
-        """Read the template beside a checkpoint; None when it has none.
+        """Reads the template beside a checkpoint; returns None when it has none.
 
         Looks into `chat_template.jinja` first, then `tokenizer_config.json`, where it may be one string or a
         list of named ones, of which "default" is taken.
 
         Raises:
-            ValueError: the file is there and holds no usable template.
+            ValueError: the file exists and holds no usable template.
         """
         config_path = base_dir / "tokenizer_config.json"
         config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
@@ -88,7 +89,7 @@ class ChatTemplate:
             raise ValueError(f"the chat template of {base_dir.name} does not compile: {error}") from error
 
     def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The conversation as the model's text, ending where the assistant is to speak unless told otherwise.
+        """Returns the conversation as the model's text, by default ending where the assistant's turn begins.
 
         Raises:
             TemplateRefusal: the template raised an exception of its own, or read what messages do not carry.
@@ -105,7 +106,9 @@ class ChatTemplate:
 
 
 def _special_tokens(base_dir: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Names a template may use, from tokenizer_config.json or the older special_tokens_map.json."""
+    """Returns the names a template may use, from tokenizer_config.json or the older
+    special_tokens_map.json.
+    """
     map_path = base_dir / "special_tokens_map.json"
     found = json.loads(map_path.read_text(encoding="utf-8")) if map_path.is_file() else {}
     found |= {name: config[name] for name in SPECIAL_TOKEN_NAMES if config.get(name) is not None}

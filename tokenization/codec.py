@@ -1,7 +1,6 @@
-"""Text to token ids: chat messages through the checkpoint's template, prompts as they stand.
+"""Encodes text as token ids: chat messages through the checkpoint's template, prompts as they are.
 
-Owns the tokenizer and the wall between what a tenant's user typed and what the template says. Refuses to know
-HTTP, sampling and engines; the way back, piece by piece, is `api.detokenizer`.
+Keeps what a tenant's user typed apart from what the template says. `api.detokenizer` decodes, piece by piece.
 
 A special token such as `<|end|>` is structure when the template writes it and plain text when a user types
 it. Rendering would mix the two, so every special token's string inside a message is first replaced by one
@@ -77,7 +76,7 @@ class TextCodec:
         self._added_ids = {token["content"]: token["id"] for token in added}
         self._added = _any_of(self._added_ids)
         self._words = _any_of(token["content"] for token in added if not token.get("special"))
-        """Added tokens that are such whoever writes them."""
+        """Added tokens that keep their meaning in any text, a user's included."""
         self._pieces = Pieces.of(document, self._plain) if all(map(_stands_alone, added)) else None
         self._strips = {
             token["content"]: (bool(token.get("lstrip")), bool(token.get("rstrip"))) for token in special
@@ -90,27 +89,31 @@ class TextCodec:
 
     @classmethod
     def load(cls, base_dir: Path) -> TextCodec:
-        """Read tokenizer.json and the chat template beside it. Raises ValueError when they cannot be used."""
+        """Reads tokenizer.json and the chat template beside it. Raises ValueError when they
+        cannot be used.
+        """
         vocabulary = Vocabulary.load(base_dir)
         document = (base_dir / "tokenizer.json").read_text(encoding="utf-8")
         return cls(document, vocabulary, ChatTemplate.load(base_dir))
 
     def fewest_tokens(self, text: str) -> int:
-        """A lower bound on the tokens of `text`, without tokenising: 0 where the tokenizer allows none."""
+        """Returns a lower bound on the tokens of `text`, without tokenising: 0 where the tokenizer allows
+        none.
+        """
         return 0 if self._bytes_per_token is None else len(text.encode("utf-8")) // self._bytes_per_token
 
     def special_token(self, token_id: int) -> str | None:
-        """The name of a special token, such as "<|end|>"; None for a token of text."""
+        """Returns the name of a special token, such as "<|end|>"; None for a token of text."""
         return self._names.get(token_id)
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> RenderedChat:
-        """Apply the template, user text shielded.
+        """Renders messages with the template, with special tokens in user text shielded.
 
         Args:
-            messages: dicts of "role" and "content", perhaps "name".
+            messages: dicts of "role" and "content", and optionally "name".
 
         Raises:
-            TemplateRefusal: the template does not take this conversation.
+            TemplateRefusal: the template does not accept this conversation.
         """
         assert self.template is not None, "asked to render a chat for a base without a chat template"
         shielded, typed = self._shield(messages)
@@ -143,12 +146,12 @@ class TextCodec:
         )
 
     def encode_completion(self, prompt: str, completion: str) -> tuple[list[int], list[int]]:
-        """Token ids of a raw prompt and of what is to follow it. For callers off the event loop."""
+        """Returns the token ids of a raw prompt and of its continuation. For callers off the event loop."""
         return self._encode_prompt(prompt), self._tokenizer.encode(completion, add_special_tokens=False).ids
 
     def _shield(self, messages: Sequence[dict[str, str]]) -> tuple[list[dict[str, str]], dict[int, str]]:
-        """The messages with a private-use character for every special token that a user typed, and which
-        stands for which.
+        """Returns the messages with a private-use character for every special token that a user typed, and
+        the token that each character stands for.
         """
         typed = {
             found
@@ -172,15 +175,15 @@ class TextCodec:
         return shielded, {ord(sign): text for text, sign in stand_ins.items()}
 
     async def encode_chat(self, chat: RenderedChat) -> list[int]:
-        """Token ids of a rendered conversation: `add_special_tokens` off, the template has written the
-        BOS.
+        """Returns the token ids of a rendered conversation. `add_special_tokens` is off: the template has
+        written the BOS.
         """
         if len(chat.text) <= INLINE_CHARACTERS:
             return self._encode_chat(chat)
         return await asyncio.to_thread(self._encode_chat, chat)
 
     async def encode_prompt(self, prompt: str) -> list[int]:
-        """Token ids of a raw prompt; the BOS is put before it unless the prompt begins with one."""
+        """Returns the token ids of a raw prompt, with a BOS unless the prompt begins with one."""
         if len(prompt) <= INLINE_CHARACTERS:
             return self._encode_prompt(prompt)
         return await asyncio.to_thread(self._encode_prompt, prompt)
@@ -199,16 +202,16 @@ class TextCodec:
         return token_ids + self._encode_plain(chat, end, len(chat.text), strips_left, False)
 
     def _encode_plain(self, chat: RenderedChat, start: int, end: int, left: bool, right: bool) -> list[int]:
-        """Encode what stands between two special tokens; `left` and `right`: they swallow white space
-        there.
-        """
+        """Encodes the text between two special tokens; `left` and `right`: they swallow white space there."""
         text = chat.text[start:end]
         text = text.lstrip() if left else text
         text = text.rstrip() if right else text
         return self._encode_text(text.translate(chat.typed), self._words, self._plain)
 
     def _encode_text(self, text: str, added: re.Pattern[str] | None, tokenizer: Tokenizer) -> list[int]:
-        """By pieces where that gives the same; `added`: the added tokens that `tokenizer` looks for."""
+        """Encodes piece by piece where that is equivalent; `added`: the added tokens that
+        `tokenizer` finds.
+        """
         if self._pieces is None or len(text) > INLINE_CHARACTERS:  # the tokenizer lets other threads run
             return _ids(tokenizer, text, add_special_tokens=False)
         token_ids: list[int] = []
@@ -234,14 +237,14 @@ class TextCodec:
 
 
 def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Without the places of the tokens in the text, which take a fifth of the time to keep."""
+    """Returns token ids without their offsets in the text, which would take a fifth of the time."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     token_ids: list[int] = encoding.ids
     return token_ids
 
 
 def _stands_alone(added: dict[str, Any]) -> bool:
-    """An added token is found by its letters alone, and takes nothing else away."""
+    """Returns whether an added token is matched by its letters alone, without consuming anything else."""
     return not any(added.get(name) for name in ("lstrip", "rstrip", "single_word", "normalized"))
 
 
@@ -253,9 +256,9 @@ def _any_of(strings: Iterable[str]) -> re.Pattern[str] | None:
 def _most_bytes_per_token(
     document: dict[str, Any], added: list[dict[str, Any]], vocabulary: Vocabulary
 ) -> int | None:
-    """How many bytes of input one token can stand for at most; None when that has no bound.
+    """Returns how many bytes of input one token can stand for at most; None when that is unbounded.
 
-    White space swallowed by an added token, and normalisers that delete, take bytes for nothing.
+    White space swallowed by an added token, and normalisers that delete, consume bytes without tokens.
     """
     if any(token.get("lstrip") or token.get("rstrip") for token in added):
         return None

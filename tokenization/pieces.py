@@ -1,10 +1,10 @@
-"""Token ids of the pieces a byte-level BPE's text is cut into, remembered: most text is words met before.
+"""Caches token ids of the pieces that a byte-level BPE cuts text into: most text is words seen before.
 
 Before byte-pair encoding a tokenizer cuts text by a regular expression, and encodes each piece by itself: a
 piece has the same ids wherever it stands. So the pieces of ASCII text are looked up, and only new ones go
 through the tokenizer, which takes five times as long in all. In ASCII the expression's classes of characters
-mean the same to every library; other text, and tokenizers that do more than cut and encode, are not for this
-module. Refuses to know special tokens and templates: its text has none.
+mean the same to every library; other text, and tokenizers that do more than cut and encode, are not
+supported here. The text has no special tokens.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 MOST_REMEMBERED = 32_768
-"""Pieces of a generation. Two are kept: what nobody writes any more is forgotten with the older."""
+"""Pieces of a generation. Two generations are kept: pieces that no text uses any more go with the older."""
 MOSTLY_NEW = 4
-"""Where more than one piece in so many is new, the tokenizer is given the whole text."""
+"""Where more than one piece in this many is new, the tokenizer encodes the whole text."""
 LONGEST_REMEMBERED = 64
-"""Characters: longer pieces hardly come again."""
+"""Characters: longer pieces hardly recur."""
 
 _BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """What a ByteLevel pre-tokenizer with `use_regex` cuts by (GPT-2's)."""
@@ -56,13 +56,13 @@ class Pieces:
 
     @classmethod
     def of(cls, document: dict[str, Any], tokenizer: Tokenizer) -> Pieces | None:
-        """For a tokenizer.json; None where pieces do not say everything of a text's ids."""
+        """Returns a cache for a tokenizer.json; None where pieces do not determine a text's ids."""
         pattern = _pattern_of(document)
         cut = None if pattern is None else in_ascii(pattern)
         return None if cut is None else cls(cut, tokenizer)
 
     def encode(self, text: str) -> list[int] | None:
-        """Token ids, without any that mark its ends; None: not for this module."""
+        """Returns token ids, without any that mark its ends; None: not supported by this module."""
         if not text.isascii():
             return None
         pieces: list[str] = self._cut.findall(text)
@@ -74,7 +74,7 @@ class Pieces:
             return self._encode_new(text, pieces)
 
     def _encode_new(self, text: str, pieces: list[str]) -> list[int] | None:
-        """Text with pieces that this generation does not know."""
+        """Encodes text with pieces that this generation does not have."""
         known = self._known
         new = [piece for piece in pieces if piece not in known]
         if len(new) * MOSTLY_NEW > len(pieces):
@@ -85,7 +85,7 @@ class Pieces:
         return [token_id for piece in pieces for token_id in learned.get(piece) or known[piece]]
 
     def _encode_whole(self, text: str, pieces: list[str]) -> list[int]:
-        """By the tokenizer, and learn from that."""
+        """Encodes with the tokenizer, and caches the result."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         token_ids: list[int] = encoding.ids
         words = [word for word in encoding.word_ids if word is not None]
@@ -97,7 +97,7 @@ class Pieces:
         return token_ids
 
     def _learn(self, pieces: set[str]) -> dict[str, list[int]] | None:
-        """Ids of pieces that this generation does not know."""
+        """Caches the ids of pieces that this generation does not have."""
         before = self._known_before
         learned = {piece: before[piece] for piece in pieces if piece in before}
         new = [piece for piece in pieces if piece not in learned]
@@ -152,7 +152,7 @@ def in_ascii(pattern: str) -> re.Pattern[str] | None:
 
 
 def _pattern_of(document: dict[str, Any]) -> str | None:
-    """What text is cut by, where it is cut and encoded and nothing else happens to it."""
+    """Returns the expression that text is cut by, if the tokenizer only cuts and encodes."""
     normalizer, model = document.get("normalizer"), document.get("model") or {}
     if normalizer is not None and normalizer.get("type") not in _SAME_IN_ASCII:
         return None

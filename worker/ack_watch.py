@@ -1,8 +1,8 @@
-"""Notices a consumer that waits for an acknowledgement which will never come, and makes it connect anew.
+"""Reconnects a consumer that waits for an acknowledgement which can never arrive.
 
-A task that ends while Redis is away cannot be acknowledged: Celery logs that and goes on. But the message
-still counts as unacknowledged, and with a prefetch limit of one no other is asked for: nothing is read from
-the socket, so its loss is never noticed, and the worker idles for ever. Owns that one check.
+A task that ends while Redis is unavailable cannot be acknowledged: Celery logs that and goes on. But the
+message still counts as unacknowledged, and with a prefetch limit of one no other is requested. Nothing is
+read from the socket, so its loss is never noticed, and the worker idles for ever.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from celery.worker import state
 logger = logging.getLogger(__name__)
 
 INTERVAL = 2.0
-"""Seconds between two looks; stuck is who looks stuck twice."""
+"""Seconds between two checks; two positive checks in a row reconnect."""
 
 
 class AckWatch(bootsteps.StartStopStep):
-    """A step of Celery's consumer: runs on its event loop, started anew with each connection."""
+    """A step of Celery's consumer. It runs on the consumer's event loop and restarts with each connection."""
 
     requires = frozenset({"celery.worker.consumer.tasks:Tasks"})
 
@@ -39,10 +39,10 @@ class AckWatch(bootsteps.StartStopStep):
             self._timer = None
 
     def _look(self, consumer: Any) -> None:
-        """Raises ConnectionError, which the consumer's loop answers by connecting again."""
+        """Raises ConnectionError, on which the consumer's loop reconnects."""
         full = not consumer.task_consumer.channel.qos.can_consume()
         stuck = full and not state.reserved_requests
         if stuck and self._suspected:
-            logger.warning("a task could not be acknowledged and blocks the queue; connecting again")
+            logger.warning("a task could not be acknowledged and blocks the queue; reconnecting")
             raise ConnectionError("unacknowledged messages of finished tasks fill the prefetch limit")
         self._suspected = stuck

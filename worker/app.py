@@ -1,7 +1,7 @@
-"""The Celery app: its broker, its queues and its schedule. Tasks are in `worker.tasks`.
+"""Builds the Celery app: its broker, queues and schedule. Tasks are in `worker.tasks`.
 
-Tasks may run twice, because they are acknowledged late and Redis hands a task out again after
-VISIBILITY_TIMEOUT: each is idempotent, and what takes longer holds a lease in the database.
+Tasks may run twice, because they are acknowledged late and Redis delivers a task again after
+VISIBILITY_TIMEOUT. So each is idempotent, and what takes longer holds a lease in the database.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from db.tasks import (
 from worker.settings import WorkerSettings
 
 VISIBILITY_TIMEOUT = 3600
-"""Seconds a worker may sit on a task before Redis gives it to another as well."""
+"""Seconds a worker may take for a task before Redis delivers it to another as well."""
 
 METER_JOURNAL = "billing.meter_journal"
 MAKE_PARTITIONS = "billing.make_partitions"
@@ -50,7 +50,7 @@ HOUR = 3600.0
 
 
 def create_app(settings: WorkerSettings) -> Celery:
-    """An app with the schedule and no tasks yet."""
+    """Returns an app with the schedule and no tasks yet."""
     app = Celery("rootstock", broker=broker_url(settings.redis_url), set_as_current=False)
     app.conf.update(
         task_serializer="json",
@@ -65,8 +65,8 @@ def create_app(settings: WorkerSettings) -> Celery:
         worker_hijack_root_logger=False,
         worker_enable_remote_control=False,
         worker_send_task_events=False,
-        # A job goes on when the connection to Redis breaks: its lease is in the database, and a message that
-        # is delivered again meanwhile finds it held. Short tasks are begun anew.
+        # A job goes on when the connection to Redis breaks: its lease is in the database, and a message
+        # delivered again meanwhile finds the lease held. Short tasks start again.
         worker_cancel_long_running_tasks_on_connection_loss=JOBS_QUEUE not in settings.queue_names,
         worker_proc_alive_timeout=60.0,
         broker_connection_retry_on_startup=True,
@@ -83,8 +83,8 @@ def create_app(settings: WorkerSettings) -> Celery:
 
 
 def _schedule(settings: WorkerSettings) -> dict[str, Any]:
-    """What expires is dropped unrun: after a pause the queue holds one drain's worth, not one per second of
-    the pause.
+    """Expired tasks are dropped unrun: after a pause the queue holds one drain, not one per second of the
+    pause.
     """
     intervals = {
         METER_JOURNAL: settings.meter_interval,
@@ -119,8 +119,8 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
 
 
 def _good_for(task: str, interval: float) -> float:
-    """Seconds. Among jobs, as long as a job's own message at least: what expires before those would never
-    have its turn while jobs wait.
+    """Returns the seconds until a task expires. In the queue of jobs that is at least as long as a job's own
+    message: a task that expired earlier would never run while jobs wait.
     """
     return min(HOUR, max(interval, RUN_JOB_EXPIRES) if _queue(task) == JOBS_QUEUE else interval)
 

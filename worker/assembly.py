@@ -1,4 +1,4 @@
-"""The parts that jobs run through, put together from settings. Imports torch: see `worker.main`."""
+"""Builds the pipeline that runs jobs, from settings. Imports torch: see `worker.main`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ torch.set_grad_enabled(False)
 
 
 async def open_pipeline(runtime: Runtime, settings: JobsSettings, opened: AsyncExitStack) -> AdapterPipeline:
-    """What a `worker.runtime.OpenPipeline` does."""
+    """Builds the pipeline. Used as `worker.runtime.OpenPipeline`."""
     bound_arithmetic_threads(settings.threads)
     asyncio.get_running_loop().set_default_executor(computing_threads())
     base = Base(

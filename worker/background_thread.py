@@ -1,8 +1,7 @@
-"""Work that waits for others' servers, beside the tasks: in a thread with an event loop of its own.
+"""Runs work that waits for other servers in a background thread with an event loop of its own.
 
-Owns that there is one such piece of work at a time. A task that waited for an endpoint which does not answer
-would keep metering waiting; this returns at once. What is begun here may be cut off with the process: it is
-to be such that somebody takes it up again.
+One piece of work runs at a time. A task that waited for an endpoint without a response would delay metering;
+`start` returns at once. The work may be cut off with the process, so it must be such that it is repeated.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundThread:
-    """Of one process. `close` it at the end."""
+    """One background thread of this process. `close` it at the end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._thread: threading.Thread | None = None
 
     def start(self, work: Callable[[], Coroutine[Any, Any, object]]) -> bool:
-        """Begin with it, unless what was begun before still goes on. It opens and closes all it uses."""
+        """Starts the work unless the previous work still runs. The work opens and closes all it uses."""
         if self._thread is not None and self._thread.is_alive():
             return False
         self._thread = threading.Thread(target=self._run, args=(work,), name=self._name, daemon=True)
@@ -32,7 +31,7 @@ class BackgroundThread:
         return True
 
     def close(self, patience: float = 5.0) -> None:
-        """Wait for what goes on, for so many seconds at most."""
+        """Waits for the work, at most `patience` seconds."""
         if self._thread is not None:
             self._thread.join(patience)
 

@@ -1,14 +1,13 @@
-"""How the processes that run tasks stand behind others on the same cores.
+"""Lowers the CPU priority of the processes that run tasks, in favour of others on the same cores.
 
-Owns what the operating system is told: niceness of a process, the policy of the threads that compute. Where
-the system has no such thing, or does not allow it, the rest stands. Refuses to know what is computed, and
-what others are doing: that is for whoever asks an engine about it.
+It sets the niceness of a process and its group, and the policy of threads that compute. Where the system does
+not support or allow one of these, the others still apply.
 
-On Linux niceness counts among the tasks of one group alone, and a session is a group (`sched_autogroup`): a
-process that is nice in a session of its own has as large a share of a core as the engine in its own. So the
-process takes a session of its own, and the group's niceness is set as well. Threads that compute are of the
-policy SCHED_IDLE: anything else in the group, the process's event loop with its leases and transactions
-first of all, runs before them. The cgroups of containers are the operator's.
+On Linux niceness counts only among the tasks of one group, and a session is a group (`sched_autogroup`): a
+process that is nice in a session of its own gets as large a share of a core as the engine in its own. So the
+process starts a session of its own, and sets the group's niceness as well. Threads that compute use the
+policy SCHED_IDLE: anything else in the group runs before them, above all the process's event loop with its
+leases and transactions. The cgroups of containers are the operator's.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ logger = logging.getLogger(__name__)
 
 _AUTOGROUP = Path("/proc/self/autogroup")
 _TRIES, _PAUSE = 20, 0.06
-"""The system takes one change of a group's niceness in a tenth of a second, from whomever."""
+"""The kernel accepts one change of a group's niceness in a tenth of a second, from all processes."""
 
 
 def lower_priority(nice: int) -> None:
-    """Have this process, and all it starts from now on, give way. Leaves its session: not for one that leads
-    a group of others.
+    """Lowers the priority of this process and of all it starts from now on. It leaves its session, so it must
+    not lead a group of other processes.
     """
     if not nice:
         return
     os.nice(nice)
-    with contextlib.suppress(PermissionError):  # it leads its group already, and so has it to itself
+    with contextlib.suppress(PermissionError):  # it already leads a group of its own
         os.setsid()
     try:
         _nice_group(nice)
     except OSError as error:
         if _AUTOGROUP.exists():
-            logger.warning("this process's group does not give way: %s", error)
+            logger.warning("the priority of this process's group cannot be lowered: %s", error)
 
 
 def computing_threads(max_workers: int | None = None) -> ThreadPoolExecutor:
-    """Threads that run when nothing else of their group wants the core, and never starve altogether."""
+    """Returns a pool of threads that run when nothing else of their group needs the core."""
     return ThreadPoolExecutor(max_workers, thread_name_prefix="computing", initializer=idle_thread)
 
 
 def idle_thread() -> None:
-    """Have the calling thread, and those it starts, run when nothing else does."""
+    """Lets the calling thread, and those it starts, run only when nothing else does."""
     if hasattr(os, "SCHED_IDLE"):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -65,4 +64,4 @@ def _nice_group(nice: int) -> None:
             if error.errno != errno.EAGAIN:
                 raise
         time.sleep(_PAUSE)
-    raise OSError(errno.EAGAIN, "others change theirs all the time")
+    raise OSError(errno.EAGAIN, "other processes keep changing their groups")

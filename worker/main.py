@@ -1,12 +1,12 @@
-"""The worker process: Celery's consumer with a pool of forked children, and the schedule.
+"""Runs the worker process: Celery's consumer with a pool of forked children, and the schedule.
 
-A worker that runs jobs loads what they need, torch above all, before it forks: the first job does not wait
-for it, a child that is replaced starts at once, and the children share its memory.
+A worker that runs jobs loads their libraries, torch above all, before it forks: the first job does not wait
+for them, a replaced child starts at once, and the children share the memory.
 
-The schedule ("beat") runs in a thread of the worker instead of a process of its own: it keeps no state worth
-a file, a worker killed with SIGKILL cannot leave it behind sending tasks for ever, and one process fewer is
-one fewer to supervise. Large deployments run beat in some workers only (ROOTSTOCK_WORKER_BEAT). SIGTERM:
-finish the running tasks (jobs are given back at once, for another worker to go on with), then exit 0.
+The schedule ("beat") runs in a thread of the worker instead of a process of its own: it keeps no state, a
+worker killed with SIGKILL cannot leave it behind sending tasks for ever, and there is one process fewer to
+supervise. Large deployments run beat in some workers only (ROOTSTOCK_WORKER_BEAT). On SIGTERM the worker
+finishes the running tasks (jobs are released at once, for another worker), then exits 0.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ PR_SET_PDEATHSIG = 1
 
 
 def run(settings: WorkerSettings | None = None, open_pipeline: OpenPipeline | None = None) -> int:
-    """Run until SIGTERM. Returns the exit status: 1 before anything starts where the database cannot be used.
+    """Runs until SIGTERM. Returns the exit status: 1 before anything starts if the database cannot be used.
 
     Args:
-        settings: those of the environment when None.
-        open_pipeline: what jobs run through instead of the true thing, for tests of what surrounds it.
+        settings: default: those of the environment.
+        open_pipeline: what runs jobs, replaced in tests.
     """
     settings = settings or WorkerSettings()  # type: ignore[call-arg]
     database = DatabaseSettings()  # type: ignore[call-arg]
     logs.configure("worker", settings.log_level)
-    # Celery warns of running as root, as in a container, because pickled tasks would be code; ours are JSON.
+    # Celery warns about running as root, as in a container, because pickled tasks are code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     try:
         asyncio.run(_check_schema(database))
@@ -98,7 +98,7 @@ def _runtime(
     if JOBS_QUEUE not in settings.queue_names:
         return Runtime(settings, database, notifications=NotificationSettings())
     if open_pipeline is None:
-        from worker.assembly import open_pipeline  # torch comes with it
+        from worker.assembly import open_pipeline  # imports torch
     jobs, storage = JobsSettings(), StorageSettings()  # type: ignore[call-arg]
     return Runtime(settings, database, jobs, storage, open_pipeline, NotificationSettings())
 
@@ -123,7 +123,7 @@ def _run_beat_with_the_worker(app: Celery) -> None:
 
 
 class _EagerScheduler(Scheduler):
-    """Remembers nothing between runs and sends everything once at the start, so no partition is late."""
+    """Keeps no state between runs and sends everything once at the start, so no partition is late."""
 
     def setup_schedule(self) -> None:
         super().setup_schedule()
@@ -133,10 +133,10 @@ class _EagerScheduler(Scheduler):
 
 
 def _die_with_parent(parent: int) -> None:
-    """Pool children of a worker killed with SIGKILL would wait for tasks for ever."""
+    """Kills this process with its parent: children of a killed worker would wait for tasks for ever."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before we asked
+        if os.getppid() != parent:  # it ended before the call
             os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""What tasks run on: one event loop, one database pool and one Redis client per process, made at first use.
+"""Holds what tasks run on: one event loop, one database pool and one Redis client per process, opened on use.
 
 Services are asynchronous, Celery's processes are not: each runs one task at a time, so a loop that lives as
 long as its process keeps connections open between tasks.
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import redis.asyncio
 
-from adapters.jobs.execution import Pipeline, attempt, retry_unavailable
+from adapters.jobs.execution import Pipeline, attempt
 from adapters.jobs.lease import Lease, claim
 from adapters.jobs.repository import JobLeases
 from adapters.storage import ObjectStore, StorageSettings, open_store
@@ -38,11 +38,11 @@ from worker.shutdown import ShutdownPipe
 T = TypeVar("T")
 
 OpenPipeline = Callable[["Runtime", JobsSettings, AsyncExitStack], Awaitable[Pipeline]]
-"""Makes what jobs run through; what is to be closed with the process goes onto the stack."""
+"""Builds what runs jobs; what must be closed with the process goes onto the stack."""
 
 
 class Runtime:
-    """Of one process: made in the parent, opened by the child that first runs a task."""
+    """The resources of one process: created in the parent, opened by the child at its first task."""
 
     database: Database
     redis: redis.asyncio.Redis
@@ -51,7 +51,7 @@ class Runtime:
     charges: ChargeService
     service_levels: SlaFolding
     store: ObjectStore
-    """In workers that run jobs."""
+    """Only in workers that run jobs."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Runtime:
         open_pipeline: OpenPipeline | None = None,
         notifications: NotificationSettings | None = None,
     ) -> None:
-        """`jobs`, `storage` and `open_pipeline`: of workers that run jobs."""
+        """`jobs`, `storage` and `open_pipeline` are for workers that run jobs."""
         self.notifications = notifications or NotificationSettings()
         self.database_url = database.url
         self.delivering = BackgroundThread("delivering notifications")
@@ -75,29 +75,29 @@ class Runtime:
         self._runner: asyncio.Runner | None = None
         self._pid = 0
         self._worker_id = f"{socket.gethostname()}:{token_hex(4)}"
-        """The same in all children of a worker, and no other's."""
+        """The same in all children of a worker, and different in every worker."""
 
     @property
     def engine_endpoints(self) -> tuple[str, ...]:
-        """Every engine's: those that are set, else the one that jobs measure on."""
+        """All engines: those configured, else the one that jobs measure on."""
         own = (self.jobs.engine_endpoint,) if self.jobs is not None else ()
         return self.settings.engines or own
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on this process's loop and return what it returns."""
+        """Runs `work` on this process's loop and returns its result."""
         self._open()
         assert self._runner is not None
         return self._runner.run(work)
 
     def open_ahead(self) -> None:
-        """Open now what jobs need, so that the first of them does not wait for it."""
+        """Opens what jobs need, so that the first job does not wait for it."""
         if self._open_pipeline is not None:
             self.run(self._pipeline())
 
     def _open(self) -> None:
         if self._pid == os.getpid():
             return
-        # A forked child must not touch its parent's loop and sockets, were there any.
+        # A forked child must not use its parent's loop and sockets.
         self._pid = os.getpid()
         self._runner = asyncio.Runner()
         self._opened = AsyncExitStack()
@@ -134,9 +134,9 @@ class Runtime:
     # Jobs ---------------------------------------------------------------------------------------------------
 
     async def run_job(self, job_id: str) -> None:
-        """One attempt at a job, unless somebody has it or it has ended. Raises DatabaseUnavailable."""
+        """Makes one attempt at a job, unless it is leased or has ended. Raises DatabaseUnavailable."""
         assert self.jobs is not None, "a worker without jobs listens to no queue of jobs"
-        pipeline = await self._pipeline()  # first: what cannot be opened here may be elsewhere
+        pipeline = await self._pipeline()  # before the lease: if it fails here, another worker may succeed
         lease = await retry_unavailable(lambda: self._claim(job_id))
         if lease is not None:
             await attempt(lease, pipeline, self.outbox, max_attempts=self.jobs.max_attempts)
@@ -156,8 +156,8 @@ class Runtime:
         )
 
     def _is_gone(self, holder: str) -> bool:
-        """Whether a lease's holder is known to be dead: a former child of this worker. Others' can only be
-        waited for.
+        """Whether a lease's holder is known to be dead: a former child of this worker. Leases of other
+        workers must expire.
         """
         worker_id, _, pid = holder.rpartition(":")
         if worker_id != self._worker_id:
@@ -178,7 +178,7 @@ class Runtime:
     # The end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give connections back. Opening again is possible."""
+        """Closes all connections. They are opened again on use."""
         if self._pid != os.getpid() or self._runner is None:
             return
         self.delivering.close()

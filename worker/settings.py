@@ -1,5 +1,5 @@
-"""Settings of the worker, read from ROOTSTOCK_WORKER_*, and of its jobs, from ROOTSTOCK_JOBS_*. Built by the
-worker's main only.
+"""Reads the settings of the worker from ROOTSTOCK_WORKER_*, and of its jobs from ROOTSTOCK_JOBS_*. Only the
+worker's entry point builds them.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ class WorkerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_WORKER_")
 
     redis_url: str
-    """The journal's and the task queue's Redis: `redis://`, `rediss://` or `unix://`."""
+    """The Redis of the journal and the task queue: `redis://`, `rediss://` or `unix://`."""
     queues: str = QUEUE
-    """What to work on, with commas between: `rootstock` (metering and other short tasks), `rootstock.jobs`
-    (inspection, packing, calibration). Better not both in one worker: short tasks would wait for jobs.
+    """The queues to work on, separated by commas: `rootstock` (metering and other short tasks),
+    `rootstock.jobs` (inspection, packing, calibration). Use one per worker: short tasks would wait for jobs.
     """
     concurrency: int = Field(default=1, ge=1, le=64)
-    """Tasks at once, each in a process of its own."""
+    """Tasks at the same time, each in a process of its own."""
     nice: int = Field(default=0, ge=0, le=19)
-    """How far the processes that run tasks give way to others on the same cores."""
+    """The niceness of the processes that run tasks."""
     beat: bool = True
-    """Whether this worker also sends the periodic tasks. Several that do are wasteful, not wrong: they may
-    run twice.
+    """Whether this worker also sends the periodic tasks. Several that do are wasteful but harmless, since
+    tasks may run twice.
     """
     meter_interval: float = Field(default=1.0, ge=0.1, le=60)
     """Seconds between two drains of the usage journal."""
     meter_batch: int = Field(default=1000, ge=1, le=10_000)
     """Journal entries per transaction."""
     meter_stale_after: float = Field(default=10.0, ge=1, le=3600)
-    """Seconds after which entries that another meter took count as abandoned."""
+    """Seconds after which entries that another meter claimed count as abandoned."""
     relay_interval: float = Field(default=2.0, ge=0.1, le=60)
-    """Seconds between two looks for messages that their writers did not send."""
+    """Seconds between two searches for messages that their writers did not send."""
     sweep_interval: float = Field(default=3.0, ge=0.1, le=60)
-    """Seconds between two looks for jobs whose worker is gone."""
+    """Seconds between two searches for jobs whose worker is gone."""
     spend_interval: float = Field(default=20.0, ge=0.1, le=60)
-    """Seconds between two looks at what was spent, for alerts and for costs that no request reserved."""
+    """Seconds between two checks of spend, for alerts and for costs that no request reserved."""
     engine_endpoints: str = ""
-    """Of every engine, with commas between: who is asked at night what waits on its disk. Empty: the one that
-    jobs measure on.
+    """The endpoints of all engines, separated by commas, whose disks the nightly reconciliation reads. Empty
+    means the one that jobs measure on.
     """
     log_level: str = "INFO"
 
@@ -65,23 +65,23 @@ class WorkerSettings(BaseSettings):
 
 
 class JobsSettings(BaseSettings):
-    """Needed by workers that run jobs."""
+    """The settings of workers that run jobs."""
 
     model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_JOBS_")
 
     base_path: Path
-    """Directory of the base model, unquantised: what calibration compares with."""
+    """The directory of the base model, unquantised, which calibration compares with."""
     base_name: str = Field(pattern=r"^[a-z0-9._-]{1,64}$")
-    """Name the base model is sold under."""
+    """The name of the base model in requests."""
     engine_endpoint: str
     """The engine that calibration measures on, `ipc://...` or `tcp://...`."""
     artifacts_dir: Path
     """The engine's directory of packed adapters."""
     threads: int | None = Field(default=None, ge=1, le=256)
-    """That one process computes with, packing or calibrating. Unset: what OMP_NUM_THREADS says, else one."""
+    """Threads that one process computes with when packing or calibrating; default OMP_NUM_THREADS, or 1."""
     scratch_dir: Path | None = None
-    """For files being worked on; by default the system's for temporary files."""
+    """The directory of files being worked on; by default the system's for temporary files."""
     lease_seconds: float = Field(default=30.0, ge=1, le=600)
-    """How long after its worker's last sign of life a job is given to another."""
+    """Seconds after its worker's last heartbeat until a job is given to another."""
     max_attempts: int = Field(default=5, ge=1, le=100)
-    """Attempts after which a job that ends no attempt has failed."""
+    """Attempts after which a job has failed."""

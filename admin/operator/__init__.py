@@ -1,1 +1,1 @@
-"""The pages of whoever runs the service. Every route is made by `Frame.operating` or `changing_service`."""
+"""Pages for operators of the service; every route checks that the caller is one."""

@@ -1,35 +1,35 @@
-"""All routes of the operator's pages, as one list. Knows no page."""
+"""Lists all routes of the operator's sections."""
 
 from __future__ import annotations
 
 from starlette.routing import Route
 
-from admin.frame import Frame
-from admin.operator.audit_routes import AuditRoutes
-from admin.operator.book_routes import BookRoutes
-from admin.operator.engine_routes import EngineRoutes
+from admin.operator.audit.routes import AuditRoutes
+from admin.operator.engines.routes import EngineRoutes
 from admin.operator.home_routes import HomeRoutes
-from admin.operator.impersonation_routes import ImpersonationRoutes
-from admin.operator.incident_routes import IncidentRoutes
-from admin.operator.job_routes import JobRoutes
-from admin.operator.margin_routes import MarginRoutes
-from admin.operator.plan_routes import PlanRoutes
-from admin.operator.price_routes import PriceRoutes
-from admin.operator.tenant_routes import TenantRoutes
+from admin.operator.incidents.routes import IncidentRoutes
+from admin.operator.jobs.routes import JobRoutes
+from admin.operator.margin.routes import MarginRoutes
+from admin.operator.plans.routes import PlanRoutes
+from admin.operator.prices.routes import PriceRoutes
+from admin.operator.reconciliation.routes import BookRoutes
+from admin.operator.tenants.impersonation_routes import ImpersonationRoutes
+from admin.operator.tenants.routes import TenantRoutes
 from admin.services import ConsoleServices
+from admin.web.console import Console
 
 
-def operator_routes(frame: Frame, services: ConsoleServices) -> list[Route]:
+def operator_routes(console: Console, services: ConsoleServices) -> list[Route]:
     return [
-        *HomeRoutes(frame).routes(),
-        *EngineRoutes(frame, services).routes(),
-        *TenantRoutes(frame, services).routes(),
-        *PlanRoutes(frame, services).routes(),
-        *PriceRoutes(frame, services).routes(),
-        *IncidentRoutes(frame, services).routes(),
-        *JobRoutes(frame, services).routes(),
-        *AuditRoutes(frame, services).routes(),
-        *MarginRoutes(frame, services).routes(),
-        *BookRoutes(frame, services).routes(),
-        *ImpersonationRoutes(frame, services).routes(),
+        *HomeRoutes(console).routes(),
+        *EngineRoutes(console, services).routes(),
+        *TenantRoutes(console, services).routes(),
+        *PlanRoutes(console, services).routes(),
+        *PriceRoutes(console, services).routes(),
+        *IncidentRoutes(console, services).routes(),
+        *JobRoutes(console, services).routes(),
+        *AuditRoutes(console, services).routes(),
+        *MarginRoutes(console, services).routes(),
+        *BookRoutes(console, services).routes(),
+        *ImpersonationRoutes(console, services).routes(),
     ]

@@ -1,4 +1,4 @@
-"""What the operator's pages call, as one object. Owns the list and nothing else."""
+"""Lists the services that the operator's pages call."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from adapters.jobs.overview import JobOverview
 from adapters.name_cache import AdapterNameCache
-from admin.operator.engines import Engines
+from admin.operator.engines.report import Engines
 from billing.customers.service import CustomerReports
 from billing.previews.service import PricePreviews
 from billing.pricing import PriceService
-from billing.reconciliation.comparing import Comparing
+from billing.reconciliation.comparing import Comparisons
 from billing.reconciliation.service import ReconciliationService
 from billing.reports.margin_runs import MarginRuns
 from sla.incidents.burning import ServiceBurn
@@ -35,6 +35,6 @@ class OperatorServices:
     margins: MarginRuns
     jobs: JobOverview
     books: ReconciliationService
-    comparing: Comparing
+    comparing: Comparisons
     incidents: Incidents
     burn: ServiceBurn

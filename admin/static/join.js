@@ -1,4 +1,4 @@
-// The code of an invitation, or of a reset, stands behind the # of its link, which browsers send to nobody. It goes into the form,
+// The code of an invitation, or of a reset, stands behind the # of its link, which browsers do not send. It goes into the form,
 // and out of the address, so that no history keeps it.
 
 const field = document.getElementById("token");

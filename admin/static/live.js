@@ -44,10 +44,10 @@ function gone() {
   const told = document.createElement("section");
   told.className = "card teach";
   const heading = document.createElement("h1");
-  heading.textContent = "This is gone";
+  heading.textContent = "This page no longer exists";
   heading.tabIndex = -1;
   const words = document.createElement("p");
-  words.textContent = "It was deleted while you looked at it, by you elsewhere or by somebody else.";
+  words.textContent = "It was deleted in another window or by another member.";
   told.append(heading, words);
   if (section) {
     const link = document.createElement("a");
@@ -57,7 +57,7 @@ function gone() {
     told.append(link);
   }
   document.getElementById("main").replaceChildren(told);
-  document.title = "This is gone · Rootstock";
+  document.title = "This page no longer exists · Rootstock";
   heading.focus({ preventScroll: true });
 }
 

@@ -45,7 +45,7 @@ class Side {
         this.#follow();
       });
       this.turns = [...turns, { role: "assistant", content: answer.text }];
-      if (!answer.text) words.textContent = "(It said nothing.)";
+      if (!answer.text) words.textContent = "(Empty response)";
       shown.querySelector("[data-measured]").textContent = measured(answer);
     } catch (error) {
       if (!(error instanceof Broken) && error.name !== "AbortError") throw error;
@@ -58,7 +58,7 @@ class Side {
         if (!answer.text) asked.classList.add("unanswered");
         return { refused: !answer.text };
       }
-      shown.querySelector("[data-measured]").textContent = "Stopped by you. What was generated until then is on the bill.";
+      shown.querySelector("[data-measured]").textContent = "Stopped. Tokens generated so far are billed.";
     } finally {
       shown.classList.remove("under-way");
       this.#follow();
@@ -76,7 +76,7 @@ class Side {
     return turn;
   }
 
-  // Down with the words, unless somebody is reading further up.
+  // Down with the words, unless the reader has scrolled up.
   #follow(always = false) {
     const { scrollHeight, scrollTop, clientHeight } = this.list;
     if (always || scrollHeight - scrollTop - clientHeight < 80) this.list.scrollTop = scrollHeight;
@@ -88,12 +88,12 @@ function measured({ usage, reason, first, began }) {
   const said = [];
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens;
-    said.push(`${number.format(usage.prompt_tokens)} tokens in${cached ? `, ${number.format(cached)} cached` : ""}`);
-    said.push(`${number.format(usage.completion_tokens)} out`);
+    said.push(`${number.format(usage.prompt_tokens)} input tokens${cached ? `, ${number.format(cached)} cached` : ""}`);
+    said.push(`${number.format(usage.completion_tokens)} output tokens`);
   }
-  if (first) said.push(`first after ${time(first - began)}`, `all in ${time(now - began)}`);
+  if (first) said.push(`first token ${time(first - began)}`, `total ${time(now - began)}`);
   if (first && usage?.completion_tokens > 1 && now > first) said.push(`${number.format(Math.round((usage.completion_tokens - 1) / ((now - first) / 1000)))} tokens/s`);
-  if (reason === "length") said.push("cut at the most tokens");
+  if (reason === "length") said.push("hit max_tokens");
   return said.join(" · ");
 }
 
@@ -148,16 +148,16 @@ form.addEventListener("submit", async (event) => {
   event.preventDefault();
   const text = message.value;
   if (asking) return;
-  if (!text.trim()) return tell("Write a message first.");
+  if (!text.trim()) return tell("Type a message first.");
   tell("");
   message.value = "";
   const mine = (asking = new AbortController());
-  status.textContent = "Asked.";
+  status.textContent = "Generating…";
   settle();
   try {
     const ends = await Promise.all(sides.map((side) => side.ask(text, mine.signal)));
     if (ends.every((end) => end.refused) && !message.value) message.value = text;
-    status.textContent = ends.some((end) => end.refused) ? "Not answered." : mine.signal.aborted ? "Stopped." : "Answered.";
+    status.textContent = ends.some((end) => end.refused) ? "Failed." : mine.signal.aborted ? "Stopped." : "Done.";
   } finally {
     if (asking === mine) asking = null;
     settle();
@@ -174,7 +174,7 @@ message.addEventListener("keydown", (event) => {
 stop.addEventListener("click", () => asking?.abort());
 clear.addEventListener("click", () => {
   begin();
-  status.textContent = "The conversation begins anew.";
+  status.textContent = "Conversation cleared.";
   message.focus();
 });
 for (const field of [model, compare]) field.addEventListener("change", begin);

@@ -14,7 +14,7 @@ export async function stream(url, token, body, signal, take) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Broken("The server cannot be reached. Are you online? Try again in a moment.");
+    throw new Broken("Can't reach the server. Check your connection and try again.");
   }
   if (!answer.ok) throw new Broken(await reason(answer));
   let rest = "";
@@ -37,9 +37,9 @@ export async function stream(url, token, body, signal, take) {
     }
   } catch (error) {
     if (error.name === "AbortError" || error instanceof Broken) throw error;
-    throw new Broken("The answer broke off. Try again.");
+    throw new Broken("The response was interrupted. Try again.");
   }
-  if (!isWhole) throw new Broken("The answer broke off. Try again.");
+  if (!isWhole) throw new Broken("The response was interrupted. Try again.");
 }
 
 // As texts; not every browser iterates over a stream by itself.
@@ -56,6 +56,6 @@ async function reason(answer) {
   try {
     return (await answer.json()).error.message;
   } catch {
-    return "This did not work. Try again in a moment.";
+    return "Something went wrong. Try again in a moment.";
   }
 }

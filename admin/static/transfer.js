@@ -29,12 +29,12 @@ export async function exchange(url, token, body) {
       body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch {
-    throw new Refused("The server cannot be reached.", 0);
+    throw new Refused("Can't reach the server.", 0);
   }
   const told = await answer.json().catch(() => ({}));
   if (answer.ok) return told;
   const error = told.error || {};
-  const refused = new Refused(error.message || `The server answered ${answer.status}.`, answer.status, error.param);
+  const refused = new Refused(error.message || `The server responded with ${answer.status}.`, answer.status, error.param);
   refused.slot = error.slot;
   throw refused;
 }
@@ -81,7 +81,7 @@ export class Transfer {
     try {
       completed = await this.#patiently(() => exchange(url, this.options.token, body));
     } catch (error) {
-      // It had been refused before, and the answer was lost: sent once more, it is told why.
+      // It had been refused before, and the answer was lost: sent once more, it gets the reason.
       if (error.status !== 409 || this.isRepeated) throw error;
       this.isRepeated = true;
       this.known = null;
@@ -125,12 +125,12 @@ export class Transfer {
     const start = place * this.known.partBytes;
     const blob = this.file.slice(start, start + this.known.partBytes);
     const bytes = await blob.arrayBuffer().catch(() => {
-      throw new Refused("The browser cannot read this file any more. Choose it again.", -1);
+      throw new Refused("The browser can't read this file any more. Choose it again.", -1);
     });
     const digest = await sha256(bytes);
     const part = await this.#patiently(async () => {
       const kept = await this.#post(place, bytes);
-      if (digest && kept.sha256 !== digest) throw new Refused("A part was damaged on its way.", 0);
+      if (digest && kept.sha256 !== digest) throw new Refused("A part was corrupted during upload.", 0);
       return kept;
     });
     this.sent.delete(place);
@@ -161,10 +161,10 @@ export class Transfer {
       request.onload = () => {
         const told = parsed(request.responseText);
         if (request.status === 201) return end(resolve, told);
-        const message = told.error?.message || `The server answered ${request.status}.`;
+        const message = told.error?.message || `The server responded with ${request.status}.`;
         end(reject, new Refused(message, request.status, told.error?.param));
       };
-      request.onerror = () => end(reject, new Refused("The connection broke off.", 0));
+      request.onerror = () => end(reject, new Refused("The connection was interrupted.", 0));
       request.ontimeout = () => end(reject, new Refused("The connection is too slow.", 0));
       request.onabort = () => end(reject, new Gone());
       request.send(new Blob([bytes]));  // of which the page itself keeps nothing: it stays quick
@@ -179,7 +179,7 @@ export class Transfer {
         return await attempt();
       } catch (error) {
         if (!(error instanceof Refused) || !HASTY.has(error.status) || count === ATTEMPTS) throw error;
-        this.watcher.note(`${error.message} Trying again…`);
+        this.watcher.note(`${error.message} Retrying…`);
         await pause(FIRST_WAIT_MS * 2 ** (count - 1) * (0.5 + Math.random()));
         if (!navigator.onLine) await new Promise((resolve) => addEventListener("online", resolve, { once: true }));
       }

@@ -45,7 +45,7 @@ class Slot {
   take(file) {
     this.transfer?.stop();
     this.#show(file);
-    if (!this.accepts(file.name)) return this.refuse(`This file should end in ${this.input.accept.split(",")[0]}.`);
+    if (!this.accepts(file.name)) return this.refuse(`Choose a ${this.input.accept.split(",")[0]} file.`);
     if (!file.size) return this.refuse("This file is empty.");
     this.#start(null);
   }
@@ -74,7 +74,7 @@ class Slot {
   refuse(message) {
     this.#problem(message);
     this.element.classList.remove("here");
-    this.#note("Not accepted.");
+    this.#note("Rejected");
     this.fileId = null;
     settled();
   }
@@ -111,14 +111,14 @@ class Slot {
       this.fileId = fileId;
       this.bar.value = 100;
       this.element.classList.add("here");
-      this.#note(this.name === "calibration" ? "Here." : "Here, and its form is right.");
+      this.#note(this.name === "calibration" ? "Uploaded" : "Uploaded and valid");
     } catch (error) {
       if (error instanceof Gone || this.transfer !== transfer) return;
       if (!(error instanceof Refused)) throw error;
       const again = error.status <= 0 || error.status >= 500 || error.status === 401;
       this.#part("retry").hidden = !again;
       this.#problem(error.message);
-      this.#note(again ? "Stopped. What was sent is kept." : "Not accepted.");
+      this.#note(again ? "Paused. Uploaded parts are kept." : "Rejected");
       if (!again) forget(place, this.name, owner);
       if (!again) transfer.isComplete = true;  // or cancelled: nothing to call off
     } finally {
@@ -181,10 +181,10 @@ function settled() {
   if (failed.length) isWanted = false;
   if (isWanted && !coming.length && !slots.some((slot) => slot.isMissing)) return void send();
   button.disabled = isSending;
-  if (isWanted) say("It will be added as soon as the files are here.");
-  else if (failed.length) say("A file needs your attention.");
-  else if (coming.length) say(`Sending ${coming.length === 1 ? "one file" : `${coming.length} files`}.`);
-  else if (slots.every((slot) => slot.fileId || slot.isOptional)) say("All files are here.");
+  if (isWanted) say("Waiting for the files to finish uploading.");
+  else if (failed.length) say("Fix the highlighted file.");
+  else if (coming.length) say(`Uploading ${coming.length === 1 ? "1 file" : `${coming.length} files`}…`);
+  else if (slots.every((slot) => slot.fileId || slot.isOptional)) say("All files uploaded.");
   else say("");
 }
 
@@ -197,7 +197,7 @@ async function send() {
   isSending = true;
   isWanted = false;
   button.disabled = true;
-  say("Inspecting the files together…");
+  say("Validating…");
   const ids = Object.fromEntries(slots.filter((slot) => slot.fileId).map((slot) => [slot.name, slot.fileId]));
   const order = {
     ...ids,
@@ -213,7 +213,7 @@ async function send() {
     if (!(error instanceof Refused)) throw error;
     isSending = false;
     button.disabled = false;
-    say("Not added.");
+    say("Not created.");
     refuse(error.slot || "form", error.message);
   }
 }
@@ -223,8 +223,8 @@ form.addEventListener("submit", (event) => {
   show(form.querySelector('[data-problem="form"]'), "");
   for (const slot of slots) if (slot.fileId || !slot.file) slot.complain("");
   const { name } = form.elements;
-  if (name && !name.checkValidity()) return refuse("name", "A name has 1 to 64 of the characters a-z, 0-9, dot, underscore and hyphen.");
-  for (const slot of slots) if (slot.isMissing) refuse(slot.name, "Choose this file.");
+  if (name && !name.checkValidity()) return refuse("name", "Use 1 to 64 lowercase letters, digits, dots, underscores or hyphens.");
+  for (const slot of slots) if (slot.isMissing) refuse(slot.name, "Choose a file.");
   if (slots.some((slot) => slot.isMissing || slot.hasFailed)) return;
   isWanted = true;
   settled();

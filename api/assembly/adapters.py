@@ -1,7 +1,4 @@
-"""What the routes of adapters and their jobs use, built together over one object store, sandbox and outbox.
-
-Owns that construction and its end. Refuses to know routes.
-"""
+"""Constructs the services for adapters and their jobs, over one object store, sandbox and outbox."""
 
 from __future__ import annotations
 
@@ -46,7 +43,8 @@ async def open_onboarding(
     base: str,
     base_config: Path,
 ) -> AsyncIterator[Onboarding]:
-    """All of it, started; closed at the end of the block. What it is given is the caller's.
+    """Yields the started services and closes them at the end of the block. The caller closes what it passes
+    in.
 
     `base_config`: the base's `config.json`.
     """

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import redis.asyncio
 
-from admin.app import BillingServices, ConsoleServices, Explanations, create_console
+from admin.app import BillingServices, ConsoleServices, ErrorMapping, create_console
 from admin.operator.services import OperatorServices
-from admin.sign_in_services import SignInServices
+from admin.sign_in.services import SignInServices
 from api.edge import AsgiApp
-from api.errors import FACES, envelope, face_of
+from api.errors import ERROR_RESPONSES, envelope, response_for
 from api.organization.scopes import SCOPES
 from api.playground import Playground
 from api.services import Services
 from db.session import Database
 from engine.client import EngineGone
-from tenants.naming import NameService
-from tenants.user_callers import UserCallers
+from tenants.object_names import NameService
+from tenants.user_contexts import UserContexts
 
-EXPLANATIONS = Explanations(tuple(FACES), lambda error: (face_of(error).status, envelope(error)))
+ERROR_MAPPING = ErrorMapping(
+    tuple(ERROR_RESPONSES), lambda error: (response_for(error).status, envelope(error))
+)
 
 
 def console_over(
@@ -50,12 +52,12 @@ def console_over(
             uploads=services.uploads,
             adapters=onboarding,
             models=services.models,
-            playground=Playground(services, UserCallers(database)),
+            playground=Playground(services, UserContexts(database)),
             sla=services.sla_reports,
             billing=billing,
             operation=operation,
             base_digest=base_digest,
-            explanations=EXPLANATIONS,
+            error_mapping=ERROR_MAPPING,
             sign_in=sign_in,
         )
     )

@@ -1,4 +1,4 @@
-"""The services behind the operator's pages. Owns that they are put together."""
+"""Constructs the services behind the operator's pages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import redis.asyncio
 
 from adapters.jobs.overview import JobOverview
 from adapters.name_cache import AdapterNameCache
-from admin.operator.engines import Engines
+from admin.operator.engines.report import Engines
 from admin.operator.services import OperatorServices
 from billing.customers.service import CustomerReports
 from billing.previews.service import PricePreviews
 from billing.pricing import PriceService
-from billing.reconciliation.comparing import Comparing
+from billing.reconciliation.comparing import Comparisons
 from billing.reconciliation.service import ReconciliationService
 from billing.reports.margin import MarginReports
 from billing.reports.margin_runs import MarginRuns
@@ -27,7 +27,7 @@ from tenants.operators.service import OperatorAccounts
 def operator_services(
     database: Database, cache: redis.asyncio.Redis, outbox: Outbox, engines: Engines
 ) -> OperatorServices:
-    """On one database."""
+    """Returns the services on one database."""
     return OperatorServices(
         accounts=OperatorAccounts(database, cache),
         impersonations=Impersonations(database),
@@ -40,7 +40,7 @@ def operator_services(
         margins=MarginRuns(MarginReports(database), cache),
         jobs=JobOverview(database),
         books=ReconciliationService(database, cache),
-        comparing=Comparing(database, cache, outbox),
+        comparing=Comparisons(database, cache, outbox),
         incidents=Incidents(database),
         burn=ServiceBurn(database),
     )

@@ -1,6 +1,6 @@
-"""What the routes of payments use, put together from settings. Owns that construction and its end.
+"""Constructs the payment services from settings.
 
-Stripe's SDK takes a second to load: only where there is a key.
+Stripe's SDK takes a second to import, so it is only imported if there is a key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from db.session import Database
 async def open_payments(
     database: Database, cache: redis.asyncio.Redis, outbox: Outbox, settings: StripeSettings
 ) -> AsyncIterator[PaymentService]:
-    """Without a key, a service that says there are invoices only."""
+    """Yields the payment service; without a key, one that offers invoices only."""
     accounts = BillingAccounts(database, cache)
     if not settings.enabled:
         yield PaymentService(database, None, return_url=settings.return_url, accounts=accounts)

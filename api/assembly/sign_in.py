@@ -1,7 +1,4 @@
-"""What signing in to the console needs beside accounts, from settings: mail, and other providers.
-
-Owns that it is put together, and closed.
-"""
+"""Constructs what console sign-in needs besides accounts, from settings: mail and identity providers."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import structlog
 
 from admin.mail import ConsoleMail
-from admin.oidc.provider import Provider
 from admin.settings import ConsoleSettings
-from admin.sign_in_services import SignInServices
+from admin.sign_in.oidc.provider import Provider
+from admin.sign_in.services import SignInServices
 from billing.notifications.settings import NotificationSettings
 
 log = structlog.get_logger(__name__)
@@ -23,7 +20,7 @@ log = structlog.get_logger(__name__)
 async def open_sign_in(
     settings: ConsoleSettings, notifications: NotificationSettings
 ) -> AsyncIterator[SignInServices]:
-    """Nobody is asked anything yet: a provider that is away keeps no process from serving."""
+    """Contacts no provider yet, so that an unreachable one does not keep the process from starting."""
     mail, mailer = None, notifications.mailer()
     if mailer is not None and settings.url:
         mail = ConsoleMail(mailer, f"{settings.url}/console")

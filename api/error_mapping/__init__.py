@@ -1,7 +1,6 @@
-"""How a class of error is shown, and the faces that several share.
+"""Maps error classes to HTTP responses.
 
-Owns the form. Refuses to know the classes: each domain's are in a module of this package; the API's own, and
-the one table over all, in `api.errors`.
+Each domain's classes are in a module of this package; the API's own, and the table over all, in `api.errors`.
 """
 
 from __future__ import annotations
@@ -11,21 +10,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """How one class of error is shown."""
+    """The HTTP response to one class of errors."""
 
     status: int
     type: str
     code: str
     retry: bool
-    """`x-should-retry`: what the stock client obeys before anything else."""
+    """`x-should-retry`, which OpenAI's client obeys before anything else."""
     retry_after: int | None = None
     """Seconds."""
     message: str | None = None
-    """Shown instead of the error's own words, where those would tell too much or say it differently each
-    time.
-    """
+    """Replaces the error's own message if that would reveal too much or vary."""
     param: str | None = None
-    """The field at fault, where the class alone tells it."""
+    """The field at fault, if it is always the same."""
 
 
 INVALID = "invalid_request_error"

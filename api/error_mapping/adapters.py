@@ -1,4 +1,4 @@
-"""Faces of what goes wrong with adapters, their files and their jobs."""
+"""Maps errors of adapters, their files and their jobs to HTTP responses."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnava
 from adapters.storage.receiving import TooManyBytes
 from api.error_mapping import BUSY, INTERNAL, INVALID, NO_MODEL, NOT_FOUND, UNAVAILABLE, ErrorResponse
 
-FACES: dict[type[Exception], ErrorResponse] = {
-    # Of these four a request sees the first alone: the others end a job, which says so itself.
+ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
+    # Of these four, clients see only the first; the others become a job's error.
     SamplesInvalid: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     SourceInvalid: ErrorResponse(422, INVALID, "adapter_invalid", retry=False),
     ServingRefused: ErrorResponse(422, INVALID, "adapter_invalid", retry=False),
@@ -58,7 +58,7 @@ FACES: dict[type[Exception], ErrorResponse] = {
     ReportNotFound: NOT_FOUND,
     JobFinished: ErrorResponse(409, "conflict_error", "job_finished", retry=False),
     JobUnfinished: ErrorResponse(409, "conflict_error", "job_unfinished", retry=False),
-    # The workers': they become a job's error, or its interruption.
+    # Raised in workers: they become a job's error or its interruption.
     JobFailed: INTERNAL,
     LeaseLost: INTERNAL,
     Interrupted: INTERNAL,
@@ -80,7 +80,7 @@ FACES: dict[type[Exception], ErrorResponse] = {
     UploadNotFound: NOT_FOUND,
     UploadNotPending: ErrorResponse(409, "conflict_error", "upload_not_pending", retry=False),
     FileTooLarge: ErrorResponse(413, INVALID, "file_too_large", retry=False),
-    # What receives bytes says it to the services of files, which name the field.
+    # Services of files catch it and name the field.
     TooManyBytes: ErrorResponse(413, INVALID, "file_too_large", retry=False),
     UnsupportedFile: ErrorResponse(415, INVALID, "unsupported_media_type", retry=False),
     TooManyUploads: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
@@ -93,7 +93,7 @@ FACES: dict[type[Exception], ErrorResponse] = {
         retry_after=2,
         message="The server cannot reach its stored files at the moment. Try again.",
     ),
-    # A row's object is not there, or not what it was: ours to repair.
+    # A stored object is missing or damaged, which is a server error.
     ObjectNotFound: INTERNAL,
     DigestMismatch: INTERNAL,
 }

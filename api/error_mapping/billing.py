@@ -1,17 +1,17 @@
-"""Faces of what goes wrong with bills, payments and what tells of them."""
+"""Maps errors of billing, payments and notifications to HTTP responses."""
 
 from __future__ import annotations
 
 from api.error_mapping import INTERNAL, INVALID, NOT_FOUND, UNAVAILABLE, ErrorResponse
 from billing.errors import (
     AlreadyReversed,
-    BooksBusy,
     GenerationNotFound,
     InvalidBillingMonth,
     InvalidReportQuery,
     MalformedEvent,
     NothingToReverse,
     PriceTaken,
+    ReconciliationRunning,
     StillRunning,
 )
 from billing.invoices.errors import (
@@ -38,10 +38,10 @@ from billing.payments.errors import (
 )
 from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
 
-FACES: dict[type[Exception], ErrorResponse] = {
+ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     InvalidReportQuery: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     GenerationNotFound: NOT_FOUND,
-    BooksBusy: ErrorResponse(409, "conflict_error", "books_busy", retry=False),
+    ReconciliationRunning: ErrorResponse(409, "conflict_error", "books_busy", retry=False),
     InvalidBillingMonth: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="month"),
     MonthSettled: ErrorResponse(404, INVALID, "not_found", retry=False, param="month"),
     InvoiceNotFound: NOT_FOUND,
@@ -65,9 +65,9 @@ FACES: dict[type[Exception], ErrorResponse] = {
         message="The payment provider refused this. Please contact us.",
     ),
     BadSignature: ErrorResponse(400, INVALID, "invalid_signature", retry=False),
-    # The operator's: it never crosses HTTP.
+    # Raised by the operator's commands only, never by an HTTP request.
     ManualEntryNotFound: INTERNAL,
-    # The worker's, and the operator's: they never cross HTTP.
+    # Raised by workers and the operator's commands only, never by an HTTP request.
     MalformedEvent: INTERNAL,
     PriceTaken: INTERNAL,
     NothingToReverse: INTERNAL,

@@ -1,4 +1,4 @@
-"""Faces of what goes wrong with accounts, keys, limits and service levels."""
+"""Maps errors of accounts, keys, limits and service levels to HTTP responses."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from tenants.errors import (
     IdentityTaken,
     InvalidApiKey,
     InviteAccepted,
+    InviteAddressMismatch,
     InviteInvalid,
     InviteNotFound,
-    InviteNotTheirs,
     KeyNotActive,
     KeyNotFound,
     LastOwner,
-    LastWayIn,
+    LastSignInMethod,
     LimitNotFound,
     NameTaken,
     NoSecondFactor,
-    NotHeld,
     OwnAccount,
     OwnersOnly,
     PlanChanged,
@@ -34,7 +33,8 @@ from tenants.errors import (
     QuotaUnavailable,
     RateLimited,
     ResetInvalid,
-    SecondFactorKept,
+    RightsNotHeld,
+    SecondFactorConflict,
     SecondFactorMissing,
     ServiceAccountNotFound,
     TenantNotFound,
@@ -43,9 +43,9 @@ from tenants.errors import (
     WrongPassword,
 )
 from tenants.idempotency.records import RecordsUnavailable
-from tenants.quotas.link import LinkDown, ReplyError
+from tenants.quotas.redis_connection import RedisDown, ReplyError
 
-FACES: dict[type[Exception], ErrorResponse] = {
+ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     InvalidApiKey: BAD_KEY,
     TenantNotFound: NOT_FOUND,
     PlanNotFound: NOT_FOUND,
@@ -54,8 +54,8 @@ FACES: dict[type[Exception], ErrorResponse] = {
     RateLimited: ErrorResponse(429, "rate_limit_error", "rate_limit_exceeded", retry=True, retry_after=1),
     BalanceExhausted: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
     QuotaExhausted: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
-    # The quotas' own: what they cannot ask they judge by themselves, or say that it is unavailable.
-    LinkDown: INTERNAL,
+    # Internal to the quotas, which fall back to local limits or raise QuotaUnavailable.
+    RedisDown: INTERNAL,
     ReplyError: INTERNAL,
     QuotaUnavailable: ErrorResponse(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1),
     RecordsUnavailable: ErrorResponse(
@@ -73,18 +73,18 @@ FACES: dict[type[Exception], ErrorResponse] = {
     ServiceAccountNotFound: NOT_FOUND,
     InviteNotFound: NOT_FOUND,
     InviteInvalid: NOT_FOUND,
-    InviteNotTheirs: FORBIDDEN,
+    InviteAddressMismatch: FORBIDDEN,
     WrongPassword: ErrorResponse(403, "permission_error", "wrong_password", retry=False, param="password"),
     WrongCode: ErrorResponse(403, "permission_error", "wrong_code", retry=False, param="code"),
     NoSecondFactor: NOT_FOUND,
-    SecondFactorKept: ErrorResponse(409, "conflict_error", "second_factor_kept", retry=False),
+    SecondFactorConflict: ErrorResponse(409, "conflict_error", "second_factor_kept", retry=False),
     SecondFactorMissing: ErrorResponse(409, "conflict_error", "second_factor_missing", retry=False),
     ResetInvalid: NOT_FOUND,
     IdentityNotFound: NOT_FOUND,
     IdentityTaken: ErrorResponse(409, "conflict_error", "identity_taken", retry=False),
-    LastWayIn: ErrorResponse(409, "conflict_error", "last_way_in", retry=False),
+    LastSignInMethod: ErrorResponse(409, "conflict_error", "last_way_in", retry=False),
     AddressNotAllowed: FORBIDDEN,
-    NotHeld: FORBIDDEN,
+    RightsNotHeld: FORBIDDEN,
     OwnersOnly: FORBIDDEN,
     KeyNotActive: ErrorResponse(409, "conflict_error", "key_not_active", retry=False),
     ProjectArchived: ErrorResponse(409, "conflict_error", "project_archived", retry=False),

@@ -1,4 +1,4 @@
-"""Exports free disk space: of the object store's directory here, and of the engine's data directory."""
+"""Measures the free disk space of the object store's directory and of the engine's data directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DiskCollector(Collector):
         self._stats = stats
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: the engine may not have answered yet."""
+        """Returns nothing: the engine may not have answered yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -1,8 +1,4 @@
-"""The engine's own gauges and counters, shown on this process's /metrics.
-
-Owns the mapping from EngineStats to metric names; reads the latest heartbeat at scrape time and keeps
-nothing.
-"""
+"""Maps the engine's latest statistics to Prometheus metrics, at each scrape of /metrics."""
 
 from __future__ import annotations
 
@@ -94,7 +90,7 @@ class EngineCollector(Collector):
         self._ready = ready
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: the registry asks at registration, when no engine has spoken yet."""
+        """Returns nothing: at registration the engine may not have answered yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:

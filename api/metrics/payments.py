@@ -1,7 +1,4 @@
-"""What is on its way to the payment provider and what waits for a person, shown on this process's /metrics.
-
-Owns the metrics' names.
-"""
+"""Shows the number of items waiting for the payment provider or for a person on /metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ STATES = ("pending", "manual")
 
 
 class PaymentsCollector(PolledCollector):
-    problem = "what waits for the payment provider cannot be counted"
+    problem = "cannot count what waits for the payment provider"
 
     def __init__(self, database: Database) -> None:
         super().__init__()

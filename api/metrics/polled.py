@@ -1,7 +1,6 @@
-"""Metrics that the database or Redis is asked for: seldom, so that what a scrape shows is at most that old.
-While it cannot be asked, the last answer stays.
+"""Polls the database or Redis for metrics, at most every 15 seconds.
 
-Owns how often. Refuses to know what is asked.
+Scrapes in between, and while the source is unavailable, show the last values.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ ANSWER_WITHIN = 2.0
 
 
 class PolledCollector(Collector):
-    """`refresh` before a scrape. `problem` is what the log says when there is no answer."""
+    """Collector whose `refresh` is called before a scrape. `problem`: log message if the source is
+    unavailable.
+    """
 
     problem: str
 
@@ -44,8 +45,8 @@ class PolledCollector(Collector):
 
     @abstractmethod
     async def ask(self) -> None:
-        """Keep what `collect` shows. Raises DatabaseUnavailable, RedisError."""
+        """Fetches what `collect` shows. Raises DatabaseUnavailable, RedisError."""
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: there may be none yet."""
+        """Returns nothing: there may be no values yet."""
         return []

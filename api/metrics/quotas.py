@@ -1,7 +1,4 @@
-"""How limits are judged, shown on /metrics: by Redis, or by this process's share while that is away.
-
-Owns the names. Reads the counts at scrape time and keeps nothing.
-"""
+"""Shows on /metrics whether Redis or this process's share enforces limits, and open reservations."""
 
 from __future__ import annotations
 

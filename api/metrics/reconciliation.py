@@ -1,4 +1,4 @@
-"""The last reconciliation's counts, shown on this process's /metrics. Owns the metrics' names."""
+"""Shows the last reconciliation's results on /metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from billing.reconciliation.service import ReconciliationService
 
 
 class BooksCollector(PolledCollector):
-    problem = "the last reconciliation cannot be read"
+    problem = "cannot read the last reconciliation"
 
     def __init__(self, reconciliations: ReconciliationService) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Exports how often `rootstock up` restarted its processes, as its supervisor counts them in Redis."""
+"""Shows on /metrics how often `rootstock up` restarted its processes, as its supervisor counts them in
+Redis.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ RESTARTS_KEY = "rootstock:restarts"
 
 
 class RestartsCollector(PolledCollector):
-    """Shows nothing under any other supervisor, which counts on its own."""
+    """Shows nothing under other supervisors, which count restarts themselves."""
 
-    problem = "restarts cannot be read"
+    problem = "cannot read restarts"
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         super().__init__()

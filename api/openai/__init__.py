@@ -1,0 +1,1 @@
+"""Serves the OpenAI-compatible inference endpoints."""

@@ -1,9 +1,8 @@
-"""An answer as it comes from the engine: generations read together, each choice turned to text.
+"""Submits a request to the engine and turns its output into text deltas, log probabilities and usage.
 
-Owns reading: admission (nothing is sent before the engine's first word), the choices' text and log
-probabilities, usage and the serving metrics. What arrives is turned to text and handed on where it arrives:
-one task is woken for an answer at its beginning and at its end, none for what comes between. Refuses to know
-JSON and HTTP; whoever formats is given pieces.
+Waits for admission, so that errors still have their HTTP status. Output is decoded in the callback that
+receives it: a task is woken only at the start and the end of an answer. Formatting as JSON is in
+`response_bodies` and `stream`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from api.deferred_work import DeferredWork
 from api.detokenizer import Detokenizer
 from api.errors import GenerationAborted, GenerationFailed
 from api.openai.logprobs import LogprobTrail, joined
-from api.openai.observing import FEWEST_RATED, Observation
+from api.openai.outcome import FEWEST_RATED, OutcomeRecorder
 from api.openai.reservation import RequestReservation
 from engine.client import EngineClient, Generation
 from engine.protocol import FinishReason, Submit, TokenChunk, Usage
@@ -28,17 +27,17 @@ from tokenization.codec import TextCodec
 
 
 class AnswerDelta(NamedTuple):
-    """What one choice gained: text that can be shown, and the reason when it has ended."""
+    """New text of one choice, and its finish reason if it has ended."""
 
     choice: int
     text: str
     logprobs: dict[str, Any] | None
-    """In the endpoint's form; None when not asked for, or when nothing became showable."""
+    """In the endpoint's format; None if not requested or if no new text can be shown."""
     finish_reason: FinishReason | None
 
 
-Give = Callable[[list[AnswerDelta]], bool]
-"""Takes what the choices gained, at most one piece of each; says whether it wants more now."""
+DeltaHandler = Callable[[list[AnswerDelta]], bool]
+"""Receives new deltas, at most one per choice; returns whether it can take more now."""
 
 
 class _Choice:
@@ -52,12 +51,14 @@ class _Choice:
         self._chat = chat
         self._prompt: tuple[Submit, Generation, str] | None = None
 
-    def begin_with(self, submit: Submit, generation: Generation, echo: str) -> None:
-        """Its first piece tells the prompt's log probabilities, which are there before its first chunk."""
+    def prepend_prompt(self, submit: Submit, generation: Generation, echo: str) -> None:
+        """Adds the prompt's log probabilities to the choice's first delta; they are known before its first
+        chunk.
+        """
         self._prompt = submit, generation, echo
 
     def read(self, choice: int, chunks: list[TokenChunk]) -> AnswerDelta:
-        """All of one wakeup's chunks as one piece."""
+        """Combines chunks that arrived together into one delta."""
         texts: list[str] = []
         entries: list[Any] = []
         for chunk in chunks:
@@ -84,18 +85,18 @@ class Answer:
     """One request's generations, from submission to usage. Read it once.
 
     Args:
-        reserved: what is asked, and what was reserved for it.
-        observation: is told how it was served.
-        deferred_work: tells of it once it has ended.
-        chat: an assistant's turn, which begins a text; a completion goes on with one.
+        reserved: the request and its reservation.
+        outcome: records how the request was served.
+        deferred_work: updates metrics after the answer has ended.
+        chat: whether the text is a message, not the continuation of a prompt.
         arrived: `time.perf_counter()` of the request's arrival.
-        echo: per prompt, what is put before its choices' text.
+        echo: per prompt, the text to put before that of its choices.
     """
 
     def __init__(
         self,
         reserved: RequestReservation,
-        observation: Observation,
+        outcome: OutcomeRecorder,
         text: TextCodec,
         metrics: ServingMetrics,
         deferred_work: DeferredWork,
@@ -104,7 +105,7 @@ class Answer:
         echo: list[str] | None = None,
     ) -> None:
         self.submission = submission = reserved.submission
-        self.observation = observation
+        self.outcome = outcome
         self._reserved = reserved
         self.echo = echo
         self._metrics = metrics
@@ -113,16 +114,16 @@ class Answer:
         self._first_at = arrived
         self._generations: list[Generation] = []
         self._num_received = 0
-        """Tokens of all choices that have come."""
-        self._unbegun: set[int] = set()
-        """Prompts whose first output is still to come."""
+        """Tokens received, over all choices."""
+        self._unstarted: set[int] = set()
+        """Prompts without any output yet."""
         self._open: set[int] = set()
-        """Prompts that are not read to their end."""
-        self._give: Give | None = None
-        self._wanted = True
-        """Whether the reader takes more now."""
+        """Prompts whose output is not complete."""
+        self._on_deltas: DeltaHandler | None = None
+        self._ready = True
+        """Whether the handler can take more now."""
         self._error: Exception | None = None
-        """Why there is no answer, or no more of it."""
+        """The error that ended the answer."""
         self._waiter: asyncio.Future[None] | None = None
         matcher = StopMatcher(submission.stops) if submission.stops else None
         strip = chat and text.vocabulary.strips_leading_space
@@ -138,10 +139,10 @@ class Answer:
         ]
 
     def submit(self, engine: EngineClient) -> None:
-        """Have the engine begin.
+        """Submits all prompts to the engine.
 
         Raises:
-            EngineError: not connected; what was submitted before is aborted.
+            EngineError: not connected; prompts submitted before are aborted.
         """
         try:
             for submit in self.submission.submits:
@@ -152,81 +153,81 @@ class Answer:
         finally:
             self._reserved.follow(self._generations)
         if self.echo is not None and self.submission.logprobs is not None:
-            self._begin_with_prompts(self.echo)
+            self._prepend_prompts(self.echo)
         self._open = set(range(len(self._generations)))
-        self._unbegun = self._open.copy()
+        self._unstarted = self._open.copy()
         for prompt, generation in enumerate(self._generations):
-            generation.listen(functools.partial(self._hear, prompt))
+            generation.listen(functools.partial(self._on_output, prompt))
 
     async def admitted(self) -> None:
-        """Wait for each prompt's first output: after this a status of 200 is the truth.
+        """Waits for each prompt's first output, so that status 200 can be sent.
 
         Raises:
-            EngineError: rejected, or the engine is gone; what was submitted beside it is aborted.
-            Exception: what `break_off` was told.
+            EngineError: rejected, or the engine is gone; the other prompts are aborted.
+            Exception: the error passed to `fail`.
         """
-        while self._unbegun and self._error is None:
-            await self._news()
+        while self._unstarted and self._error is None:
+            await self._wait_for_output()
         self._raise_error()
 
-    def _begin_with_prompts(self, echo: list[str]) -> None:
+    def _prepend_prompts(self, echo: list[str]) -> None:
         submits, n = self.submission.submits, self.submission.n
         for number, choice in enumerate(self._choices):
             prompt = number // n
-            choice.begin_with(submits[prompt], self._generations[prompt], echo[prompt])
+            choice.prepend_prompt(submits[prompt], self._generations[prompt], echo[prompt])
 
     def abort(self) -> None:
-        """Have the engine stop. Harmless when it has."""
+        """Aborts all generations. Has no effect on those that have ended."""
         for generation in self._generations:
             generation.abort()
 
-    def break_off(self, error: Exception) -> None:
-        """Abort, and raise `error` where the answer is awaited. Harmless when it has ended."""
+    def fail(self, error: Exception) -> None:
+        """Aborts the answer and raises `error` where it is awaited. Has no effect once it has ended."""
         if self._error is None:
             self._error = error
         self.abort()
         self._wake()
 
     def left(self) -> None:
-        """The client reads no further: it was answered as far as it wanted."""
-        self.observation.answered(self._first_at - self._arrived)
+        """Records that the client disconnected after the start of the answer, which counts as served."""
+        self.outcome.answered(self._first_at - self._arrived)
 
-    async def read(self, give: Give) -> None:
-        """Hand what the choices gain to `give`, wherever it arrives, until all have ended. Once it has said
-        that it wants no more, what comes is kept until `go_on`.
+    async def read(self, on_deltas: DeltaHandler) -> None:
+        """Passes new deltas to `on_deltas` until all choices have ended. After it has returned False, output
+        is buffered until `resume`.
 
         Raises:
-            EngineError: rejected, the engine went away, or the reader was too slow.
+            EngineError: rejected, the engine disconnected, or the handler was too slow.
             GenerationFailed, GenerationAborted: a choice ended without an answer; the others are aborted.
-            Exception: what `give` raised, or `break_off` was told.
+            Exception: what `on_deltas` raised, or the error passed to `fail`.
         """
-        self._give = give
-        self.go_on()
+        self._on_deltas = on_deltas
+        self.resume()
         while self._open and self._error is None:
-            await self._news()
+            await self._wait_for_output()
         self._raise_error()
-        self._give = None
+        self._on_deltas = None
         self._deferred_work.add(self._account, time.perf_counter())
 
-    def go_on(self) -> None:
-        """The reader wants more again."""
-        self._wanted = True
+    def resume(self) -> None:
+        """Passes buffered and further output to the handler again."""
+        self._ready = True
         for prompt in tuple(self._open):
-            self._hear(prompt)
+            self._on_output(prompt)
 
-    def _hear(self, prompt: int) -> None:
-        """Something of this prompt came, or it has ended; or the reader asks whether it has."""
+    def _on_output(self, prompt: int) -> None:
+        """Handles new output or the end of a prompt's generation; does nothing if there is none."""
         generation = self._generations[prompt]
-        if prompt in self._unbegun and (generation.has_unread or generation.ended):
-            self._begun(prompt, generation)
-        if self._give is None or not self._wanted or self._error is not None or prompt not in self._open:
+        if prompt in self._unstarted and (generation.has_unread or generation.ended):
+            self._on_first_output(prompt, generation)
+        if self._on_deltas is None or not self._ready or self._error is not None or prompt not in self._open:
             return
         try:
             chunks = generation.take()
             if chunks:
-                self._wanted = self._give(self._pieces(prompt * self.submission.n, chunks))
+                self._ready = self._on_deltas(self._deltas(prompt * self.submission.n, chunks))
         except Exception as error:  # noqa: BLE001  raised where the answer is awaited
-            self.break_off(error)
+            self.fail(error)
             return
         if generation.ended:
             self._open.discard(prompt)
@@ -235,37 +236,37 @@ class Answer:
             if not self._open or self._error is not None:
                 self._wake()
 
-    def _begun(self, prompt: int, generation: Generation) -> None:
-        self._unbegun.discard(prompt)
-        if generation.error is not None and self._give is None:
+    def _on_first_output(self, prompt: int, generation: Generation) -> None:
+        self._unstarted.discard(prompt)
+        if generation.error is not None and self._on_deltas is None:
             self._error = generation.error
             self._wake()
             return
-        if not generation.has_unread:  # it has ended, and with nothing
+        if not generation.has_unread:  # ended without any output
             return
         self._first_at = max(self._first_at, time.perf_counter() - generation.held_for)
-        if not self._unbegun:
+        if not self._unstarted:
             waited = self._first_at - self._arrived
             self._deferred_work.add(self._metrics.first_token, self.submission.tier, waited)
-            if self._give is None:
+            if self._on_deltas is None:
                 self._wake()
 
-    def _pieces(self, first: int, chunks: list[TokenChunk]) -> list[AnswerDelta]:
-        """Raises GenerationFailed, GenerationAborted."""
+    def _deltas(self, first: int, chunks: list[TokenChunk]) -> list[AnswerDelta]:
+        """Returns the deltas of these chunks. Raises GenerationFailed, GenerationAborted."""
         for chunk in chunks:
             self._num_received += len(chunk.token_ids)
         if len(chunks) == 1:
             number = first + chunks[0].index
-            pieces = [self._choices[number].read(number, chunks)]
+            deltas = [self._choices[number].read(number, chunks)]
         else:
             gained = _by_choice(first, chunks)
-            pieces = [self._choices[number].read(number, theirs) for number, theirs in gained]
-        for piece in pieces:
-            if piece.finish_reason in _NO_ANSWER:
-                raise _NO_ANSWER[piece.finish_reason]()
-        return pieces
+            deltas = [self._choices[number].read(number, theirs) for number, theirs in gained]
+        for delta in deltas:
+            if delta.finish_reason in _NO_ANSWER:
+                raise _NO_ANSWER[delta.finish_reason]()
+        return deltas
 
-    async def _news(self) -> None:
+    async def _wait_for_output(self) -> None:
         assert self._waiter is None, "an answer has one reader"
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -283,7 +284,7 @@ class Answer:
     def _raise_error(self) -> None:
         if self._error is None:
             return
-        self._give = None
+        self._on_deltas = None
         for generation in self._generations:
             generation.listen(None)
         self.abort()
@@ -291,7 +292,7 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        """What is billed, over all prompts. Once `pieces` has ended."""
+        """Billed tokens over all prompts. Known once `read` has returned."""
         usages = [generation.usage for generation in self._generations if generation.usage is not None]
         return Usage(
             sum(usage.prompt_tokens for usage in usages),
@@ -301,19 +302,19 @@ class Answer:
 
     @property
     def usage_so_far(self) -> Usage:
-        """Tokens of all prompts, and those generated that have come; what was cached is known at the end."""
+        """Prompt tokens, and the tokens received so far. Cached tokens are known only at the end."""
         prompt_tokens = sum(len(submit.prompt_ids) for submit in self.submission.submits)
         return Usage(prompt_tokens, 0, self._num_received)
 
     def _account(self, now: float) -> None:
-        """Tell how it was served, up to its end at `now`."""
+        """Records metrics and the outcome; the answer ended at `now`."""
         usage = self.usage
         tier = self.submission.tier
         per_choice = usage.completion_tokens / len(self._choices)
         pace = (now - self._first_at) / (per_choice - 1) if per_choice > 1 else None
         self._metrics.answered(tier, now - self._arrived, pace)
         rate = 1 / max(pace, 1e-9) if pace is not None and per_choice >= FEWEST_RATED else None
-        self.observation.answered(self._first_at - self._arrived, rate)
+        self.outcome.answered(self._first_at - self._arrived, rate)
         self._metrics.billed(tier, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
 

@@ -1,7 +1,7 @@
-"""Log probabilities in OpenAI's two forms, given out with the text they belong to.
+"""Formats log probabilities for chat and completions, in step with the text that is shown.
 
-Owns one choice's log probabilities from the engine's chunks to the wire. A token's entry waits until its
-bytes are shown, and vanishes when a stop string cuts them off. A repeated prompt's stand before them.
+A token's entry waits until its bytes are shown, and is dropped if a stop string cuts them off. Entries of an
+echoed prompt come first.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class _Entry:
     """Offset of the token's first byte in the choice."""
     end: int
     character: int
-    """Characters of the choice that begin before it."""
+    """Characters of the choice that start before the token."""
     logprob: TokenLogprob
 
 
 class LogprobTrail:
-    """Log probabilities of one choice whose text is not shown yet."""
+    """Holds log probabilities of one choice until their text is shown."""
 
     __slots__ = ("_num_bytes", "_num_characters", "_text", "_waiting")
 
     def __init__(self, text: TextCodec, first_character: int = 0) -> None:
-        """`first_character`: length of what stands before the answer in the same text (an echoed prompt)."""
+        """`first_character`: length of an echoed prompt before the answer's text."""
         self._text = text
         self._waiting: list[_Entry] = []
         self._num_bytes = 0
@@ -62,7 +62,7 @@ class LogprobTrail:
         return shown
 
     def chat(self, entries: list[_Entry]) -> dict[str, Any]:
-        """The chat endpoint's form."""
+        """Returns entries in the chat format."""
         return {
             "content": [
                 {
@@ -77,7 +77,7 @@ class LogprobTrail:
         }
 
     def completion(self, entries: list[_Entry]) -> dict[str, Any]:
-        """The older endpoint's form: parallel lists."""
+        """Returns entries in the completions format: parallel lists."""
         return {
             "tokens": [self._name(entry.logprob.token_id) for entry in entries],
             "token_logprobs": [entry.logprob.logprob for entry in entries],
@@ -99,7 +99,9 @@ class LogprobTrail:
         }
 
     def _tops(self, logprob: TokenLogprob) -> dict[str, float]:
-        """Of tokens that read alike, such as parts of characters, the likeliest speaks for all."""
+        """Returns the top log probabilities by text; of tokens with the same text, such as parts of
+        characters, the most likely.
+        """
         tops: dict[str, float] = {}
         for top in logprob.top:
             tops.setdefault(self._name(top.token_id), top.logprob)
@@ -122,21 +124,21 @@ class LogprobTrail:
 
 
 def no_tokens(chat: bool) -> dict[str, Any]:
-    """Log probabilities of an answer without tokens, in either form."""
+    """Returns the log probabilities of an answer without tokens."""
     if chat:
         return {"content": [], "refusal": None}
     return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
 def joined(before: dict[str, Any] | None, more: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Log probabilities in sequence: every list in either form grows, the rest is the same in both."""
+    """Concatenates log probabilities: joins every list; all other fields are the same in both."""
     if before is None or more is None:
         return more if before is None else before
     return {name: value + more[name] if isinstance(value, list) else value for name, value in before.items()}
 
 
 def _offsets(tokens: Sequence[bytes], text: str) -> list[int]:
-    """Where each token begins in a text of these tokens, but perhaps for a space that encoding put before."""
+    """Returns the offset of each token in `text`, which may lack a leading space that encoding added."""
     first = next((data for data in tokens if data), b"")
     num_characters = -1 if first.startswith(b" ") and not text.startswith(" ") else 0
     found = []
@@ -147,5 +149,5 @@ def _offsets(tokens: Sequence[bytes], text: str) -> list[int]:
 
 
 def _num_begun(data: Iterable[int]) -> int:
-    """Characters that begin in these bytes."""
+    """Returns the number of characters that start in these bytes."""
     return sum((byte & 0xC0) != 0x80 for byte in data)

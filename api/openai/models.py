@@ -1,4 +1,4 @@
-"""`/v1/models`: which models a key may ask for, with their context, capabilities and prices.
+"""`/v1/models`: lists the models that a key can use, with their context length, capabilities and prices.
 
 The fields beside OpenAI's are vLLM's where it has them (`max_model_len`). Prices are those of this moment, in
 each service tier that the caller may ask for.
@@ -121,7 +121,9 @@ router.add_api_route("/models/{model:path}", retrieve_model, methods=["HEAD"], i
 
 
 async def _pricing(services: Services, caller: TenantContext, on_adapter: bool) -> Pricing:
-    """What a million tokens cost in each service tier of the caller's plan. Raises DatabaseUnavailable."""
+    """Returns the prices per million tokens in each service tier of the caller's plan. Raises
+    DatabaseUnavailable.
+    """
     now = time.time()
     return {
         "currency": "USD",
@@ -144,7 +146,7 @@ def _tier_prices(rate: Rate) -> TierPrices:
 
 
 def _percentage(price: int, percent: int) -> float:
-    """An integer wherever the percentage leaves no fraction of a micro-dollar."""
+    """Returns `percent` of a price, as an integer if it is a whole number of micro-USD."""
     whole, fraction = divmod(price * percent, 100)
     return whole if not fraction else price * percent / 100
 

@@ -1,6 +1,6 @@
-"""Types of the chat and completion endpoints' responses, whole and streamed, for the OpenAPI document.
+"""Defines the types of chat and completion responses, whole and streamed, for the OpenAPI document.
 
-`api.openai.bodies` encodes them by hand, for speed; tests compare what it writes with these types.
+`api.openai.response_bodies` encodes them by hand, for speed; tests check its output against these types.
 """
 
 from __future__ import annotations

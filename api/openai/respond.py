@@ -8,11 +8,11 @@ from fastapi import Request, Response
 
 from api.errors import NoRoomForFlex
 from api.openai.answer import Answer
-from api.openai.bodies import ChunkFormat, JsonAnswer, whole
-from api.openai.observing import Observation
+from api.openai.outcome import OutcomeRecorder
 from api.openai.reservation import RequestReservation
+from api.openai.response_bodies import ChunkFormat, JsonAnswer, whole
 from api.openai.schemas import GenerationFields
-from api.openai.stream import EventStream, WhileConnected
+from api.openai.stream import AbortOnDisconnect, EventStream
 from api.ratelimit import rate_headers
 from api.response_writer import response_writer_for
 from api.services import Services
@@ -25,7 +25,7 @@ async def respond(
     services: Services,
     body: GenerationFields,
     reserved: RequestReservation,
-    observation: Observation,
+    outcome: OutcomeRecorder,
     *,
     is_chat: bool,
     echo: list[str] | None = None,
@@ -36,11 +36,11 @@ async def respond(
     GenerationFailed, GenerationAborted, ClientGone; the reservation is released then.
     """
     submission, reservation = reserved.submission, reserved.reservation
-    observation.tier = submission.tier
+    outcome.tier = submission.tier
     try:
         answer = Answer(
             reserved,
-            observation,
+            outcome,
             services.text,
             services.metrics,
             services.deferred_work,
@@ -52,10 +52,10 @@ async def respond(
         answer.submit(services.engine)
         headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
         if not body.stream:
-            with WhileConnected(writer, answer):
+            with AbortOnDisconnect(writer, answer):
                 answered = await whole(answer, is_chat)
             return JsonAnswer(answered, headers)
-        with WhileConnected(writer, answer):
+        with AbortOnDisconnect(writer, answer):
             await answer.admitted()
         options = body.stream_options
         include_usage = options is not None and bool(options.include_usage)

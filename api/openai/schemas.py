@@ -1,12 +1,12 @@
-"""What the OpenAI-compatible endpoints take: strict msgspec structs, and errors that name the field.
+"""Defines and decodes the requests of the OpenAI-compatible endpoints, as strict msgspec structs.
 
-Owns the shape and the limits of a request, checked while the JSON is read: a list that is too long is refused
-without building an error per entry, and `true` is no integer. Refuses to know models, tokens and engines.
+Limits are checked while the JSON is decoded: a list that is too long is refused without an error per entry,
+and `true` is not an integer. Errors name the field.
 
-Three kinds of OpenAI field stand here. Those the engine honours. Those that cannot change the answer (`user`,
-`metadata`...), which are taken and not used. And those that would change it and are not offered: they are
-typed so that only their neutral value passes, and everything else is refused as `unsupported_parameter`,
-never ignored.
+There are three kinds of OpenAI fields: those that the engine honours; those that cannot change the answer
+(`user`, `metadata`...), which are accepted and ignored; and those that would change it but are not supported.
+The last are typed so that only their neutral value passes; everything else is refused as
+`unsupported_parameter`, never ignored.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MAX_CHOICES = 128
 """Choices of one request, over all its prompts."""
 MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
-"""Of all of a request's stop strings: their automaton is built while others wait."""
+"""Total bytes of a request's stop strings: building their automaton blocks the event loop."""
 MAX_MESSAGES = 2048
 MAX_TOP_LOGPROBS = 20
 
 Text = Annotated[str, Meta(max_length=4_000_000)]
 Tag = Annotated[str, Meta(max_length=512)]
-"""Short text that the caller keeps for itself."""
+"""Short text for the caller's own use."""
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -51,7 +51,7 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Meta(min_length=1, max_length=256)]
     name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    # What an assistant turn of an earlier answer carries, sent back as it came.
+    # Fields of an earlier answer's message, sent back unchanged.
     refusal: None = None
     audio: None = None
     annotations: Nothing | None = None
@@ -96,7 +96,7 @@ class GenerationFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
 
-    # These cannot change the answer.
+    # Fields that cannot change the answer.
     user: Tag | None = None
     metadata: Annotated[dict[Tag, Tag], Meta(max_length=16)] | None = None
     safety_identifier: Tag | None = None
@@ -170,8 +170,8 @@ FEATURES = {
     "refusal": "Refusals in a message are",
     "annotations": "Annotations in a message are",
 }
-"""Fields of which only a neutral value is taken, and what they ask for: anything else is not wrong but
-unsupported.
+"""Fields of which only a neutral value is accepted, and the features they stand for: other values are not
+wrong but unsupported.
 """
 NOT_OFFERED = frozenset(FEATURES)
 _PARTS = {
@@ -181,7 +181,7 @@ _PARTS = {
     "file": "Files are",
     "refusal": "Refusals in a message are",
 }
-"""Parts of a message's content that are not offered."""
+"""Parts of a message's content that are not supported."""
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 
 
@@ -190,7 +190,7 @@ _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
 
 def decode_chat(body: bytes) -> ChatCompletionRequest:
-    """Read a chat request. Raises InvalidValue or UnsupportedParameter, naming the field."""
+    """Decodes a chat request. Raises InvalidValue or UnsupportedParameter, naming the field."""
     try:
         request = decode(_chat_decoder, body, FEATURES)
     except ApiError as error:
@@ -206,7 +206,7 @@ def decode_chat(body: bytes) -> ChatCompletionRequest:
 
 
 def decode_completion(body: bytes) -> CompletionRequest:
-    """Read a completion request. Raises InvalidValue or UnsupportedParameter, naming the field."""
+    """Decodes a completion request. Raises InvalidValue or UnsupportedParameter, naming the field."""
     request = decode(_completion_decoder, body, FEATURES)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise UnsupportedParameter("'best_of' is supported only when it equals 'n'.", "best_of")
@@ -217,13 +217,13 @@ def decode_completion(body: bytes) -> CompletionRequest:
 
 
 def _feature_in_history(body: bytes, param: str) -> ApiError | None:
-    """The feature that the message which `param` is about makes use of, where it is not offered."""
+    """Returns an error naming the unsupported feature that the message at `param` uses, if any."""
     found = _MESSAGE.match(param)
     if found is None:
         return None
     try:
         message = msgspec.json.decode(body)["messages"][int(found[1])]
-    except (msgspec.DecodeError, RecursionError):  # what comes after the message is no JSON
+    except (msgspec.DecodeError, RecursionError):  # the rest of the body is not valid JSON
         return None
     if not isinstance(message, dict):
         return None

@@ -21,7 +21,7 @@ from api.errors import (
     UnsupportedMediaType,
     UnsupportedParameter,
     envelope,
-    face_of,
+    response_for,
 )
 from api.openapi.routing import reference
 from db.errors import DatabaseUnavailable
@@ -97,7 +97,7 @@ def error_responses(errors: Iterable[Exception]) -> dict[str, dict[str, Any]]:
     by_status: dict[int, dict[str, Any]] = {}
     for error in errors:
         body = envelope(error)
-        examples = by_status.setdefault(face_of(error).status, {})
+        examples = by_status.setdefault(response_for(error).status, {})
         examples.setdefault(type(error).__name__, {"summary": body["error"]["code"], "value": body})
     return {
         str(status): {

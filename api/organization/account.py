@@ -8,7 +8,7 @@ from fastapi import Request
 
 from api.authentication import READ_PROJECTS
 from api.openapi.routing import Router
-from api.organization.requests import asking
+from api.organization.admin_requests import authenticated_admin
 from tenants.views import PlanView
 
 
@@ -52,7 +52,7 @@ router = Router(prefix="/v1/organization", tags=["Organization"])
 @router.get("", operation_id="retrieveOrganization")
 async def retrieve_organization(request: Request) -> OrganizationObject:
     """Retrieves the organization that the key belongs to, and its plan."""
-    who = await asking(request, READ_PROJECTS)
+    who = await authenticated_admin(request, READ_PROJECTS)
     return {
         "id": who.tenant_id,
         "object": "organization",

@@ -1,7 +1,7 @@
-"""`/v1/organization/audit_logs`: who changed what in the account, when and from where.
+"""`/v1/organization/audit_logs`: lists and verifies who changed what in the account, when and from where.
 
-Owns the stock client's form of an entry; ours stands beside it: the entry's place in the chain, its target
-and its details. Reads and proves; entries are written by whoever makes the change.
+Entries have the fields of OpenAI's client, and ours: the position in the chain, the target and the details.
+The services that make a change write its entry.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fastapi import Depends, Query, Request
 from api.authentication import READ_AUDIT
 from api.errors import InvalidValue
 from api.openapi.routing import Router
-from api.organization.requests import asking
-from api.pages import Cursor, Page, Paged, page
+from api.organization.admin_requests import authenticated_admin
+from api.pagination import Cursor, Page, Paged, page
 from db.errors import UnknownCursor
 from tenants.audit.models import AuditEntry
 from tenants.audit.repository import AuditFilter
@@ -100,7 +100,7 @@ def _range(
     lt: Annotated[int | None, Query(alias="effective_at[lt]", ge=0, le=_MAX_SECONDS)] = None,
     lte: Annotated[int | None, Query(alias="effective_at[lte]", ge=0, le=_MAX_SECONDS)] = None,
 ) -> Range:
-    """Entries show whole seconds, so that "after this second" begins with the next."""
+    """Returns the range of times. Entries show whole seconds, so "after this second" starts with the next."""
     begins = [second for second in (gte, None if gt is None else gt + 1) if second is not None]
     ends = [second for second in (lt, None if lte is None else lte + 1) if second is not None]
     return Range(_moment(max(begins)) if begins else None, _moment(min(ends)) if ends else None)
@@ -123,7 +123,7 @@ async def list_audit_logs(
     project_ids: Annotated[Listed, Query(alias="project_ids[]")] = None,
 ) -> Page[AuditEntryObject]:
     """Lists changes in the organization, the newest first. Filters can be repeated."""
-    who = await asking(request, READ_AUDIT)
+    who = await authenticated_admin(request, READ_AUDIT)
     if query.after is not None and before is not None:
         raise InvalidValue("Give either 'after' or 'before'.", "before")
 
@@ -165,7 +165,7 @@ async def verify_audit_logs(request: Request) -> AuditVerificationObject:
     """Checks that every entry of the audit log is there and unchanged. Keep the `digest` elsewhere: it proves
     everything up to it.
     """
-    who = await asking(request, READ_AUDIT)
+    who = await authenticated_admin(request, READ_AUDIT)
     newest = await who.accounts.audit.list(who.tenant_id, limit=1)
     broken = await who.accounts.audit.verify(who.tenant_id)
     return {
@@ -202,13 +202,13 @@ def entry_object(entry: AuditEntry) -> AuditEntryObject:
 
 
 def actor_object(actor: dict[str, Any]) -> dict[str, Any]:
-    """A key or a session, as the stock client knows them; or the operator, or the service itself."""
+    """Returns a key or a session in the format of OpenAI's client; or the operator, or the service itself."""
     kind, address, behind = actor["type"], actor.get("address"), actor.get("user_id")
     if kind == "user":
         user = {"id": actor["id"], "email": actor.get("email")}
         return {"type": "session", "session": {"ip_address": address, "user": user}}
     if kind != "api_key":
-        # Of an operator in a user's place both, whose account it was and for whom.
+        # For an impersonating operator both: the member's account, and the operator.
         return {name: actor[name] for name in ("type", "id", "email", "user_id") if name in actor}
     key: dict[str, Any] = {"id": actor["id"]}
     if behind is not None:

@@ -1,6 +1,6 @@
-"""`/v1/organization/invites`: people who may become users.
+"""`/v1/organization/invites`: creates, lists, accepts and deletes invitations.
 
-No mail is sent: the answer to whoever invites has a token, once, to be passed on. Accepting it needs no key.
+No mail is sent: the response to the inviting client has the token, once. Accepting it needs no API key.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ from fastapi import Request
 from api.authentication import READ_MEMBERS, WRITE_MEMBERS, address_of
 from api.errors import InvalidValue
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.bodies import AcceptInviteRequest, CreateInviteRequest
-from api.organization.objects import (
+from api.organization.admin_requests import (
+    AdminCaller,
+    accounts_of,
+    authenticated_admin,
+    naming_fields,
+    read_body,
+)
+from api.organization.request_bodies import AcceptInviteRequest, CreateInviteRequest
+from api.organization.response_objects import (
     AcceptedUserObject,
     CreatedInviteObject,
     DeletedObject,
@@ -21,18 +28,17 @@ from api.organization.objects import (
     deleted,
     invite_object,
 )
-from api.organization.requests import AdminCaller, accounts_of, asking, naming_fields, read_body
 from api.organization.roles import meant_role, shown_role
-from api.pages import Page, Paged, page
+from api.pagination import Page, Paged, page
 from tenants.errors import (
     InviteAccepted,
     InviteInvalid,
     InviteNotFound,
     NameTaken,
-    NotHeld,
     OwnersOnly,
     ProjectArchived,
     ProjectNotFound,
+    RightsNotHeld,
 )
 from tenants.roles import ProjectRole
 
@@ -43,7 +49,7 @@ open_router = Router(prefix=router.prefix, tags=["Users"])
 
 @router.post("", operation_id="createInvite", openapi_extra=json_body("CreateInviteRequest"))
 @fails_with(
-    NotHeld("scopes", ["organization.billing.write"]),
+    RightsNotHeld("scopes", ["organization.billing.write"]),
     OwnersOnly(),
     ProjectNotFound("proj_1"),
     ProjectArchived("proj_1"),
@@ -53,7 +59,7 @@ async def create_invite(request: Request) -> CreatedInviteObject:
     """Invites a person to the organization. No mail is sent: pass the `token`, which only this response has,
     on to them.
     """
-    who = await asking(request, WRITE_MEMBERS)
+    who = await authenticated_admin(request, WRITE_MEMBERS)
     body = await read_body(request, CreateInviteRequest)
     role = meant_role(body.role)
     with naming_fields():
@@ -71,7 +77,7 @@ async def create_invite(request: Request) -> CreatedInviteObject:
 @router.get("", operation_id="listInvites")
 async def list_invites(request: Request, query: Paged) -> Page[InviteObject]:
     """Lists invitations."""
-    who = await asking(request, READ_MEMBERS)
+    who = await authenticated_admin(request, READ_MEMBERS)
     found = await who.accounts.invites.list(
         who.tenant_id, after=query.after, limit=query.limit + 1, newest_first=query.newest_first
     )
@@ -109,7 +115,7 @@ async def accept_invite(request: Request) -> AcceptedUserObject:
 @fails_with(InviteNotFound("invite_1"))
 async def retrieve_invite(request: Request, invite_id: str) -> InviteObject:
     """Retrieves an invitation."""
-    who = await asking(request, READ_MEMBERS)
+    who = await authenticated_admin(request, READ_MEMBERS)
     return invite_object(await who.accounts.invites.get(who.tenant_id, invite_id), datetime.now(UTC))
 
 
@@ -117,13 +123,13 @@ async def retrieve_invite(request: Request, invite_id: str) -> InviteObject:
 @fails_with(InviteNotFound("invite_1"), InviteAccepted("invite_1"))
 async def delete_invite(request: Request, invite_id: str) -> DeletedObject:
     """Deletes an invitation. Its token can no longer be used."""
-    who = await asking(request, WRITE_MEMBERS)
+    who = await authenticated_admin(request, WRITE_MEMBERS)
     await who.accounts.invites.delete(who.tenant_id, invite_id, who.actor)
     return deleted("organization.invite", invite_id)
 
 
 async def _places(who: AdminCaller, body: CreateInviteRequest) -> dict[str, ProjectRole]:
-    """The projects asked for; unless told otherwise, the default one, as a member."""
+    """Returns the requested projects and roles; by default the default project, as a member."""
     if body.projects is None:
         return {(await who.accounts.projects.default(who.tenant_id)).id: "member"}
     places = {place.id: place.role for place in body.projects}

@@ -1,6 +1,6 @@
-"""What keys look like in answers, whoever they are of.
+"""Builds the response objects of API keys: admin keys, project keys and keys of service accounts.
 
-A key's text stands in the answer that makes it, as `value`, and in no other.
+Only the response that creates a key has its plaintext, as `value`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Literal, NotRequired, TypedDict
 from msgspec import UNSET
 
 from api.json_bodies import unix
-from api.organization.bodies import UpdateAdminKeyRequest, UpdateProjectKeyRequest
-from api.organization.requests import in_seconds
+from api.organization.admin_requests import in_seconds
+from api.organization.request_bodies import UpdateAdminKeyRequest, UpdateProjectKeyRequest
 from tenants.key_service import CreatedKey, ShownKey
 from tenants.key_terms import KEEP, KeyChanges
 from tenants.models import ApiKey, ServiceAccount, User
@@ -125,7 +125,7 @@ def admin_key_object(shown: ShownKey) -> AdminKeyObject:
 
 
 def project_key_object(shown: ShownKey, roles: dict[str, str]) -> ProjectKeyObject:
-    """`roles`: of users in the key's project, by their ids."""
+    """Returns a project key's object. `roles`: roles in the key's project, by user id."""
     key, user, account = shown
     has_access = user is None or (
         user.disabled_at is None and (user.id in roles or user.role in ("owner", "admin"))
@@ -165,7 +165,7 @@ def changes_of(body: UpdateAdminKeyRequest) -> KeyChanges:
 
 
 def owners(keys: Collection[ShownKey]) -> set[str]:
-    """Ids of the users they are of."""
+    """Returns the ids of the users that the keys belong to."""
     return {user.id for _, user, _ in keys if user is not None}
 
 
@@ -186,7 +186,7 @@ def _common(key: ApiKey) -> _KeyFields:
 
 
 def _admin_owner(key: ApiKey, user: User | None) -> AdminKeyOwner:
-    """One that no user has is the organisation's own."""
+    """Returns the owner; a key without a user belongs to the organization."""
     if user is None:
         return {"type": "organization", "object": "organization", "id": key.tenant_id}
     return {
@@ -200,7 +200,7 @@ def _admin_owner(key: ApiKey, user: User | None) -> AdminKeyOwner:
 
 
 def _owner(user: User | None, account: ServiceAccount | None, roles: dict[str, str]) -> ProjectKeyOwner:
-    """Empty: the project's own."""
+    """Returns the owner; empty for the project itself."""
     if user is not None:
         shown_user: KeyOwnerObject = {
             "id": user.id,

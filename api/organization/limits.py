@@ -1,6 +1,6 @@
-"""`/v1/organization/limits`: every limit that holds in an organisation, and how much of each is taken.
+"""`/v1/organization/limits`: lists, sets and deletes an organization's limits, with their usage.
 
-Owns the ids of limits: what a limit is of, so that setting it again is the same limit.
+A limit's id is derived from what it limits, so that setting it again keeps the id.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from api.authentication import READ_LIMITS, WRITE_LIMITS
 from api.errors import InvalidValue, RouteNotFound
 from api.json_bodies import unix
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.bodies import SetLimitRequest
-from api.organization.objects import DeletedObject, deleted
-from api.organization.requests import AdminCaller, asking, naming_fields, read_body
-from api.pages import Page, Paged, page, position
+from api.organization.admin_requests import AdminCaller, authenticated_admin, naming_fields, read_body
+from api.organization.request_bodies import SetLimitRequest
+from api.organization.response_objects import DeletedObject, deleted
+from api.pagination import Page, Paged, page, position
 from api.services import services_of
 from tenants.errors import KeyNotFound, ProjectNotFound, QuotaUnavailable
 from tenants.limits.kinds import Limit, Metric, Scope
@@ -56,7 +56,7 @@ async def list_limits(request: Request, query: Paged) -> Page[LimitObject]:
     """Lists the limits that are set, and those of the plan that none replaces, with how much of each is
     used.
     """
-    who = await asking(request, READ_LIMITS)
+    who = await authenticated_admin(request, READ_LIMITS)
     found = {limit_id(limit): limit for limit in await who.accounts.limits.effective(who.tenant_id)}
     ids = sorted(found, reverse=query.newest_first)
     last = position(ids, query.after)
@@ -72,7 +72,7 @@ async def set_limit(request: Request) -> LimitObject:
     """Sets a limit for the organization, a project or a key. It takes effect within a second. The
     organization's own limits can only be lower than those of its plan.
     """
-    who = await asking(request, WRITE_LIMITS)
+    who = await authenticated_admin(request, WRITE_LIMITS)
     body = await read_body(request, SetLimitRequest)
     if body.metric not in Metric.__members__.values():
         raise InvalidValue(f"'metric' must be one of {', '.join(Metric)}.", "metric")
@@ -94,7 +94,7 @@ async def set_limit(request: Request) -> LimitObject:
 @fails_with(RouteNotFound("there is no limit 'limit_1'"))
 async def retrieve_limit(request: Request, limit_id: str) -> LimitObject:
     """Retrieves a limit."""
-    who = await asking(request, READ_LIMITS)
+    who = await authenticated_admin(request, READ_LIMITS)
     limit = await _named(who, limit_id, await who.accounts.limits.effective(who.tenant_id))
     return (await shown_limits(request, who, [limit]))[0]
 
@@ -103,7 +103,7 @@ async def retrieve_limit(request: Request, limit_id: str) -> LimitObject:
 @fails_with(RouteNotFound("there is no limit 'limit_1'"))
 async def delete_limit(request: Request, limit_id: str) -> DeletedObject:
     """Deletes a limit. Where the plan has one, it applies again."""
-    who = await asking(request, WRITE_LIMITS)
+    who = await authenticated_admin(request, WRITE_LIMITS)
     limit = await _named(who, limit_id, await who.accounts.limits.list(who.tenant_id))
     await who.accounts.limits.delete(
         who.tenant_id, who.actor, limit.scope, limit.scope_id, limit.model, limit.metric
@@ -112,13 +112,13 @@ async def delete_limit(request: Request, limit_id: str) -> DeletedObject:
 
 
 def limit_id(limit: Limit) -> str:
-    """The same for the same limit, whatever its amount."""
+    """Returns the limit's id, which does not depend on its amount."""
     of = "\0".join((limit.scope, limit.scope_id, limit.model, limit.metric))
     return f"limit_{hashlib.sha256(of.encode()).hexdigest()[:26]}"
 
 
 async def shown_limits(request: Request, who: AdminCaller, limits: list[Limit]) -> list[LimitObject]:
-    """With how much of them is taken, as far as that can be looked up just now."""
+    """Returns limits with their usage, if Redis is reachable."""
     try:
         states = await services_of(request).quotas.state(who.tenant_id, limits)
     except QuotaUnavailable:
@@ -128,8 +128,8 @@ async def shown_limits(request: Request, who: AdminCaller, limits: list[Limit]) 
 
 
 def limit_object(limit: Limit, state: LimitState | None) -> LimitObject:
-    """What lies in the database, such as adapters, is counted when something is added to it: it has no
-    state.
+    """Returns a limit's object. Rows in the database, such as adapters, are counted when one is added: such a
+    limit has no state.
     """
     return {
         "id": limit_id(limit),

@@ -9,7 +9,13 @@ from fastapi import Request
 
 from api.authentication import READ_KEYS, WRITE_KEYS
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.bodies import CreateProjectKeyRequest, RotateKeyRequest, UpdateProjectKeyRequest
+from api.organization.admin_requests import (
+    AdminCaller,
+    authenticated_admin,
+    in_seconds,
+    naming_fields,
+    read_body,
+)
 from api.organization.keys import (
     CreatedProjectKeyObject,
     ProjectKeyObject,
@@ -17,11 +23,18 @@ from api.organization.keys import (
     owners,
     project_key_object,
 )
-from api.organization.objects import DeletedObject, deleted
-from api.organization.requests import AdminCaller, asking, in_seconds, naming_fields, read_body
+from api.organization.request_bodies import CreateProjectKeyRequest, RotateKeyRequest, UpdateProjectKeyRequest
+from api.organization.response_objects import DeletedObject, deleted
 from api.organization.scopes import check_scopes
-from api.pages import Page, Paged, page
-from tenants.errors import KeyNotActive, KeyNotFound, NotHeld, ProjectArchived, ProjectNotFound, UserNotFound
+from api.pagination import Page, Paged, page
+from tenants.errors import (
+    KeyNotActive,
+    KeyNotFound,
+    ProjectArchived,
+    ProjectNotFound,
+    RightsNotHeld,
+    UserNotFound,
+)
 from tenants.key_service import ShownKey
 from tenants.key_terms import KeyTerms
 
@@ -30,7 +43,7 @@ router = Router(prefix="/v1/organization/projects/{project_id}/api_keys", tags=[
 
 @router.post("", operation_id="createProjectKey", openapi_extra=json_body("CreateProjectKeyRequest"))
 @fails_with(
-    NotHeld("scopes", ["organization.billing.write"]),
+    RightsNotHeld("scopes", ["organization.billing.write"]),
     ProjectNotFound("proj_1"),
     UserNotFound("user_1"),
     ProjectArchived("proj_1"),
@@ -39,7 +52,7 @@ async def create_project_key(request: Request, project_id: str) -> CreatedProjec
     """Creates an API key that makes requests for the project. The response is the only one that has the key's
     `value`.
     """
-    who = await asking(request, WRITE_KEYS)
+    who = await authenticated_admin(request, WRITE_KEYS)
     body = await read_body(request, CreateProjectKeyRequest)
     check_scopes("inference", body.scopes)
     if body.user_id is not None:
@@ -69,7 +82,7 @@ async def list_project_keys(
     """Lists the project's keys that are not revoked. With `owner_project_access` a page can be shorter than
     `limit`.
     """
-    who = await asking(request, READ_KEYS)
+    who = await authenticated_admin(request, READ_KEYS)
     await who.accounts.projects.get(who.tenant_id, project_id)
     found = await who.accounts.keys.list(
         who.tenant_id,
@@ -90,18 +103,20 @@ async def list_project_keys(
 @fails_with(KeyNotFound("key_1"))
 async def retrieve_project_key(request: Request, project_id: str, api_key_id: str) -> ProjectKeyObject:
     """Retrieves a key of the project."""
-    return await _shown(await asking(request, READ_KEYS), project_id, api_key_id)
+    return await _shown(await authenticated_admin(request, READ_KEYS), project_id, api_key_id)
 
 
 @router.post(
     "/{api_key_id}", operation_id="updateProjectKey", openapi_extra=json_body("UpdateProjectKeyRequest")
 )
 @fails_with(
-    NotHeld("scopes", ["organization.billing.write"]), KeyNotFound("key_1"), KeyNotActive("key_1", "revoked")
+    RightsNotHeld("scopes", ["organization.billing.write"]),
+    KeyNotFound("key_1"),
+    KeyNotActive("key_1", "revoked"),
 )
 async def update_project_key(request: Request, project_id: str, api_key_id: str) -> ProjectKeyObject:
     """Updates a key of the project. Changes take effect within a second."""
-    who = await asking(request, WRITE_KEYS)
+    who = await authenticated_admin(request, WRITE_KEYS)
     changes = changes_of(await read_body(request, UpdateProjectKeyRequest))
     check_scopes("inference", changes.scopes or ())
     with naming_fields():
@@ -115,11 +130,13 @@ async def update_project_key(request: Request, project_id: str, api_key_id: str)
     "/{api_key_id}/rotate", operation_id="rotateProjectKey", openapi_extra=json_body("RotateKeyRequest")
 )
 @fails_with(
-    NotHeld("scopes", ["organization.billing.write"]), KeyNotFound("key_1"), KeyNotActive("key_1", "revoked")
+    RightsNotHeld("scopes", ["organization.billing.write"]),
+    KeyNotFound("key_1"),
+    KeyNotActive("key_1", "revoked"),
 )
 async def rotate_project_key(request: Request, project_id: str, api_key_id: str) -> CreatedProjectKeyObject:
     """Creates a key that replaces this one. The old key works until `grace_seconds` have passed."""
-    who = await asking(request, WRITE_KEYS)
+    who = await authenticated_admin(request, WRITE_KEYS)
     body = await read_body(request, RotateKeyRequest)
     made = await who.accounts.keys.rotate(
         who.tenant_id,
@@ -136,7 +153,7 @@ async def rotate_project_key(request: Request, project_id: str, api_key_id: str)
 @fails_with(KeyNotFound("key_1"))
 async def delete_project_key(request: Request, project_id: str, api_key_id: str) -> DeletedObject:
     """Revokes a key of the project. It is refused within a second."""
-    who = await asking(request, WRITE_KEYS)
+    who = await authenticated_admin(request, WRITE_KEYS)
     await who.accounts.keys.revoke(
         who.tenant_id, api_key_id, who.actor, kind="inference", project_id=project_id
     )

@@ -1,7 +1,7 @@
-"""What all keys of a project may ask for: `/v1/organization/projects/{project_id}/model_permissions` and
+"""Restricts the models and service tiers of a project's keys: `.../model_permissions`,
 `.../service_tier_settings`.
 
-Owns the stock client's words for classes of service: its `fast` is our priority, its `standard` our default.
+OpenAI's client calls service tiers differently: its `fast` is our `priority`, its `standard` our `default`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from fastapi import Request
 from api.authentication import READ_PROJECTS, WRITE_PROJECTS
 from api.errors import RouteNotFound
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.bodies import ModelPermissionsRequest, ServiceTierSettingsRequest
-from api.organization.objects import RuleDeletedObject
-from api.organization.requests import asking, naming_fields, read_body
+from api.organization.admin_requests import authenticated_admin, naming_fields, read_body
+from api.organization.request_bodies import ModelPermissionsRequest, ServiceTierSettingsRequest
+from api.organization.response_objects import RuleDeletedObject
 from engine.protocol import PriorityClass
 from tenants.errors import ProjectArchived, ProjectNotFound
 from tenants.key_terms import KEEP
@@ -54,7 +54,7 @@ _DEFAULTS = {"standard": PriorityClass.DEFAULT, "fast": PriorityClass.PRIORITY}
 )
 async def retrieve_model_permissions(request: Request, project_id: str) -> ModelPermissionsObject:
     """Retrieves which models the project's keys can use."""
-    who = await asking(request, READ_PROJECTS)
+    who = await authenticated_admin(request, READ_PROJECTS)
     return _permissions(await who.accounts.projects.get(who.tenant_id, project_id))
 
 
@@ -68,7 +68,7 @@ async def update_model_permissions(request: Request, project_id: str) -> ModelPe
     """Restricts the project's keys to some models, or to all but some. Keys with a list of models are
     restricted to both. The change takes effect within a second.
     """
-    who = await asking(request, WRITE_PROJECTS)
+    who = await authenticated_admin(request, WRITE_PROJECTS)
     body = await read_body(request, ModelPermissionsRequest)
     with naming_fields():
         project = await who.accounts.projects.set_models(
@@ -85,7 +85,7 @@ async def update_model_permissions(request: Request, project_id: str) -> ModelPe
 )
 async def delete_model_permissions(request: Request, project_id: str) -> RuleDeletedObject:
     """Lets the project's keys use every model of the organization again."""
-    who = await asking(request, WRITE_PROJECTS)
+    who = await authenticated_admin(request, WRITE_PROJECTS)
     _permissions(await who.accounts.projects.get(who.tenant_id, project_id))
     await who.accounts.projects.set_models(who.tenant_id, project_id, (), who.actor)
     return {"object": "project.model_permissions.deleted", "deleted": True}
@@ -95,7 +95,7 @@ async def delete_model_permissions(request: Request, project_id: str) -> RuleDel
 @fails_with(ProjectNotFound("proj_1"))
 async def retrieve_service_tier_settings(request: Request, project_id: str) -> ServiceTierSettingsObject:
     """Retrieves which service tiers the project's keys can ask for."""
-    who = await asking(request, READ_PROJECTS)
+    who = await authenticated_admin(request, READ_PROJECTS)
     return _settings(await who.accounts.projects.get(who.tenant_id, project_id), who.caller.plan)
 
 
@@ -109,7 +109,7 @@ async def update_service_tier_settings(request: Request, project_id: str) -> Ser
     """Sets which of the plan's service tiers the project's keys can ask for, and which one `auto` means. The
     change takes effect within a second.
     """
-    who = await asking(request, WRITE_PROJECTS)
+    who = await authenticated_admin(request, WRITE_PROJECTS)
     body = await read_body(request, ServiceTierSettingsRequest)
     enabled = body.enabled_tiers
     project = await who.accounts.projects.set_service_tiers(
@@ -123,7 +123,7 @@ async def update_service_tier_settings(request: Request, project_id: str) -> Ser
 
 
 def _permissions(project: Project) -> ModelPermissionsObject:
-    """Raises RouteNotFound where there is no such rule."""
+    """Returns the project's model permissions. Raises RouteNotFound if there are none."""
     if not project.models:
         raise RouteNotFound("The project has no model permissions: its keys may ask for every model.")
     return {
@@ -134,7 +134,9 @@ def _permissions(project: Project) -> ModelPermissionsObject:
 
 
 def _settings(project: Project, plan: PlanView) -> ServiceTierSettingsObject:
-    """`default` is what requests that ask for nothing get, which the plan and the project both allow."""
+    """Returns the settings. `default` is the tier of requests that name none, which plan and project both
+    allow.
+    """
     enabled = project.service_tiers
     priority = plan.terms[PriorityClass.PRIORITY].allowed and (
         enabled is None or PriorityClass.PRIORITY in enabled

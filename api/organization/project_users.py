@@ -7,10 +7,10 @@ from fastapi import Request
 from api.authentication import READ_MEMBERS, WRITE_MEMBERS
 from api.errors import InvalidValue
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.bodies import AddProjectUserRequest, UpdateProjectUserRequest
-from api.organization.objects import DeletedObject, ProjectUserObject, deleted, project_user_object
-from api.organization.requests import AdminCaller, asking, read_body
-from api.pages import Page, Paged, page
+from api.organization.admin_requests import AdminCaller, authenticated_admin, read_body
+from api.organization.request_bodies import AddProjectUserRequest, UpdateProjectUserRequest
+from api.organization.response_objects import DeletedObject, ProjectUserObject, deleted, project_user_object
+from api.pagination import Page, Paged, page
 from tenants.errors import ProjectArchived, ProjectNotFound, UserNotFound
 
 router = Router(prefix="/v1/organization/projects/{project_id}/users", tags=["Projects"])
@@ -20,7 +20,7 @@ router = Router(prefix="/v1/organization/projects/{project_id}/users", tags=["Pr
 @fails_with(ProjectNotFound("proj_1"), UserNotFound("user_1"), ProjectArchived("proj_1"))
 async def add_project_user(request: Request, project_id: str) -> ProjectUserObject:
     """Adds a user of the organization, given by `user_id` or `email`, to the project."""
-    who = await asking(request, WRITE_MEMBERS)
+    who = await authenticated_admin(request, WRITE_MEMBERS)
     body = await read_body(request, AddProjectUserRequest)
     await who.accounts.projects.get(who.tenant_id, project_id)
     user_id = await _meant(who, body)
@@ -34,7 +34,7 @@ async def add_project_user(request: Request, project_id: str) -> ProjectUserObje
 @fails_with(ProjectNotFound("proj_1"))
 async def list_project_users(request: Request, query: Paged, project_id: str) -> Page[ProjectUserObject]:
     """Lists the members of the project."""
-    who = await asking(request, READ_MEMBERS)
+    who = await authenticated_admin(request, READ_MEMBERS)
     found = await who.accounts.members.project_members(
         who.tenant_id,
         project_id,
@@ -49,7 +49,7 @@ async def list_project_users(request: Request, query: Paged, project_id: str) ->
 @fails_with(UserNotFound("user_1"))
 async def retrieve_project_user(request: Request, project_id: str, user_id: str) -> ProjectUserObject:
     """Retrieves a member of the project."""
-    who = await asking(request, READ_MEMBERS)
+    who = await authenticated_admin(request, READ_MEMBERS)
     member = await who.accounts.members.project_member(who.tenant_id, project_id, user_id)
     return project_user_object(*member)
 
@@ -60,7 +60,7 @@ async def retrieve_project_user(request: Request, project_id: str, user_id: str)
 @fails_with(ProjectNotFound("proj_1"), UserNotFound("user_1"), ProjectArchived("proj_1"))
 async def update_project_user(request: Request, project_id: str, user_id: str) -> ProjectUserObject:
     """Changes a member's role in the project."""
-    who = await asking(request, WRITE_MEMBERS)
+    who = await authenticated_admin(request, WRITE_MEMBERS)
     body = await read_body(request, UpdateProjectUserRequest)
     member = await who.accounts.members.update_in_project(
         who.tenant_id, project_id, user_id, body.role, who.actor
@@ -72,7 +72,7 @@ async def update_project_user(request: Request, project_id: str, user_id: str) -
 @fails_with(UserNotFound("user_1"))
 async def delete_project_user(request: Request, project_id: str, user_id: str) -> DeletedObject:
     """Removes a user from the project. The user's keys of the project are refused within a second."""
-    who = await asking(request, WRITE_MEMBERS)
+    who = await authenticated_admin(request, WRITE_MEMBERS)
     await who.accounts.members.remove_from_project(who.tenant_id, project_id, user_id, who.actor)
     return deleted("organization.project.user", user_id)
 

@@ -1,7 +1,7 @@
-"""`/v1/organization/projects/{project_id}/rate_limits`: how much a project may ask for in a minute or a day.
+"""`/v1/organization/projects/{project_id}/rate_limits`: limits a project's requests per minute or day.
 
-In the shapes of the stock client: one entry for each model, and one for all together. Other limits, of other
-scopes, are `/v1/organization/limits`'; these are some of the same.
+In the format of OpenAI's client: one entry per model, and one for all models together. The same limits, and
+those of other scopes, are in `/v1/organization/limits`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from fastapi import Query, Request
 from api.authentication import READ_LIMITS, WRITE_LIMITS
 from api.errors import InvalidValue, RouteNotFound
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.bodies import RateLimitRequest
-from api.organization.requests import AdminCaller, asking, naming_fields, read_body
-from api.pages import Cursor, Page, page, position
+from api.organization.admin_requests import AdminCaller, authenticated_admin, naming_fields, read_body
+from api.organization.request_bodies import RateLimitRequest
+from api.pagination import Cursor, Page, page, position
 from api.services import services_of
 from tenants.errors import ProjectNotFound
 from tenants.limits.kinds import MAX_RATE, Limit, Metric
@@ -58,7 +58,7 @@ async def list_rate_limits(
     """Lists the project's rate limits: of all models together, the base model, all adapters, and every model
     that has its own.
     """
-    who = await asking(request, READ_LIMITS)
+    who = await authenticated_admin(request, READ_LIMITS)
     if after is not None and before is not None:
         raise InvalidValue("Give either 'after' or 'before'.", "before")
     of_project, of_all = await _limits(who, project_id)
@@ -77,7 +77,7 @@ async def update_rate_limit(request: Request, project_id: str, rate_limit_id: st
     """Sets rate limits of the project for one model. They take effect within a second. Delete one with
     `DELETE /v1/organization/limits/{limit_id}`.
     """
-    who = await asking(request, WRITE_LIMITS)
+    who = await authenticated_admin(request, WRITE_LIMITS)
     body = await read_body(request, RateLimitRequest)
     if not rate_limit_id.startswith(_PREFIX):
         raise RouteNotFound(f"there is no rate limit {rate_limit_id[:100]!r}")
@@ -95,7 +95,7 @@ async def update_rate_limit(request: Request, project_id: str, rate_limit_id: st
 async def _limits(
     who: AdminCaller, project_id: str
 ) -> tuple[dict[str, dict[Metric, int]], dict[Metric, int]]:
-    """What the project has, by model, and what the organisation has as a whole. Raises ProjectNotFound."""
+    """Returns the project's limits by model, and the organization's. Raises ProjectNotFound."""
     await who.accounts.projects.get(who.tenant_id, project_id)
     of_project: dict[str, dict[Metric, int]] = {}
     of_all: dict[Metric, int] = {}
@@ -112,8 +112,8 @@ async def _limits(
 def _object(
     model: str, of_project: dict[str, dict[Metric, int]], of_all: dict[Metric, int]
 ) -> RateLimitObject:
-    """What holds: the project's own, else the organisation's. The stock client wants a number for what nobody
-    limits: the largest there can be.
+    """Returns the limits in force: the project's own, else the organization's. OpenAI's client expects a
+    number where nothing is limits: the largest there can be.
     """
     amounts = of_all | of_project.get(model, {})
     return {

@@ -1,6 +1,6 @@
-"""`/v1/organization/roles`: what people can be in an organisation. There are five roles, the same for all.
+"""`/v1/organization/roles`: lists the roles of users, which are the same five in every organization.
 
-Owns the words: the stock client's `reader` is our viewer.
+OpenAI's client calls our `viewer` `reader`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from fastapi import Request
 from api.authentication import READ_MEMBERS
 from api.errors import InvalidValue, RouteNotFound
 from api.openapi.routing import Router, fails_with
-from api.organization.requests import asking
-from api.pages import Paged, position
+from api.organization.admin_requests import authenticated_admin
+from api.pagination import Paged, position
 from tenants.models import User
 from tenants.roles import RIGHTS_OF, ROLES, Role
 
@@ -88,7 +88,7 @@ def meant_role(word: str) -> Role:
 
 
 def role_of_id(role_id: str) -> Role:
-    """Raises RouteNotFound: there is no such resource, in any organisation."""
+    """Returns the role. Raises RouteNotFound if there is none with this id."""
     for role in ROLES:
         if role_id == f"{_PREFIX}{role}":
             return role
@@ -108,7 +108,7 @@ def role_object(role: Role) -> RoleObject:
 
 
 def assignment_object(user: User) -> RoleAssignmentObject:
-    """The role, as what a user has."""
+    """Returns the user's role as an assignment."""
     role: Role = user.role  # type: ignore[assignment]
     return {
         **role_object(role),
@@ -120,7 +120,7 @@ def assignment_object(user: User) -> RoleAssignmentObject:
 @router.get("", operation_id="listRoles")
 async def list_roles(request: Request, query: Paged) -> RoleList:
     """Lists the roles that members can have. Every organization has the same five."""
-    await asking(request, READ_MEMBERS)
+    await authenticated_admin(request, READ_MEMBERS)
     roles = list(ROLES) if query.newest_first else list(reversed(ROLES))
     ids = [f"{_PREFIX}{role}" for role in roles]
     last = position(ids, query.after)
@@ -139,5 +139,5 @@ async def list_roles(request: Request, query: Paged) -> RoleList:
 @fails_with(RouteNotFound("there is no role 'role-x'"))
 async def retrieve_role(request: Request, role_id: str) -> RoleObject:
     """Retrieves a role."""
-    await asking(request, READ_MEMBERS)
+    await authenticated_admin(request, READ_MEMBERS)
     return role_object(role_of_id(role_id))

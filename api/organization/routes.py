@@ -1,4 +1,4 @@
-"""Every route of `/v1/organization`, but for reports of what was used."""
+"""Collects the routes of `/v1/organization`, except for usage reports."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What keys can be restricted to: the scopes that routes ask for, and of admin keys those that roles hold.
+"""Validates the scopes of a key: those that routes require and, for admin keys, those of roles.
 
-Owns the list of them by kind of key. Any other would be a restriction nobody meant.
+Unknown scopes are refused, because they would restrict a key by mistake.
 """
 
 from __future__ import annotations
@@ -28,4 +28,4 @@ def check_scopes(kind: KeyKind, scopes: Collection[str]) -> None:
     for scope in sorted(scopes):
         if scope not in SCOPES[kind]:
             known = ", ".join(sorted(SCOPES[kind]))
-            raise InvalidValue(f"'{scope}' is no scope of an {kind} key. There are: {known}.", "scopes")
+            raise InvalidValue(f"'{scope}' is not a scope of an {kind} key. Use: {known}.", "scopes")

@@ -7,16 +7,21 @@ from fastapi import Request
 from api.authentication import READ_PROJECTS, WRITE_KEYS, WRITE_PROJECTS
 from api.errors import InvalidValue
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.bodies import (
+from api.organization.admin_requests import authenticated_admin, in_seconds, naming_fields, read_body
+from api.organization.keys import ServiceAccountKeyObject, service_account_key_object
+from api.organization.request_bodies import (
     CreateServiceAccountKeyRequest,
     CreateServiceAccountRequest,
     UpdateServiceAccountRequest,
 )
-from api.organization.keys import ServiceAccountKeyObject, service_account_key_object
-from api.organization.objects import DeletedObject, ServiceAccountObject, deleted, service_account_object
-from api.organization.requests import asking, in_seconds, naming_fields, read_body
+from api.organization.response_objects import (
+    DeletedObject,
+    ServiceAccountObject,
+    deleted,
+    service_account_object,
+)
 from api.organization.scopes import check_scopes
-from api.pages import Page, Paged, page
+from api.pagination import Page, Paged, page
 from tenants.errors import ProjectArchived, ProjectNotFound, ServiceAccountNotFound
 from tenants.key_terms import KeyTerms
 
@@ -41,11 +46,11 @@ async def create_service_account(request: Request, project_id: str) -> CreatedSe
     """Creates a service account and, unless `create_service_account_only` is set, its first key, whose
     `value` only this response has.
     """
-    who = await asking(request, WRITE_PROJECTS)
+    who = await authenticated_admin(request, WRITE_PROJECTS)
     body = await read_body(request, CreateServiceAccountRequest)
     with_key = not body.create_service_account_only
     if with_key:
-        await asking(request, WRITE_KEYS)
+        await authenticated_admin(request, WRITE_KEYS)
     elif body.expires_in_seconds is not None:
         raise InvalidValue("There is no key that 'expires_in_seconds' could be of.", "expires_in_seconds")
     with naming_fields():
@@ -70,7 +75,7 @@ async def list_service_accounts(
     request: Request, query: Paged, project_id: str
 ) -> Page[ServiceAccountObject]:
     """Lists the project's service accounts."""
-    who = await asking(request, READ_PROJECTS)
+    who = await authenticated_admin(request, READ_PROJECTS)
     found = await who.accounts.service_accounts.list(
         who.tenant_id,
         project_id,
@@ -87,7 +92,7 @@ async def retrieve_service_account(
     request: Request, project_id: str, service_account_id: str
 ) -> ServiceAccountObject:
     """Retrieves a service account."""
-    who = await asking(request, READ_PROJECTS)
+    who = await authenticated_admin(request, READ_PROJECTS)
     return service_account_object(
         await who.accounts.service_accounts.get(who.tenant_id, project_id, service_account_id)
     )
@@ -103,7 +108,7 @@ async def update_service_account(
     request: Request, project_id: str, service_account_id: str
 ) -> ServiceAccountObject:
     """Changes a service account's name or role."""
-    who = await asking(request, WRITE_PROJECTS)
+    who = await authenticated_admin(request, WRITE_PROJECTS)
     body = await read_body(request, UpdateServiceAccountRequest)
     with naming_fields():
         account = await who.accounts.service_accounts.update(
@@ -116,7 +121,7 @@ async def update_service_account(
 @fails_with(ServiceAccountNotFound("svc_acct_1"))
 async def delete_service_account(request: Request, project_id: str, service_account_id: str) -> DeletedObject:
     """Deletes a service account. Its keys are refused within a second."""
-    who = await asking(request, WRITE_PROJECTS)
+    who = await authenticated_admin(request, WRITE_PROJECTS)
     await who.accounts.service_accounts.delete(who.tenant_id, project_id, service_account_id, who.actor)
     return deleted("organization.project.service_account", service_account_id)
 
@@ -131,7 +136,7 @@ async def create_service_account_key(
     request: Request, project_id: str, service_account_id: str
 ) -> ServiceAccountKeyObject:
     """Creates another key of the service account. The response is the only one that has the key's `value`."""
-    who = await asking(request, WRITE_KEYS)
+    who = await authenticated_admin(request, WRITE_KEYS)
     body = await read_body(request, CreateServiceAccountKeyRequest)
     check_scopes("inference", body.scopes)
     terms = KeyTerms(

@@ -1,6 +1,6 @@
-"""`/v1/organization/spend_limit`, and a project's: how much may be spent in a calendar month (UTC), in cents.
+"""`/v1/organization/spend_limit` and a project's: limits the spend in a calendar month (UTC), in cents.
 
-Hard: past it, requests are refused until the month is over.
+A hard limit: requests above it are refused until the month ends.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from fastapi import Request
 
 from api.authentication import READ_LIMITS, WRITE_LIMITS
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.bodies import SpendLimitRequest
-from api.organization.objects import RuleDeletedObject
-from api.organization.requests import AdminCaller, asking, naming_fields, read_body
+from api.organization.admin_requests import AdminCaller, authenticated_admin, naming_fields, read_body
+from api.organization.request_bodies import SpendLimitRequest
+from api.organization.response_objects import RuleDeletedObject
 from api.services import services_of
 from billing.rates import MICRO_USD_PER_CENT
 from tenants.errors import LimitNotFound, ProjectNotFound, QuotaUnavailable
@@ -45,7 +45,7 @@ router = Router(prefix="/v1/organization", tags=["Limits"])
 @fails_with(LimitNotFound("project", "proj_1", "", "spend_per_month"))
 async def retrieve_spend_limit(request: Request) -> SpendLimitObject:
     """Retrieves how much the organization can spend in a month."""
-    who = await asking(request, READ_LIMITS)
+    who = await authenticated_admin(request, READ_LIMITS)
     return await _shown(request, who, "tenant", who.tenant_id)
 
 
@@ -54,7 +54,7 @@ async def update_spend_limit(request: Request) -> SpendLimitObject:
     """Sets how much the organization can spend in a month. It takes effect within a second, and can only be
     lower than the plan's.
     """
-    who = await asking(request, WRITE_LIMITS)
+    who = await authenticated_admin(request, WRITE_LIMITS)
     return await _set(request, who, "tenant", who.tenant_id)
 
 
@@ -62,7 +62,7 @@ async def update_spend_limit(request: Request) -> SpendLimitObject:
 @fails_with(LimitNotFound("project", "proj_1", "", "spend_per_month"))
 async def delete_spend_limit(request: Request) -> RuleDeletedObject:
     """Deletes the organization's spend limit. Where the plan has one, it applies again."""
-    who = await asking(request, WRITE_LIMITS)
+    who = await authenticated_admin(request, WRITE_LIMITS)
     return await _delete(who, "tenant", who.tenant_id)
 
 
@@ -70,7 +70,7 @@ async def delete_spend_limit(request: Request) -> RuleDeletedObject:
 @fails_with(LimitNotFound("project", "proj_1", "", "spend_per_month"))
 async def retrieve_project_spend_limit(request: Request, project_id: str) -> SpendLimitObject:
     """Retrieves how much the project can spend in a month."""
-    who = await asking(request, READ_LIMITS)
+    who = await authenticated_admin(request, READ_LIMITS)
     return await _shown(request, who, "project", project_id)
 
 
@@ -82,14 +82,14 @@ async def retrieve_project_spend_limit(request: Request, project_id: str) -> Spe
 @fails_with(ProjectNotFound("proj_1"))
 async def update_project_spend_limit(request: Request, project_id: str) -> SpendLimitObject:
     """Sets how much the project can spend in a month. It takes effect within a second."""
-    return await _set(request, await asking(request, WRITE_LIMITS), "project", project_id)
+    return await _set(request, await authenticated_admin(request, WRITE_LIMITS), "project", project_id)
 
 
 @router.delete("/projects/{project_id}/spend_limit", operation_id="deleteProjectSpendLimit")
 @fails_with(LimitNotFound("project", "proj_1", "", "spend_per_month"))
 async def delete_project_spend_limit(request: Request, project_id: str) -> RuleDeletedObject:
     """Deletes the project's spend limit."""
-    return await _delete(await asking(request, WRITE_LIMITS), "project", project_id)
+    return await _delete(await authenticated_admin(request, WRITE_LIMITS), "project", project_id)
 
 
 async def _shown(request: Request, who: AdminCaller, scope: Scope, scope_id: str) -> SpendLimitObject:
@@ -108,7 +108,7 @@ async def _shown(request: Request, who: AdminCaller, scope: Scope, scope_id: str
 
 
 async def _enforcement(request: Request, who: AdminCaller, limit: Limit) -> Enforcement:
-    """Whether it refuses requests now; `unknown` while that cannot be looked up."""
+    """Returns whether the limit refuses requests now; `unknown` while Redis is unreachable."""
     try:
         states = await services_of(request).quotas.state(who.tenant_id, [limit])
     except QuotaUnavailable:

@@ -9,9 +9,9 @@ from fastapi import Query, Request
 from api.authentication import READ_MEMBERS, WRITE_MEMBERS
 from api.errors import InvalidValue, RouteNotFound
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.bodies import UpdateUserRequest
-from api.organization.objects import DeletedObject, UserObject, deleted, user_object
-from api.organization.requests import asking, naming_fields, read_body
+from api.organization.admin_requests import authenticated_admin, naming_fields, read_body
+from api.organization.request_bodies import UpdateUserRequest
+from api.organization.response_objects import DeletedObject, UserObject, deleted, user_object
 from api.organization.roles import (
     RoleAssignmentList,
     RoleAssignmentObject,
@@ -19,8 +19,8 @@ from api.organization.roles import (
     meant_role,
     role_of_id,
 )
-from api.pages import Page, Paged, page
-from tenants.errors import LastOwner, NotHeld, OwnAccount, OwnersOnly, UserNotFound
+from api.pagination import Page, Paged, page
+from tenants.errors import LastOwner, OwnAccount, OwnersOnly, RightsNotHeld, UserNotFound
 from tenants.roles import Role
 
 router = Router(prefix="/v1/organization/users", tags=["Users"])
@@ -35,7 +35,7 @@ async def list_users(
     emails: Annotated[list[str] | None, Query(alias="emails[]")] = None,
 ) -> Page[UserObject]:
     """Lists the members of the organization; with `emails`, those with these addresses."""
-    who = await asking(request, READ_MEMBERS)
+    who = await authenticated_admin(request, READ_MEMBERS)
     wanted = [*(emails or ()), *request.query_params.getlist("emails")]
     if len(wanted) > _MAX_EMAILS or any("\x00" in email for email in wanted):
         raise InvalidValue(f"Give at most {_MAX_EMAILS} addresses.", "emails")
@@ -53,14 +53,14 @@ async def list_users(
 @fails_with(UserNotFound("user_1"))
 async def retrieve_user(request: Request, user_id: str) -> UserObject:
     """Retrieves a member and their projects."""
-    who = await asking(request, READ_MEMBERS)
+    who = await authenticated_admin(request, READ_MEMBERS)
     user = await who.accounts.members.get(who.tenant_id, user_id)
     return user_object(user, await who.accounts.members.memberships(who.tenant_id, [user_id]))
 
 
 @router.post("/{user_id}", operation_id="updateUser", openapi_extra=json_body("UpdateUserRequest"))
 @fails_with(
-    NotHeld("scopes", ["organization.billing.write"]),
+    RightsNotHeld("scopes", ["organization.billing.write"]),
     OwnersOnly(),
     UserNotFound("user_1"),
     LastOwner("user_1"),
@@ -70,7 +70,7 @@ async def update_user(request: Request, user_id: str) -> UserObject:
     """Changes a member's name or role; with a lesser role, their admin keys are revoked. Or, with `enabled`
     alone, disables or enables the user: sessions end and keys are refused within a second.
     """
-    who = await asking(request, WRITE_MEMBERS)
+    who = await authenticated_admin(request, WRITE_MEMBERS)
     body = await read_body(request, UpdateUserRequest)
     if body.role is not None and body.role_id is not None:
         raise InvalidValue("Give either 'role' or 'role_id'.", "role_id")
@@ -94,7 +94,7 @@ async def update_user(request: Request, user_id: str) -> UserObject:
 @fails_with(OwnersOnly(), UserNotFound("user_1"), LastOwner("user_1"))
 async def delete_user(request: Request, user_id: str) -> DeletedObject:
     """Removes a member from the organization. All their keys are refused within a second."""
-    who = await asking(request, WRITE_MEMBERS)
+    who = await authenticated_admin(request, WRITE_MEMBERS)
     await who.accounts.members.remove(who.tenant_id, user_id, who.actor)
     return deleted("organization.user", user_id)
 
@@ -103,7 +103,7 @@ async def delete_user(request: Request, user_id: str) -> DeletedObject:
 @fails_with(UserNotFound("user_1"))
 async def list_user_roles(request: Request, user_id: str) -> RoleAssignmentList:
     """Lists the member's roles. There is always one."""
-    who = await asking(request, READ_MEMBERS)
+    who = await authenticated_admin(request, READ_MEMBERS)
     user = await who.accounts.members.get(who.tenant_id, user_id)
     shown = [assignment_object(user)]
     return {"object": "list", "data": shown, "has_more": False, "next": None}
@@ -113,7 +113,7 @@ async def list_user_roles(request: Request, user_id: str) -> RoleAssignmentList:
 @fails_with(UserNotFound("user_1"), RouteNotFound("there is no role 'role-x'"))
 async def retrieve_user_role(request: Request, user_id: str, role_id: str) -> RoleAssignmentObject:
     """Retrieves the member's role."""
-    who = await asking(request, READ_MEMBERS)
+    who = await authenticated_admin(request, READ_MEMBERS)
     user = await who.accounts.members.get(who.tenant_id, user_id)
     if role_of_id(role_id) != user.role:
         raise RouteNotFound(f"the user {user_id!r} has no role {role_id[:100]!r}")

@@ -13,14 +13,14 @@ from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from admin.frame import HERE as CONSOLE
-from admin.security import CONTENT_SECURITY_POLICY
+from admin.web.rendering import HERE as CONSOLE
+from admin.web.security import CONTENT_SECURITY_POLICY
 from api.health import reasons_not_ready
 from api.services import Services
 from api.site.files import REVALIDATED, File, StaticFiles, make_file, respond
 from api.site.pages import HERE, render, render_reference
 from db.errors import DatabaseUnavailable
-from sla.incidents.service import Told
+from sla.incidents.service import PublicIncident
 
 SITE: Final = HERE / "built"
 """The documentation as `docs/site/build.py` leaves it."""
@@ -121,12 +121,12 @@ class SiteRoutes:
         info = self._services.engine.info
         return "MODEL" if info is None else info.base
 
-    async def _incidents(self) -> list[Told]:
+    async def _incidents(self) -> list[PublicIncident]:
         """Those that tenants see, too. While the database is away, which the checks say, there are none."""
         if self._services.incidents is None:
             return []
         try:
-            return await self._services.incidents.told()
+            return await self._services.incidents.public()
         except DatabaseUnavailable:
             return []
 

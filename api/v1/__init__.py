@@ -1,0 +1,1 @@
+"""Serves the other routes below `/v1`: adapters, files, jobs, usage, billing and webhooks."""

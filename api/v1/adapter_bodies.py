@@ -1,7 +1,4 @@
-"""What the routes of adapters take and show, as JSON.
-
-Owns field names, their order and their limits. Refuses to know what is done with them.
-"""
+"""Defines the JSON request bodies and response objects of `/v1/adapters`."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Description = Annotated[str, Meta(max_length=MAX_DESCRIPTION, pattern=r"^[^\x00]
 
 class CalibrationFields(Body, frozen=True, kw_only=True):
     file_id: Id | None = None
-    """Samples of the tenant's own, uploaded with the purpose `calibration`."""
+    """A file of the tenant's own samples, uploaded with the purpose `calibration`."""
     dtype: Literal["auto", "bfloat16", "float8_e4m3"] = "auto"
 
 
@@ -55,7 +52,7 @@ class CreateAdapterRequest(VersionFields, frozen=True, kw_only=True):
 
 
 class UpdateAdapterRequest(Body, frozen=True, kw_only=True):
-    """What is left out stays as it is."""
+    """Changes to an adapter; fields that are left out keep their values."""
 
     name: Name | None = None
     description: Description | None = None
@@ -196,7 +193,9 @@ def decode_update(body: bytes) -> UpdateAdapterRequest:
 
 
 def adapter_object(adapter: Adapter, version: AdapterVersion | None) -> AdapterObject:
-    """`version`: the one that stands for it, whose state is the adapter's while that is enabled."""
+    """Returns an adapter's object. `version`: the version whose state is the adapter's while it is
+    enabled.
+    """
     state = None if version is None else VersionState(version.state)
     return {
         "id": adapter.id,

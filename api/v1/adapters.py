@@ -1,7 +1,6 @@
-"""`/v1/adapters`: a tenant's adapters and their versions, made, shown, changed and deleted.
+"""`/v1/adapters`: creates, lists, changes and deletes a tenant's adapters and their versions.
 
-Owns the paths and the order of things in a request. An adapter is named by its id or its name. What an
-adapter is, and what may become of it, is `adapters`' business.
+Adapters are given by id or by name. The package `adapters` has the logic.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from adapters.service import AdapterChanges
 from adapters.storage.errors import StorageUnavailable
 from adapters.submission import Caller, SubmittedVersion
 from api.authentication import READ_ADAPTERS, WRITE_ADAPTERS, actor_of, authenticate
-from api.event_feed import event_feed
+from api.event_streams import event_stream
 from api.json_bodies import read_json
 from api.openapi.routing import Router, answers, fails_with, json_body
-from api.organization.objects import DeletedObject
-from api.pages import Page, Paged, page
+from api.organization.response_objects import DeletedObject
+from api.pagination import Page, Paged, page
 from api.services import onboarding_of, services_of, serving_engine
 from api.v1.adapter_bodies import (
     AdapterEventObject,
@@ -262,7 +261,7 @@ async def list_events(
         if query.after is not None:
             await catalogue.events(caller.tenant_id, adapter, after=query.after, limit=1)
         source = _objects(catalogue.follow(caller.tenant_id, shown.adapter.id, query.after))
-        return event_feed(source, services_of(request).limits.ping_interval)
+        return event_stream(source, services_of(request).limits.ping_interval)
     events = await catalogue.events(
         caller.tenant_id,
         adapter,
@@ -297,7 +296,7 @@ def _submitted(made: SubmittedVersion) -> SubmittedAdapterObject:
 
 
 def _version_after(after: str | None) -> tuple[str, int] | tuple[None, None]:
-    """The adapter's id and the number in a version's id; a number alone names no adapter. Raises
+    """Returns the adapter's id and the number from a version's id; a number alone names no adapter. Raises
     UnknownCursor.
     """
     if after is None:

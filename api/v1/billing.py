@@ -1,7 +1,6 @@
-"""`/v1/organization/billing`: how a tenant pays and stands, what invoices name, top-ups, and the provider's
-portal.
+"""`/v1/organization/billing`: manages a tenant's payment mode, billing details, top-ups and portal sessions.
 
-Admin keys alone, which go on working while the account is suspended: this is where it is paid.
+Needs an admin key, which keeps working while the account is suspended, so that it can be paid.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from fastapi import Request
 from api.authentication import READ_BILLING, WRITE_BILLING, actor_of, authenticate
 from api.json_bodies import decode, read_json, unix
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.requests import naming_fields
+from api.organization.admin_requests import naming_fields
 from api.services import served, services_of
 from billing.invoices.errors import BalanceEmpty, ModeNotAllowed
 from billing.payments.errors import PaymentsNotConfigured, ProviderRefused, ProviderUnavailable
@@ -35,7 +34,7 @@ class TopUpRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class UpdateBillingRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What is left out stays as it is."""
+    """Changes to billing; fields that are left out keep their values."""
 
     name: Annotated[str, _printable(200, "As invoices have it.")] | None = None
     email: (
@@ -75,7 +74,7 @@ class UpdateBillingRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defa
     mode: Literal["prepaid", "postpaid"] | None = None
     """`prepaid`: usage draws from the balance from now on. `postpaid` undoes it, unless the operator did."""
     confirm: bool | None = None
-    """`mode` may be `prepaid` though the balance is empty, and every request is refused until it is not."""
+    """Allows `prepaid` with an empty balance, although all requests are then refused until a top-up."""
 
 
 class SubscriptionObject(TypedDict):

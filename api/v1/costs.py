@@ -1,6 +1,6 @@
-"""`GET /v1/organization/costs`: what a tenant's usage costs, for whoever holds its admin key.
+"""`GET /v1/organization/costs`: reports what a tenant's usage costs, for admin keys.
 
-Owns reading the query string. What costs what is `billing.reports.costs`'.
+Reads the query string; `billing.reports.costs` computes the report.
 """
 
 from __future__ import annotations

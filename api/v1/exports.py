@@ -1,6 +1,6 @@
-"""`GET /v1/organization/usage/export`: a tenant's ledger as a file, for whoever holds its admin key.
+"""`GET /v1/organization/usage/export`: exports a tenant's ledger as a file, for admin keys.
 
-Owns reading the query string and the answer's headers. What is in the file is `billing.reports`' to say.
+Reads the query string and sets the headers; `billing.reports` produces the file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.authentication import READ_USAGE, authenticate
-from api.downloads import attachment, beginning_with
+from api.file_responses import attachment, beginning_with
 from api.openapi.routing import Router
 from api.services import services_of
 from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, repeated
@@ -64,7 +64,7 @@ async def export(
             service_tiers=query.values("service_tiers", service_tiers),
         ),
     )
-    first = await anext(export.pieces)  # a database that is away is told before the 200
+    first = await anext(export.pieces)  # an unreachable database fails before the status is sent
     return StreamingResponse(
         beginning_with(first, export.pieces),
         media_type=export.media_type,

@@ -1,6 +1,6 @@
-"""`/v1/files`: files of adapters and of calibration, in OpenAI's shapes.
+"""`/v1/files`: uploads, lists and downloads files of adapters and calibration, in OpenAI's format.
 
-Owns the form of requests and answers. What a file may be, and where it goes, is `adapters.files`'.
+`adapters.files` validates and stores the files.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from adapters.inspection import InspectionRefused
 from adapters.storage.errors import StorageUnavailable
 from adapters.storage.receiving import Received
 from api.authentication import READ_FILES, WRITE_FILES, actor_of, authenticate
-from api.downloads import beginning_with
 from api.errors import InvalidValue
-from api.forms import read_form
+from api.file_responses import beginning_with
 from api.json_bodies import unix
+from api.multipart import read_form
 from api.openapi.routing import Router, fails_with, form_body
-from api.pages import Cursor, Order, Page, page
+from api.pagination import Cursor, Order, Page, page
 from api.services import services_of
 from tenants.errors import AccountSuspended
 
@@ -33,7 +33,7 @@ router = Router(prefix="/v1/files", tags=["Files"], errors=(AccountSuspended(),)
 
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 FORM_OVERHEAD = 64 * 1024
-"""Bytes of a form around its file."""
+"""Bytes of a form besides its file."""
 
 
 class FileObject(TypedDict):
@@ -107,7 +107,7 @@ async def create_file(request: Request) -> FileObject:
 
     async def take(fields: Mapping[str, str], filename: str | None, data: AsyncIterator[bytes]) -> Received:
         if "purpose" in fields and (_ANCHOR in fields) == (_SECONDS in fields):
-            # What is known already is refused before the file is read; the other half may come after it.
+            # Invalid fields are refused before the file is read; the other one may come after it.
             _description(fields, filename)
         return await files.receive(data, max_bytes=limit)
 
@@ -167,10 +167,10 @@ async def delete_file(request: Request, file_id: str) -> FileDeletedObject:
 async def download_file(request: Request, file_id: str) -> Response:
     """Downloads a file. The connection is closed early if the stored bytes turn out to be damaged."""
     caller = await authenticate(request, READ_FILES)
-    file, pieces = await services_of(request).files.content(caller.tenant_id, file_id)
-    first = await anext(pieces, b"")  # a store that is away is told before the 200
+    file, chunks = await services_of(request).files.content(caller.tenant_id, file_id)
+    first = await anext(chunks, b"")  # an unreachable store fails before the status is sent
     return StreamingResponse(
-        beginning_with(first, pieces),
+        beginning_with(first, chunks),
         media_type="application/octet-stream",
         headers={
             "content-length": str(file.size),
@@ -182,7 +182,7 @@ async def download_file(request: Request, file_id: str) -> Response:
 
 
 def refuse_declared(request: Request, field: str, limit: int) -> None:
-    """Raise FileTooLarge where the length of the body tells it before any of it is read."""
+    """Raises FileTooLarge if the declared length of the body exceeds the limit, before it is read."""
     declared = request.headers.get("content-length")
     if declared is not None and int(declared) > limit + FORM_OVERHEAD:
         raise FileTooLarge(field, limit)

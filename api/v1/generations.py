@@ -1,6 +1,6 @@
-"""`GET /v1/generations/{id}`: the receipt of one request, by the id of its answer.
+"""`GET /v1/generations/{id}`: returns the receipt of one request, by the id of its response.
 
-Owns who may see which: an inference key those of its own project, an admin key all of its tenant.
+An inference key can see those of its project, an admin key all of its tenant.
 """
 
 from __future__ import annotations

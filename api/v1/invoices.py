@@ -1,7 +1,8 @@
-"""`/v1/organization/invoices`: a tenant's invoices and the preview of one, as JSON and PDF; and its balance.
+"""`/v1/organization/invoices`: lists and previews a tenant's invoices, as JSON and PDF, and shows its
+balance.
 
-Owns the balance's form; an invoice's is `billing.invoices.documents`'. Nothing here changes anything: months
-are closed by the worker, credits come with payments.
+Read-only: the worker closes months, and payments create credits. `billing.invoices.documents` formats
+invoices.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any, Literal, TypedDict
 from fastapi import Request, Response
 
 from api.authentication import READ_BILLING, authenticate
-from api.downloads import attachment
+from api.file_responses import attachment
 from api.json_bodies import unix
 from api.openapi.routing import Router, fails_with
-from api.pages import Month, Page, Paged, page
+from api.pagination import Month, Page, Paged, page
 from api.services import served, services_of
 from billing.invoices.credits import CreditService
 from billing.invoices.documents import InvoiceObject, file_name, invoice_object, invoice_pdf
@@ -137,7 +138,7 @@ async def list_credits(request: Request, query: Paged) -> Page[CreditObject]:
 
 
 async def _asking(request: Request) -> tuple[str, InvoiceService]:
-    """Whose invoices. Raises NotServing where there are none."""
+    """Returns the tenant and the invoice service. Raises NotServing if this process has none."""
     caller = await authenticate(request, READ_BILLING)
     return caller.tenant_id, served(services_of(request).invoices, "Invoices")
 

@@ -1,6 +1,5 @@
-"""What the routes of jobs take and show, as JSON: in the shape of OpenAI's fine-tuning jobs.
-
-Owns field names, their order and their limits. Refuses to know what is done with them.
+"""Defines the JSON request bodies and response objects of jobs, in the format of OpenAI's fine-tuning
+jobs.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from api.json_bodies import decode, unix
 
 
 class CreateCalibrationJobRequest(Body, frozen=True, kw_only=True):
-    """A version is to be measured again."""
+    """A request to calibrate a version again."""
 
     model: Annotated[str, Meta(min_length=1, max_length=200)]
     """`base:name@version`, `base:name`, or an adapter's id."""
     version: Annotated[int, Meta(ge=1, le=999_999_999)] | None = None
-    """Of that adapter, where the model does not say."""
+    """The adapter's version, if the model does not name one."""
     file_id: Id | None = None
-    """Samples of the tenant's own, uploaded with the purpose `calibration`; null: the default set."""
+    """A file of the tenant's own samples, uploaded with the purpose `calibration`; null: the default set."""
     dtype: Literal["auto", "bfloat16", "float8_e4m3"] = "auto"
 
     def calibration(self) -> Calibration:
@@ -100,7 +99,7 @@ def decode_create_job(body: bytes) -> CreateCalibrationJobRequest:
 
 
 def job_object(job: Job, model: str | None) -> JobObject:
-    """`model`: the pinned name of its version; None when that is deleted."""
+    """Returns a job's object. `model`: the pinned name of its version; None if that is deleted."""
     samples = job.parameters.get("calibration")
     return {
         "id": job.id,

@@ -1,7 +1,6 @@
-"""`/v1/calibration/jobs`: a tenant's jobs, with the verbs of OpenAI's fine-tuning jobs, and their reports.
+"""`/v1/calibration/jobs`: creates, lists, pauses and cancels a tenant's jobs, and returns their reports.
 
-Owns the paths and the order of things in a request. What a job is, and what may become of it, is
-`adapters.jobs`' business.
+The routes are those of OpenAI's fine-tuning jobs. The package `adapters.jobs` has the logic.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from adapters.models import AdapterEvent
 from adapters.reports import Report
 from adapters.storage.errors import StorageUnavailable
 from api.authentication import READ_ADAPTERS, WRITE_ADAPTERS, actor_of, authenticate
-from api.event_feed import event_feed
+from api.event_streams import event_stream
 from api.json_bodies import read_json
 from api.openapi.routing import Router, answers, fails_with, json_body
-from api.pages import Page, Paged, page
+from api.pagination import Page, Paged, page
 from api.services import onboarding_of, services_of, serving_engine
 from api.v1.job_bodies import JobEventObject, JobObject, decode_create_job, job_event_object, job_object
 from engine.client import EngineGone
@@ -35,7 +34,7 @@ router = Router(
 )
 
 _TEXT = {"schema": {"type": "string"}}
-# A report is made of a tenant's names and numbers: a browser that shows it runs nothing of it.
+# A report contains names that tenants chose: browsers must not run scripts in it.
 _SHOWN_SAFELY = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox",
     "x-content-type-options": "nosniff",
@@ -140,7 +139,7 @@ async def list_job_events(
             await jobs.events(caller.tenant_id, job_id, after=query.after, limit=1)
         model = (await _shown(request, await jobs.get(caller.tenant_id, job_id)))["model"]
         source = _changes(jobs.follow(caller.tenant_id, job_id, query.after), model)
-        return event_feed(source, services_of(request).limits.ping_interval)
+        return event_stream(source, services_of(request).limits.ping_interval)
     events, more = await jobs.events(
         caller.tenant_id, job_id, after=query.after, limit=query.limit, newest_first=query.newest_first
     )
@@ -201,7 +200,7 @@ async def _shown(request: Request, job: Job) -> JobObject:
 async def _changes(
     source: AsyncIterator[tuple[Job, list[AdapterEvent]]], model: str | None
 ) -> AsyncIterator[list[JobObject | JobEventObject]]:
-    """Events, each before the state of the job that they led to."""
+    """Yields events, followed by the job whenever its state changes."""
     last: JobObject | None = None
     async for job, events in source:
         shown = job_object(job, model)

@@ -1,4 +1,4 @@
-"""What the routes of webhooks and spend alerts take, as JSON: the stock client's fields, and ours beside."""
+"""Defines the JSON request bodies of webhooks and spend alerts: the fields of OpenAI's client, and ours."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SampleEventRequest(Body, frozen=True, kw_only=True):
 
 class NotificationChannel(Body, frozen=True, kw_only=True):
     recipients: Annotated[list[Email], Meta(max_length=20)]
-    """Empty: the account's billing address and those who settle what is paid."""
+    """Empty: the billing address, and members with the right to manage billing."""
     type: Literal["email"] = "email"
     subject_prefix: Annotated[str, Meta(max_length=60, pattern=r"^[^\x00-\x1f\x7f]*$")] | None = None
 
@@ -53,7 +53,7 @@ class SpendAlertRequest(Body, frozen=True, kw_only=True):
     """In cents."""
     threshold_micro_usd: Annotated[int, Meta(ge=1, le=10**14)] | None = None
     threshold_percent: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    """Of the month's hard limit of the same scope. There is none: the alert is not raised."""
+    """Percent of the month's spend limit of the same scope. Without such a limit the alert is not raised."""
 
 
 BODIES = (

@@ -1,6 +1,6 @@
-"""Query strings of reports: repeated parameters, taken with and without the brackets of the stock client.
+"""Reads query strings of reports: repeated parameters, with or without the brackets of OpenAI's client.
 
-Owns reading them. Which values there may be is `billing.reports`' to say.
+`billing.reports` validates the values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fastapi import Query, Request
 from billing.reports.buckets import MAX_TIME
 
 Repeated = list[str] | None
-# What `billing.reports` checks is said in the document here; its own words for it stand in errors.
+# Constraints for the OpenAPI document only: `billing.reports` checks them with error messages of its own.
 _TIME = {"minimum": 0, "maximum": MAX_TIME}
 Time = Annotated[int, Query(description="Unix seconds.", json_schema_extra=dict(_TIME))]
 EndTime = Annotated[int | None, Query(description="Unix seconds; now.", json_schema_extra=dict(_TIME))]

@@ -1,4 +1,4 @@
-"""`GET /v1/sla/reports`: what a tenant was promised and what it got, for whoever holds its admin key."""
+"""`GET /v1/sla/reports`: reports promised and delivered service levels of a tenant, for admin keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fastapi import Request
 
 from api.authentication import READ_SLA, authenticate
 from api.openapi.routing import Router
-from api.pages import Month
+from api.pagination import Month
 from api.services import services_of
 from sla.service import SlaReport
 

@@ -1,7 +1,7 @@
-"""`/v1/organization/spend_alerts`, and a project's: told when a month's spend reaches a threshold.
+"""`/v1/organization/spend_alerts` and a project's: manages alerts on a month's spend.
 
-In the shapes of the stock client, whose thresholds are cents; micro-USD and percentages of the hard limit are
-ours. Soft: to refuse requests, set a spend limit.
+In the format of OpenAI's client, whose thresholds are in cents; micro-USD and percentages of the spend limit
+are ours. Alerts refuse no requests: for that, set a spend limit.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from api.authentication import READ_LIMITS, WRITE_LIMITS, Permission, actor_of, 
 from api.errors import InvalidValue
 from api.json_bodies import unix
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.objects import DeletedObject, deleted
-from api.organization.requests import naming_fields
-from api.pages import Page, Paged, page
+from api.organization.admin_requests import naming_fields
+from api.organization.response_objects import DeletedObject, deleted
+from api.pagination import Page, Paged, page
 from api.services import served, services_of
 from api.v1.notification_bodies import SpendAlertRequest, read_body
 from billing.rates import MICRO_USD_PER_CENT

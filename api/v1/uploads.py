@@ -1,7 +1,7 @@
-"""`/v1/uploads`: files in parts, in OpenAI's shapes.
+"""`/v1/uploads`: uploads large files in parts, in OpenAI's format.
 
-Owns the form of requests and answers; an upload's life is `adapters.files.uploads`'. Beside OpenAI's verbs,
-`GET /v1/uploads/{id}` lists the parts that are there, so that a client that lost its place can go on.
+Besides OpenAI's routes, `GET /v1/uploads/{id}` lists the parts that have arrived, so that an interrupted
+client can continue. `adapters.files.uploads` has the logic.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from adapters.storage.errors import StorageUnavailable
 from adapters.storage.receiving import Received
 from api.authentication import WRITE_FILES, actor_of, authenticate
 from api.body_fields import Body
-from api.forms import read_form
 from api.json_bodies import decode, read_json, unix
+from api.multipart import read_form
 from api.openapi.routing import Router, fails_with, form_body, json_body
 from api.services import services_of
 from api.v1.files import FileObject, file_object, refuse_declared
@@ -58,9 +58,9 @@ class CompleteUploadRequest(Body, frozen=True, kw_only=True):
     part_ids: Annotated[
         list[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(min_length=1, max_length=MAX_PARTS)
     ]
-    """In the order of the file."""
+    """Ids of the parts, in the order of the file."""
     md5: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{32}$")] | None = None
-    """Of the whole file, in hex."""
+    """MD5 of the whole file, in hex."""
 
 
 BODIES = (CreateUploadRequest, CompleteUploadRequest)

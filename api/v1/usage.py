@@ -1,6 +1,6 @@
-"""`GET /v1/organization/usage/completions`: what a tenant used, for whoever holds its admin key.
+"""`GET /v1/organization/usage/completions`: reports a tenant's usage, for admin keys.
 
-Owns reading the query string. What a report is, and which questions it answers, is `billing.service`'s.
+Reads the query string; `billing.service` computes the report.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""`/v1/webhook_endpoints`: where a tenant wants to be told of what happens, in the shapes of the stock
-client; and what was delivered there, which is ours.
+"""`/v1/webhook_endpoints`: manages a tenant's webhook endpoints and lists their deliveries, for admin keys.
 
-With an admin key: what is told is about the account.
+Endpoints have the format of OpenAI's client; deliveries are ours.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from fastapi import Request
 from api.authentication import READ_WEBHOOKS, WRITE_WEBHOOKS, Permission, actor_of, authenticate
 from api.json_bodies import unix
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.objects import DeletedObject, deleted
-from api.organization.requests import naming_fields
-from api.pages import Page, Paged, page
+from api.organization.admin_requests import naming_fields
+from api.organization.response_objects import DeletedObject, deleted
+from api.pagination import Page, Paged, page
 from api.services import served, services_of
 from api.v1.notification_bodies import (
     CreateWebhookEndpointRequest,

@@ -1,7 +1,7 @@
-"""`POST /webhooks/stripe`: what Stripe tells us. The signature is the key.
+"""`POST /webhooks/stripe`: receives Stripe's events, authenticated by their signature.
 
-Answered with 200 once the event is committed, and not before: whatever else is answered, Stripe sends it
-again. Owns reading the body as it came, which is what is signed.
+Responds with 200 only once the event is committed; after any other response Stripe sends it again. The body
+is read undecoded, because the signature covers its bytes.
 """
 
 from __future__ import annotations

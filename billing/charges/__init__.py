@@ -1,4 +1,4 @@
-"""Charges that are no request's: storage of packed adapters by the day, calibration jobs that ended well."""
+"""Charges for what is no request: storage of packed adapters by the day, successful calibration jobs."""
 
 from billing.charges.dues import (
     CALIBRATION,

@@ -1,6 +1,6 @@
-"""What storage and calibration come to: a charge to be made, its id and its integers.
+"""Computes charges for storage and calibration: their ids, quantities and costs as integers.
 
-Refuses to know when, and whether it was made.
+`billing.charges.service` decides when a charge is made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A charge to be made."""
+    """A charge to be made, as `billing.models.Charge` has it."""
 
     id: str
     tenant_id: str
@@ -34,7 +34,7 @@ class Due:
 
 
 def byte_days(spans: Iterable[tuple[int, datetime, datetime | None]], day: datetime) -> int:
-    """What (size, since, until) come to on the UTC day that begins at `day`, rounded up once."""
+    """Returns the byte-days of (size, since, until) on the UTC day that begins at `day`, rounded up once."""
     end = day + _DAY
     total = 0
     for size, since, until in spans:
@@ -44,12 +44,12 @@ def byte_days(spans: Iterable[tuple[int, datetime, datetime | None]], day: datet
 
 
 def storage_cost(quantity: int, gb_day: int) -> int:
-    """Micro-USD of byte-days, rounded up."""
+    """Returns micro-USD of byte-days, rounded up."""
     return -(-quantity * gb_day // GB)
 
 
 def calibration_due(job: CalibrationDue, price: Price) -> Due:
-    """The charge for a job."""
+    """Returns the charge for a successful job."""
     return Due(
         id=f"calibration:{job.job_id}",
         tenant_id=job.tenant_id,
@@ -64,7 +64,7 @@ def calibration_due(job: CalibrationDue, price: Price) -> Due:
 
 
 def storage_dues(stored: Sequence[StoredAdapter], start: datetime, price: Price) -> list[Due]:
-    """A charge for each version that was stored on the UTC day that begins at `start`."""
+    """Returns a charge for each version that was stored on the UTC day that begins at `start`."""
     dues = []
     for (tenant_id, adapter_id, version), spans in groupby(
         stored, key=lambda one: (one.tenant_id, one.adapter_id, one.version)

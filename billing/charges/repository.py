@@ -1,4 +1,4 @@
-"""Queries on charges and on what they are made of."""
+"""Queries charges, and the stored bytes and finished jobs that they are made from."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.charges.dues import Due
 from billing.models import CalibrationDue, Charge, ChargedDay, Reversal, StoredAdapter
 from billing.repository import INSTANT
-from billing.rollups import Unit
 from db.repository import TenantRepository, select_owned
+from db.rollup_intervals import Unit
 
 _DAY = timedelta(days=1)
 
 
 class ChargeRepository(TenantRepository):
-    """One tenant's charges, less those that were reversed: both when they were made."""
+    """Queries one tenant's charges, less reversals, each at its own time."""
 
     async def find(self, charge_id: str) -> Charge | None:
         query = self.select_own(Charge).where(Charge.id == charge_id)
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def total(self, start: datetime, end: datetime) -> int:
-        """Micro-USD in [start, end)."""
+        """Returns micro-USD in [start, end)."""
         return sum(row.cost for row in await self.sums(start, end, None))
 
     async def sums(self, start: datetime, end: datetime, unit: Unit | None) -> list[Any]:
-        """Rows (bucket, kind, reference, quantity, cost) in [start, end), by the first three. `unit` is the
-        bucket's width, None: one bucket, of `start`.
+        """Returns rows (bucket, kind, reference, quantity, cost) in [start, end), by the first three. `unit`
+        is the bucket's width; None means one bucket that begins at `start`.
         """
         found = await self.execute_own(_sums(unit), start=start, end=end)
         return list(found.all())
@@ -81,13 +81,13 @@ def _sums(unit: Unit | None) -> Select[Any]:
 
 
 class ChargeBook:
-    """All tenants' charges, and what they are made of. Its session's scope is every tenant."""
+    """Queries all tenants' charges and what they are made from. Its session's scope is every tenant."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def add(self, dues: Sequence[Due]) -> list[Due]:
-        """Make those charges that were not made before; which they were."""
+        """Adds the charges that do not exist yet, and returns them."""
         if not dues:
             return []
         made = insert(Charge).on_conflict_do_nothing(index_elements=[Charge.id]).returning(Charge.id)
@@ -95,8 +95,8 @@ class ChargeBook:
         return [due for due in dues if due.id in ids]
 
     async def first_uncharged_day(self) -> date | None:
-        """The day after the last that is charged; the first on which anything was stored before there is
-        any, None where nothing ever was.
+        """Returns the day after the last charged day; before there is any, the first day with stored bytes;
+        None if nothing was ever stored.
         """
         last = (await self.session.execute(select(func.max(ChargedDay.day)))).scalar_one()
         if last is not None:
@@ -105,12 +105,12 @@ class ChargeBook:
         return None if first is None else first.astimezone(UTC).date()
 
     async def take_day(self, day: date, now: datetime) -> bool:
-        """Note that a day is charged, in the transaction that does so; False: it is already."""
+        """Marks a day as charged, in the transaction that charges it. Returns False if it already is."""
         taken = insert(ChargedDay).values(day=day, charged_at=now).on_conflict_do_nothing()
         return (await self.session.execute(taken.returning(ChargedDay.day))).scalar_one_or_none() is not None
 
     async def stored(self, start: datetime, end: datetime) -> list[StoredAdapter]:
-        """What was stored at any time in [start, end)."""
+        """Returns the versions stored at any time in [start, end)."""
         query = select(StoredAdapter).where(
             StoredAdapter.since < end, or_(StoredAdapter.until.is_(None), StoredAdapter.until > start)
         )
@@ -118,8 +118,8 @@ class ChargeBook:
         return list((await self.session.execute(ordered)).scalars())
 
     async def take_calibrations(self, limit: int = 1000) -> list[CalibrationDue]:
-        """Jobs to be charged, taken off the list in the transaction that charges them; those that another is
-        charging are left to it.
+        """Removes jobs from the list and returns them, in the transaction that charges them. Skips jobs that
+        another transaction is charging.
         """
         query = select(CalibrationDue).order_by(CalibrationDue.job_id).limit(limit)
         rows = list((await self.session.execute(query.with_for_update(skip_locked=True))).scalars())

@@ -1,7 +1,7 @@
-"""Makes charges as they fall due.
+"""Charges tenants for storage by the day and for successful calibration jobs.
 
-Owns that each is charged once: a charge's id says what for, so charging again changes nothing. Refuses to
-know adapters and jobs: what is stored and which jobs ended well the database notes by itself.
+Each is charged once: a charge's id says what it is for, so charging again changes nothing. Database triggers
+record the stored bytes and the finished jobs.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from billing.repository import PriceList
 from db.session import EVERY_TENANT, Database, WriteSession
 
 SETTLED_AFTER = timedelta(minutes=10)
-"""How long after a day's end transactions that began in it may still be noting what is stored."""
+"""How long after a day's end transactions that began in it may still record stored bytes."""
 _DAY = timedelta(days=1)
 
 OnCharged = Callable[[Sequence[Due]], Awaitable[None]]
 
 
 class ChargeService:
-    """Makes charges as they fall due, for all tenants. `on_charged` hears of new ones after they are made."""
+    """Makes due charges of all tenants, and calls `on_charged` with new ones after the commit."""
 
     def __init__(self, database: Database, on_charged: OnCharged | None = None) -> None:
         self._database = database
         self._on_charged = on_charged
 
     async def charge_storage(self, now: datetime) -> int:
-        """Charge every whole UTC day before `now` that is not charged yet, by the price in effect as it
-        began; how many charges that made. Raises DatabaseUnavailable.
+        """Charges every whole UTC day before `now` that is not charged yet, at the price in effect when the
+        day began. Returns the number of new charges. Raises DatabaseUnavailable.
         """
         async with self._database.read(EVERY_TENANT) as session:
             day = await ChargeBook(session).first_uncharged_day()
@@ -51,12 +51,12 @@ class ChargeService:
             if price is not None and price.adapter_gb_day:
                 dues = storage_dues(await book.stored(start, start + _DAY), start, price)
             made = await book.add(dues)
-            self._tell(session, made)
+            self._notify(session, made)
         return len(made)
 
     async def charge_calibrations(self) -> int:
-        """Charge jobs that ended well, each by the price in effect then; how many charges that made. Raises
-        DatabaseUnavailable.
+        """Charges successful jobs, each at the price in effect when it ended. Returns the number of new
+        charges. Raises DatabaseUnavailable.
         """
         async with self._database.write(EVERY_TENANT) as session:
             book, prices = ChargeBook(session), PriceList(session)
@@ -66,10 +66,10 @@ class ChargeService:
                 if price is not None and price.calibration_job:
                     dues.append(calibration_due(job, price))
             made = await book.add(dues)
-            self._tell(session, made)
+            self._notify(session, made)
         return len(made)
 
-    def _tell(self, session: WriteSession, made: Sequence[Due]) -> None:
+    def _notify(self, session: WriteSession, made: Sequence[Due]) -> None:
         on_charged = self._on_charged
         if on_charged is not None and made:
             session.after_commit(lambda: on_charged(made))

@@ -1,1 +1,1 @@
-"""What tenants use and spend, seen side by side by the operator."""
+"""Reports usage and spend of tenants side by side, for the operator."""

@@ -1,4 +1,4 @@
-"""Queries on several tenants' sums at once. Their sessions' scope is every tenant."""
+"""Queries the sums of several tenants at once. The session's scope is every tenant."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-# Whatever is asked of a tenant is a stretch of an index. Its latest request is the end of its part of the
-# primary key: one step, however much it has used.
+# Each tenant's part is one index range scan. Its latest request is the end of its part of the primary key:
+# one step, however much it has used.
 _USES = text("""
 SELECT t.id, used.requests, used.input_tokens, used.output_tokens,
     CAST(used.cost + charged.cost - taken.cost AS bigint) AS spend,
@@ -35,15 +35,15 @@ CROSS JOIN LATERAL (
 
 
 class CustomerSums:
-    """Of the tenants that are given."""
+    """Usage sums of the given tenants."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def uses(self, tenant_ids: Sequence[str], start: datetime, end: datetime) -> Sequence[Any]:
-        """A row (id, requests, input_tokens, output_tokens, spend, last_at) of each tenant, of whole days:
-        spend is micro-USD of requests and of all else that is charged, less what of it was taken back then;
-        `last_at`, the minute of its latest request ever.
+        """Returns a row (id, requests, input_tokens, output_tokens, spend, last_at) of each tenant, over
+        whole days. `spend` is micro-USD of requests and charges, less reversed charges; `last_at` is the
+        minute of the tenant's latest request at any time.
         """
         values = {"tenants": list(tenant_ids), "start": start, "end": end}
         return (await self.session.execute(_USES, values)).all()

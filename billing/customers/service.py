@@ -1,4 +1,4 @@
-"""What tenants use, side by side. For the operator alone: one tenant's own reports are elsewhere."""
+"""Reports what tenants use side by side, for the operator. A tenant's own: `billing.service`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from billing.customers.repository import CustomerSums
 from billing.invoices.accounts import BillingAccountView, account_of
 from billing.invoices.credits import Balance
 from billing.invoices.drafting import Books
-from billing.invoices.service import invoice_views, standing_of
+from billing.invoices.service import invoice_views, invoicing_context
 from billing.invoices.views import InvoiceView
 from billing.months import month_of, span
 from db.session import EVERY_TENANT, Database, ReadSession
@@ -18,51 +18,51 @@ from db.session import EVERY_TENANT, Database, ReadSession
 
 @dataclass(frozen=True, slots=True)
 class CustomerUse:
-    """Of one tenant, in a month."""
+    """The usage of one tenant in a month."""
 
     requests: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     spend: int = 0
-    """Micro-USD of requests and of all else that is charged."""
+    """Micro-USD of requests and charges."""
     last_at: datetime | None = None
-    """The minute of its latest request, in whatever month."""
+    """The minute of its latest request, in any month."""
 
 
 @dataclass(frozen=True, slots=True)
 class Customer:
-    """One tenant, as whoever bills it sees it."""
+    """One tenant's use, billing account and balance, as the operator sees them."""
 
     use: CustomerUse
     account: BillingAccountView
     balance: Balance
     invoices: list[InvoiceView]
-    """The latest, without their lines."""
+    """The latest invoices, without their lines."""
 
 
 class CustomerReports:
-    """From the sums, never from the ledger's rows."""
+    """Reports from the rollups, never from the ledger's rows."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def month(self, tenant_ids: Sequence[str], now: datetime) -> dict[str, CustomerUse]:
-        """The month of `now` so far, by tenant. Raises DatabaseUnavailable."""
+        """Returns the use of the month of `now` so far, by tenant. Raises DatabaseUnavailable."""
         if not tenant_ids:
             return {}
         async with self._database.read(EVERY_TENANT) as session:
             return await _uses(session, tenant_ids, now)
 
     async def one(self, tenant_id: str, now: datetime, *, num_invoices: int) -> Customer:
-        """Raises TenantNotFound, DatabaseUnavailable."""
+        """Returns one tenant with its latest invoices. Raises TenantNotFound, DatabaseUnavailable."""
         async with self._database.read(EVERY_TENANT) as session:
-            standing = await standing_of(session, tenant_id)
-            books = Books(session, tenant_id, was_prepaid=standing.was_prepaid)
+            context = await invoicing_context(session, tenant_id)
+            books = Books(session, tenant_id, was_prepaid=context.was_prepaid)
             invoices = await books.invoices.page(limit=num_invoices)
             return Customer(
                 (await _uses(session, [tenant_id], now))[tenant_id],
-                account_of(tenant_id, standing.account),
-                Balance(standing.credits, await books.drawn()),
+                account_of(tenant_id, context.account),
+                Balance(context.credits, await books.drawn()),
                 await invoice_views(books.invoices, invoices, with_lines=False),
             )
 

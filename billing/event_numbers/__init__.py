@@ -1,1 +1,1 @@
-"""Which numbered usage events the ledger has taken in, and which are missing."""
+"""Tracks which numbered usage events the ledger contains, and which are missing."""

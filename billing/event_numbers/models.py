@@ -1,4 +1,4 @@
-"""The numbers of usage events that the ledger has taken in, and how many engines have issued."""
+"""Defines the tables of usage event numbers: those in the ledger, and how many the engines have issued."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from db.base import Base
 
 
 class UsageEventRange(Base):
-    """Numbers of one incarnation without a gap. Ranges that touch are made one."""
+    """A range of an incarnation's event numbers without a gap. Adjacent ranges are merged."""
 
     __tablename__ = "usage_event_ranges"
     __table_args__ = (Index(None, "noted_at"),)
@@ -23,13 +23,13 @@ class UsageEventRange(Base):
     tokens_before: Mapped[int] = mapped_column(BigInteger)
     """Completion tokens in events with smaller numbers."""
     tokens_after: Mapped[int] = mapped_column(BigInteger)
-    """Completion tokens in events up to and with the last."""
+    """Completion tokens in events up to and including the last."""
     noted_at: Mapped[datetime]
-    """When the first of them came in."""
+    """When the first of these events arrived."""
 
 
 class EngineIncarnation(Base):
-    """What an engine said it had issued when an incarnation of it ended."""
+    """How many events an engine issued in an incarnation that has ended, as it reported."""
 
     __tablename__ = "engine_incarnations"
     __table_args__ = (Index(None, "ended_at"),)
@@ -38,5 +38,5 @@ class EngineIncarnation(Base):
     incarnation: Mapped[str] = mapped_column(primary_key=True)
     events: Mapped[int] = mapped_column(BigInteger)
     tokens: Mapped[int] = mapped_column(BigInteger)
-    """Completion tokens in them."""
+    """Completion tokens in these events."""
     ended_at: Mapped[datetime]

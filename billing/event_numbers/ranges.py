@@ -1,6 +1,6 @@
-"""Ranges of event numbers, merged as they come in, and the gaps between them. Plain values.
+"""Merges ranges of event numbers and finds the gaps between them. Plain values, no I/O.
 
-Merging is commutative and idempotent: events may arrive in any order, twice, or over several workers.
+Merging is commutative and idempotent: events may arrive in any order, twice, or through several workers.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from datetime import UTC, datetime
 from engine.protocol import IssuedEvents, UsageEvent
 
 Incarnation = tuple[str, str]
-"""The engine's id, and that of its incarnation."""
+"""(engine id, incarnation id)."""
 _MOST = 2**53
 _MOST_TEXT = 512
 
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """Events of one incarnation that are all there."""
+    """A range of events of one incarnation that have all arrived."""
 
     first: int
     last: int
     tokens_before: int
     """Completion tokens in events before the first."""
     tokens_after: int
-    """Those up to and with the last."""
+    """Completion tokens in events up to and including the last."""
     noted_at: datetime
-    """When the first of these came in."""
+    """When the first of these events arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Events that are not there although later ones are, or although the engine issued them."""
+    """Events that are missing although later ones arrived, or although the engine issued them."""
 
     first: int
     last: int
     tokens: int
-    """Completion tokens in them."""
+    """Completion tokens in these events."""
     noted_at: datetime
-    """Since when they are known to exist."""
+    """When the events became known to exist."""
 
     @property
     def num_events(self) -> int:
@@ -50,8 +50,9 @@ class Gap:
 def ranges_of(
     events: Iterable[UsageEvent], noted_at: datetime | None = None
 ) -> dict[Incarnation, list[NumberRange]]:
-    """The numbers of a batch, merged, by incarnation; `noted_at` is when the events were recorded, if it is
-    not given. Numbers that make no sense are left out.
+    """Returns the merged number ranges of a batch of events, by incarnation. Invalid numbers are skipped.
+
+    `noted_at` defaults to the time at which each event was recorded.
     """
     found: dict[Incarnation, list[NumberRange]] = {}
     for event in events:
@@ -71,12 +72,12 @@ def ranges_of(
 
 
 def is_name(text: str) -> bool:
-    """Whether it can be kept as the name of an engine or an incarnation."""
+    """Whether the text can be stored as the id of an engine or an incarnation."""
     return 0 < len(text) <= _MOST_TEXT and "\x00" not in text
 
 
 def is_possible(issued: IssuedEvents) -> bool:
-    """Whether an engine can have issued that."""
+    """Whether the reported counts are valid."""
     return (
         is_name(issued.engine_id)
         and is_name(issued.incarnation)
@@ -86,7 +87,7 @@ def is_possible(issued: IssuedEvents) -> bool:
 
 
 def merged(ranges: Iterable[NumberRange]) -> list[NumberRange]:
-    """The same numbers in as few ranges as possible, by their first."""
+    """Returns the same numbers in as few ranges as possible, ordered by their first."""
     found: list[NumberRange] = []
     for one in sorted(ranges, key=lambda one: (one.first, one.tokens_before)):
         if not found or one.first > found[-1].last + 1:
@@ -106,8 +107,8 @@ def merged(ranges: Iterable[NumberRange]) -> list[NumberRange]:
 def gaps(
     ranges: Sequence[NumberRange], issued: int = 0, tokens: int = 0, at: datetime | None = None
 ) -> list[Gap]:
-    """What is missing between merged ranges; with `issued` events that have `tokens`, known since `at`, also
-    behind the last.
+    """Returns the gaps between merged ranges. With `issued` events that hold `tokens`, reported at `at`, also
+    the gap after the last range.
     """
     found = []
     last, tokens_after = 0, 0

@@ -1,4 +1,4 @@
-"""Queries on event numbers. Their sessions' scope is every tenant: engines serve all of them."""
+"""Queries event numbers. The session's scope is every tenant, since an engine serves all tenants."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ _ENDED = text(
 
 
 class EventNumbers:
-    """What has come in, by engine and incarnation."""
+    """Records event numbers by engine and incarnation."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def note(self, events: Iterable[UsageEvent], now: datetime) -> None:
-        """Take in the numbers of events whose rows this transaction writes. One writer at a time, as of the
-        ledger.
+        """Records the numbers of events whose rows this transaction writes. There is one writer at a time, as
+        for the ledger.
         """
         found = ranges_of(events, now)
         if found:
@@ -88,7 +88,7 @@ class EventNumbers:
             )
 
     async def end(self, issued: Iterable[IssuedEvents]) -> None:
-        """Note what incarnations have issued that have ended; of several words the largest counts."""
+        """Records how many events ended incarnations issued; of several reports the largest counts."""
         values = [
             {
                 "engine_id": one.engine_id,
@@ -104,16 +104,14 @@ class EventNumbers:
             await self.session.execute(_END, values)
 
     async def ranges(self, since: datetime, named: Iterable[str]) -> dict[Incarnation, list[NumberRange]]:
-        """All ranges of incarnations of which anything came in, or that ended, since then; and of those that
-        are named.
-        """
+        """Returns all ranges of incarnations that had an event or ended since then, and of those named."""
         found: dict[Incarnation, list[NumberRange]] = {}
         for row in await self.session.execute(_RANGES, {"since": since, "named": list(named)}):
             found.setdefault((row[0], row[1]), []).append(NumberRange(*row[2:]))
         return found
 
     async def ended(self, since: datetime) -> list[IssuedEvents]:
-        """What incarnations had issued that ended since then."""
+        """Returns what incarnations issued that ended since then."""
         rows = await self.session.execute(_ENDED, {"since": since})
         return [
             IssuedEvents(row.engine_id, row.incarnation, row.events, row.tokens, row.ended_at.timestamp())

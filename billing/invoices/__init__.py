@@ -1,0 +1,1 @@
+"""Invoices, credit notes and prepaid balances of tenants."""

@@ -1,7 +1,7 @@
-"""Billing accounts: how a tenant pays and who its bills go to.
+"""Manages billing accounts: how a tenant pays, and the billing details on its invoices.
 
-Owns the mode, the periods it makes, and the details on bills. The state (`active`, `grace`, `suspended`) is
-moved by `billing.payments`, which holds the row through `AccountRepository.hold`.
+It keeps the mode and its prepaid periods. `billing.payments` changes the state (`active`, `grace`,
+`suspended`), holding the row through `AccountRepository.hold`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ DETAILS = ("name", "email", "address", "country", "tax_id")
 _MAX_LEN = {"name": 200, "email": 254, "address": 600, "country": 2, "tax_id": 40}
 _EMAIL = re.compile(r"[^\s@]+@[^\s@]+")
 _CHANGES_LOOKED_AT = 1000
-"""Of an account, for the latest of its mode."""
+"""How many changes of an account are searched for the latest change of its mode."""
 _COUNTRY = re.compile(r"[A-Z]{2}")
 
 
 @dataclass(frozen=True, slots=True)
 class BillingAccountView:
-    """A tenant's account, as it is or as it would be made."""
+    """A tenant's account, or the defaults if it has none yet."""
 
     tenant_id: str
     mode: str = "postpaid"
@@ -51,21 +51,21 @@ class BillingAccountView:
 
 
 class BillingAccounts:
-    """Everybody's account."""
+    """Manages the accounts of all tenants."""
 
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
         self._database = database
         self._redis = redis_client
 
     async def find(self, tenant_id: str) -> BillingAccountView:
-        """Raises DatabaseUnavailable."""
+        """Returns a tenant's account. Raises DatabaseUnavailable."""
         async with self._database.read(tenant_id) as session:
             return account_of(tenant_id, await AccountRepository(session, tenant_id).find())
 
     async def set_details(
         self, tenant_id: str, actor: Actor, changes: Mapping[str, str]
     ) -> BillingAccountView:
-        """Of `DETAILS`, what bills name from now on. Raises ValueError naming the field."""
+        """Changes the billing details (`DETAILS`) from now on. Raises ValueError naming the field."""
         cleaned = checked_details(changes)
         async with self._database.write(tenant_id) as session:
             row = await AccountRepository(session, tenant_id).hold()
@@ -87,14 +87,14 @@ class BillingAccounts:
         by_tenant: bool = False,
         confirmed: bool = False,
     ) -> BillingAccountView:
-        """Have usage paid from the balance from the beginning of this minute on, or invoiced again from then
-        on. Every process hears of it within a second; again changes nothing.
+        """Switches to prepaid from the beginning of this minute, or back to postpaid from now on. Every
+        process applies it within a second; repeating it changes nothing.
 
         Args:
-            by_tenant: the tenant decides, not the operator: it may undo what it decided itself.
-            confirmed: the tenant knows that its balance is empty.
+            by_tenant: whether the tenant decides rather than the operator; it may undo only its own choice.
+            confirmed: whether the tenant knows that its balance is empty.
 
-        Raises ValueError; BalanceEmpty, ModeNotAllowed where the tenant decides.
+        Raises ValueError; if the tenant decides, BalanceEmpty, ModeNotAllowed.
         """
         if mode not in ("postpaid", "prepaid"):
             raise ValueError(f"mode must be postpaid or prepaid, not {str(mode)[:40]!r}")
@@ -110,7 +110,7 @@ class BillingAccounts:
                 earliest = max([minute, *(period.until for period in periods if period.until is not None)])
                 accounts.add_own(PrepaidPeriod(tenant_id=tenant_id, since=earliest, until=None))
             else:
-                # The minute that has begun may have drawn something already.
+                # The current minute may already have drawn on the balance.
                 periods[-1].until = max(minute, periods[-1].since) + timedelta(minutes=1)
             row.mode, row.updated_at = mode, now
             paid_in = await accounts.credits_sum() if mode == "prepaid" else None
@@ -127,7 +127,7 @@ class BillingAccounts:
 
 
 async def _check_choice(session: WriteSession, tenant_id: str, mode: Mode, confirmed: bool) -> None:
-    """Raises BalanceEmpty, ModeNotAllowed."""
+    """Raises BalanceEmpty or ModeNotAllowed if the tenant may not choose this mode."""
     balance = (await balance_of(session, tenant_id)).amount
     if mode == "prepaid":
         if balance <= 0 and not confirmed:
@@ -135,16 +135,16 @@ async def _check_choice(session: WriteSession, tenant_id: str, mode: Mode, confi
         return
     if not await _was_chosen_by_tenant(session, tenant_id):
         raise ModeNotAllowed(
-            "The operator set this account to prepaid; ask the operator to be invoiced afterwards again."
+            "The operator set this account to prepaid; ask the operator to switch it to postpaid."
         )
     if balance < 0:
         raise ModeNotAllowed(
-            f"The balance is {balance} micro-USD; top it up to 0 before you are invoiced afterwards again."
+            f"The balance is {balance} micro-USD; top it up to 0 before switching to postpaid."
         )
 
 
 async def _was_chosen_by_tenant(session: WriteSession, tenant_id: str) -> bool:
-    """Whether the mode as it is was set with one of the tenant's keys or by one of its users."""
+    """Whether the current mode was set with one of the tenant's keys or by one of its users."""
     changes = AuditFilter(types=("billing_account.updated",), target_ids=(tenant_id,))
     entries = await AuditRepository(session, tenant_id).page(
         changes, after=None, limit=_CHANGES_LOOKED_AT, newest_first=True
@@ -171,7 +171,7 @@ def account_of(tenant_id: str, row: BillingAccount | None) -> BillingAccountView
 
 
 def checked_details(changes: Mapping[str, str]) -> dict[str, str]:
-    """As they are stored. Raises ValueError naming the field."""
+    """Returns the details as they are stored. Raises ValueError naming the field."""
     return {name: _checked(name, value) for name, value in changes.items()}
 
 

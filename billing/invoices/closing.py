@@ -1,9 +1,9 @@
-"""Closing months: once a month is over and all of it is in the ledger, every tenant gets its invoice.
+"""Closes months: once a month is over and all its usage is in the ledger, every tenant gets its invoice.
 
-A month is closed on a day of the next (ROOTSTOCK_INVOICE_CLOSE_DAY), as soon as the engines' journal holds
-nothing written before the month's end; what waits in a spool somewhere longer than that is recorded late, and
-is on the next invoice. Every tenant's is a transaction of its own: closing goes on where it was killed, and
-closing again changes nothing.
+A month is closed on a day of the next month (ROOTSTOCK_INVOICE_CLOSE_DAY), as soon as the engines' journal
+holds nothing written before the month's end. Events that stay on an engine's disk longer than that are
+recorded late, and are on the next invoice. Each tenant's invoice is a transaction of its own: closing
+continues where it was killed, and repeating it changes nothing.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ from tenants.repository import TenantDirectory
 logger = logging.getLogger(__name__)
 
 OldestEntry = Callable[[], Awaitable[datetime | None]]
-"""When the oldest of what is not in the ledger yet was written; None: nothing waits."""
+"""Returns when the oldest entry that is not in the ledger was written; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """What one look came to."""
+    """The result of one round."""
 
     months: tuple[date, ...] = ()
     waiting_for: datetime | None = None
-    """A journal entry of a month that was due: it is closed once that is in the ledger."""
+    """The time of a journal entry that keeps a due month open until the ledger has it."""
 
 
 class JournalAge:
-    """Call it as an `OldestEntry`: of the journal's stream, whose ids begin with Unix milliseconds."""
+    """Reads the age of the journal's oldest entry, whose id begins with Unix milliseconds. Pass it as
+    `OldestEntry`.
+    """
 
     def __init__(self, redis_client: redis.asyncio.Redis, stream: str = JOURNAL_STREAM) -> None:
         self._redis = redis_client
         self._stream = stream
 
     async def __call__(self) -> datetime | None:
-        """Raises RedisError."""
+        """Returns the time of the oldest entry. Raises RedisError."""
         entries: list[tuple[bytes, object]] = await self._redis.xrange(self._stream, count=1)  # type: ignore[assignment]
         if not entries:
             return None
@@ -54,7 +56,7 @@ class JournalAge:
 
 
 class MonthClose:
-    """For whoever looks now and then whether there is a month to close."""
+    """Closes months when they are due. Workers call it repeatedly."""
 
     def __init__(self, database: Database, invoices: InvoiceService, oldest_entry: OldestEntry) -> None:
         self._database = database
@@ -62,7 +64,7 @@ class MonthClose:
         self._oldest_entry = oldest_entry
 
     async def close_due(self, now: datetime) -> Closed:
-        """Close every month whose time has come, the earliest first.
+        """Closes every due month, the earliest first.
 
         Raises DatabaseUnavailable, RedisError.
         """
@@ -73,7 +75,7 @@ class MonthClose:
             if oldest is not None and oldest < begin(following(month)):
                 return Closed(tuple(closed), oldest)
             count = await self._close(month, now)
-            logger.info("%s is closed: %d invoices", f"{month:%Y-%m}", count)
+            logger.info("month %s is closed: %d invoices", f"{month:%Y-%m}", count)
             closed.append(month)
             month = following(month)
         return Closed(tuple(closed))
@@ -82,7 +84,7 @@ class MonthClose:
         return begin(following(month)) + timedelta(days=self._invoices.settings.close_day - 1)
 
     async def _next(self) -> date | None:
-        """The first month that is not closed; None while there is nobody to invoice."""
+        """Returns the first month that is not closed; None while there is no tenant to invoice."""
         async with self._database.read(EVERY_TENANT) as session:
             months = MonthRepository(session)
             last = await months.last_closed()

@@ -1,8 +1,8 @@
-"""Credit notes: what is taken back of an invoice, as documents of their own.
+"""Issues credit notes, which take back all or part of an invoice.
 
-Three ways, by what became of the money: `due`, what is not paid yet need not be; of what was paid, `credit`
-goes into the balance, `refund` goes back. A request or a charge that was wrong is reversed in the ledger
-instead, and so is on the next invoice: never both.
+What happens to the money is the note's settlement: `due` lowers what is not yet paid; of what was paid,
+`credit` goes into the balance and `refund` is paid back. A wrong request or charge is reversed in the ledger
+instead, which puts it on the next invoice: never do both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SETTLEMENTS: tuple[Settlement, ...] = get_args(Settlement)
 
 
 class CreditNotes:
-    """Everybody's."""
+    """Issues credit notes for all tenants."""
 
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
         self._database = database
@@ -47,11 +47,11 @@ class CreditNotes:
         now: datetime,
         reference: str = "",
     ) -> CreditNote:
-        """Take part of an invoice back, or all of it. A refund is noted with the invoice's payments under
-        `reference`, or the note's own id: sending the money is whoever asks' to do.
+        """Takes back all or part of an invoice. A refund is recorded with the invoice's payments under
+        `reference`, default the note's id; the caller sends the money.
 
-        Raises InvoiceNotFound, CreditNotAllowed for more than is owed (`due`) or was paid and not yet given
-        back (the others), ValueError.
+        Raises InvoiceNotFound, ValueError, CreditNotAllowed for more than is owed (`due`) or more than was
+        paid and not yet returned (the others).
         """
         if settlement not in SETTLEMENTS:
             raise ValueError(f"settlement must be one of {', '.join(SETTLEMENTS)}")
@@ -72,7 +72,7 @@ class CreditNotes:
                 amount_cents=amount_cents,
                 settlement=settlement,
                 reason=reason,
-                actor=actor.described(),
+                actor=actor.audit_fields(),
             )
             repository.add_own(note)
             await session.flush()
@@ -116,12 +116,12 @@ class CreditNotes:
 
 
 async def _most(repository: InvoiceRepository, invoice_id: str, settlement: str) -> int:
-    """Cents that can be taken back that way."""
+    """Returns the cents that can be taken back with this settlement."""
     invoice = await repository.find(invoice_id)
     if invoice is None:
         raise InvoiceNotFound(invoice_id)
     notes, payments = await repository.notes([invoice_id]), await repository.payments([invoice_id])
     if settlement == "due":
         return max(0, due(invoice.total_cents, notes, payments))
-    paid = sum(payment.amount_cents for payment in payments)  # refunds are below zero
+    paid = sum(payment.amount_cents for payment in payments)  # refunds are negative
     return max(0, paid - sum(note.amount_cents for note in notes if note.settlement == "credit"))

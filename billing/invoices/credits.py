@@ -1,9 +1,8 @@
-"""A tenant's balance: money put in and taken out, and what prepaid usage draws.
+"""Keeps tenants' balances: money put in and taken out, and what prepaid usage draws.
 
-balance = all entries - the ledger's cost of the prepaid periods. So it needs no entry per request, and is as
-exact as the ledger. Entries are never changed; of one kind, one reference counts once, so that whoever
-records a payment may do so again. Owns entries and their end; what prepaid usage may draw before it happens
-is `tenants.quotas`' to hold.
+balance = all entries - the ledger's cost of the prepaid periods. So there is no entry per request, and the
+balance is as exact as the ledger. Entries never change; of each kind, a reference counts once, so recording a
+payment again is harmless. `tenants.quotas` limits what prepaid usage may draw in advance.
 """
 
 from __future__ import annotations
@@ -28,35 +27,35 @@ from tenants.quotas.balance import set_balance
 
 CreditKind = Literal["top_up", "grant", "credit_note", "kept", "applied", "refund", "expiry"]
 MAX_AMOUNT = 10**15
-"""Micro-USD: a thousand million dollars."""
+"""Micro-USD, that is a thousand million dollars."""
 EXPIRY_PATIENCE = timedelta(days=40)
-"""How long after a credit's end it is still taken back, when nothing ran for a while."""
+"""How long after a credit expires it is still taken back, in case no worker ran for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """In micro-USD."""
+    """A tenant's balance in micro-USD."""
 
     credits: int
-    """All entries."""
+    """The sum of all entries."""
     used: int
-    """Drawn by what was used in prepaid periods."""
+    """The cost of usage in prepaid periods."""
 
     @property
     def amount(self) -> int:
-        """What is left; below zero where usage was recorded late."""
+        """What is left; negative if usage was recorded late."""
         return self.credits - self.used
 
 
 async def balance_of(session: ReadSession | WriteSession, tenant_id: str) -> Balance:
-    """As this transaction sees it. Hold the account first to decide by it."""
+    """Returns the balance in this transaction. To decide by it, hold the account first."""
     accounts = AccountRepository(session, tenant_id)
     used = await drawn_in(MonthLedger(session, tenant_id), await accounts.periods())
     return Balance(await accounts.credits_sum(), used)
 
 
 async def drawn_in(ledger: MonthLedger, periods: Sequence[PrepaidPeriod]) -> int:
-    """Micro-USD that usage in these periods draws."""
+    """Returns micro-USD of usage in these periods."""
     return sum([await ledger.total(period.since, period.until) for period in periods])
 
 
@@ -74,10 +73,10 @@ async def record_credit(
     invoice_id: str | None = None,
     expires_at: datetime | None = None,
 ) -> CreditEntry:
-    """Add an entry to the balance in this transaction, unless there is one of that kind and reference: then
-    that one. Every process hears of it within a second of the commit.
+    """Adds an entry to the balance in this transaction, and returns it, or the existing entry of that kind
+    and reference. Every process applies it within a second of the commit.
 
-    Among the last things before the commit, as it writes the audit entry.
+    Call it late in the transaction, because it writes the audit entry.
     """
     accounts = AccountRepository(session, tenant_id)
     account = await accounts.hold()
@@ -94,7 +93,7 @@ async def record_credit(
         reason=reason,
         invoice_id=invoice_id,
         expires_at=expires_at,
-        actor=actor.described(),
+        actor=actor.audit_fields(),
     )
     accounts.add_own(entry)
     await session.flush()
@@ -106,14 +105,14 @@ async def record_credit(
 
 
 class CreditService:
-    """Everybody's balance."""
+    """Manages the balances of all tenants."""
 
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
         self._database = database
         self._redis = redis_client
 
     async def balance(self, tenant_id: str) -> Balance:
-        """Raises DatabaseUnavailable."""
+        """Returns a tenant's balance. Raises DatabaseUnavailable."""
         async with self._database.read(tenant_id) as session:
             return await balance_of(session, tenant_id)
 
@@ -137,7 +136,7 @@ class CreditService:
         reason: str = "",
         expires_at: datetime | None = None,
     ) -> CreditEntry:
-        """Put money into a balance, once per reference. Raises ValueError naming the field."""
+        """Adds money to a balance, once per reference. Raises ValueError naming the field."""
         if not 0 < amount <= MAX_AMOUNT:
             raise ValueError(f"amount must be from 1 to {MAX_AMOUNT}, not {amount}")
         if not 0 < len(reference) <= 200:
@@ -153,7 +152,7 @@ class CreditService:
     async def pay_back(
         self, tenant_id: str, amount: int, reference: str, actor: Actor, *, now: datetime, reason: str = ""
     ) -> CreditEntry:
-        """Take out what is paid back to the tenant. Raises CreditNotAllowed for more than there is."""
+        """Takes out what is paid back to the tenant. Raises CreditNotAllowed if the balance is less."""
         async with self._database.write(tenant_id) as session:
             await AccountRepository(session, tenant_id).hold()
             known = await AccountRepository(session, tenant_id).credit("refund", reference)
@@ -167,10 +166,10 @@ class CreditService:
             )
 
     async def expire(self, now: datetime) -> int:
-        """Take back what is left of credits past their end; how many had something left.
+        """Takes back what is left of expired credits; returns how many had something left.
 
-        What was taken from the balance since an entry was made counts against that entry first: where
-        several could have been used, the tenant keeps more, never less, than is its own.
+        What was taken from the balance since an entry was made counts against that entry first: where several
+        could have been used, the tenant keeps more than its due, never less.
         """
         async with self._database.read(EVERY_TENANT) as session:
             expired = await MonthRepository(session).expired(now - EXPIRY_PATIENCE, now)

@@ -1,7 +1,6 @@
-"""An invoice as what is handed out of it: the JSON that the API serves, and the PDF.
+"""Builds an invoice's JSON for the API, and its PDF.
 
-Owns the JSON's form and that one PDF is drawn at a time. Amounts are in micro-USD where their name says so,
-in cents where it says that; floats nowhere. Refuses to know who asks.
+Amounts are integers, in micro-USD or cents as their names say. One PDF is drawn at a time.
 """
 
 from __future__ import annotations
@@ -97,17 +96,17 @@ class InvoiceObject(TypedDict):
     """Not in lists."""
 
 
-# One at a time: drawing takes a processor's time that requests on models wait for.
+# One at a time, because drawing takes processor time that requests on models wait for.
 _drawing = ThreadPoolExecutor(1, thread_name_prefix="invoice-pdf")
 
 
 async def invoice_pdf(invoice: InvoiceView) -> bytes:
-    """The document."""
+    """Returns the PDF."""
     return await asyncio.get_running_loop().run_in_executor(_drawing, _drawn, invoice)
 
 
 def file_name(invoice: InvoiceView) -> str:
-    """Of the document, without what says its kind."""
+    """Returns the document's file name without its suffix."""
     return invoice.name if invoice.number else f"preview-{invoice.month:%Y-%m}"
 
 
@@ -176,6 +175,6 @@ def _unix(moment: datetime) -> int:
 
 
 def _drawn(invoice: InvoiceView) -> bytes:
-    from billing.invoices.rendering import render  # with what only those need who ask for a document
+    from billing.invoices.rendering import render  # large; only a process that draws needs it
 
     return render(invoice)

@@ -1,6 +1,6 @@
-"""Puts a tenant's bill of a month together from the books: what previews show and what invoices are made of.
+"""Drafts a tenant's bill of a month from the ledger and earlier invoices.
 
-One function for both, so that the preview of a month that is over is the invoice.
+Previews and invoices use the same function, so the preview of a past month equals its invoice.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from billing.invoices.repository import (
     AccountRepository,
     InvoiceRepository,
     InvoicingContext,
-    PlanThen,
+    PastPlan,
 )
 from billing.months import begin, between, following, span
 
 
 @dataclass(frozen=True, slots=True)
 class InvoiceDraft:
-    """A bill and who it goes to."""
+    """A bill, and the customer it is for."""
 
     bill: Bill
     customer: dict[str, str]
 
 
 async def draft(
-    books: Books, standing: InvoicingContext, month: date, *, in_thought: bool, minimum_cents: int
+    books: Books, context: InvoicingContext, month: date, *, is_preview: bool, minimum_cents: int
 ) -> InvoiceDraft:
-    """The bill of a month there is no invoice of yet, by the books as they are now.
+    """Drafts the bill of a month without an invoice, from the books as they are now.
 
-    Months before it that wait for their own invoices are billed first, `in_thought`: what they leave to be
-    carried, and take from the balance, is not there any more.
+    Earlier months that wait for their own invoices are billed first, `is_preview`, so that what they carry
+    over and take from the balance is accounted for.
 
-    Raises MonthSettled; unless `in_thought`, InvalidBillingMonth when an earlier month waits for its own.
+    Raises MonthSettled; unless `is_preview`, InvalidBillingMonth if an earlier month has no invoice yet.
     """
-    tenant, latest = standing.tenant, standing.latest
-    settled = _settled(standing)
+    tenant, latest = context.tenant, context.latest
+    settled = _settled(context)
     if settled is not None and settled >= month:
         raise MonthSettled(month)
     carried = latest.carried_out if latest is not None else 0
-    balance = standing.credits - await books.drawn()
+    balance = context.credits - await books.drawn()
     unsettled = await books.unsettled(month)
     waiting = [one for one in (*unsettled, month) if settled is None or one > settled]
     next_one = month if settled is None else following(settled)
-    plans = await books.plans(standing, [*between(min(*waiting, next_one), following(month))])
+    plans = await books.plans(context, [*between(min(*waiting, next_one), following(month))])
     if settled is not None and plans[next_one].monthly_fee:
-        waiting.append(next_one)  # asked for whether or not anything was used
+        waiting.append(next_one)  # the fee is due even without usage
     open_since = min(waiting)
-    if open_since < month and not in_thought:
+    if open_since < month and not is_preview:
         raise InvalidBillingMonth(f"month {open_since:%Y-%m} is to be invoiced before {month:%Y-%m}")
     late = [await books.of(one) for one in unsettled if one < open_since]
     for one in between(open_since, following(month)):
@@ -78,22 +78,20 @@ async def draft(
         if one < month and not made.owed_nothing:
             carried, late = made.carried_out, []
             balance += made.of("kept") + made.of("credit")
-    return InvoiceDraft(made, customer_of(standing))
+    return InvoiceDraft(made, customer_of(context))
 
 
-def _settled(standing: InvoicingContext) -> date | None:
-    """The last month up to which the tenant gets no invoice any more: it has, or there was nothing."""
-    months = (standing.last_closed, standing.latest.month if standing.latest is not None else None)
+def _settled(context: InvoicingContext) -> date | None:
+    """Returns the last month that gets no invoice any more: it has one, or it was closed without one."""
+    months = (context.last_closed, context.latest.month if context.latest is not None else None)
     return max((month for month in months if month is not None), default=None)
 
 
 class Books:
-    """What a tenant's months come to, and what was invoiced of them, as one transaction sees it."""
+    """A tenant's ledger by month and its invoiced lines, as one transaction sees them."""
 
     def __init__(self, session: AsyncSession, tenant_id: str, *, was_prepaid: bool = True) -> None:
-        """`was_prepaid`: False where the tenant is known to have no prepaid periods, which are not asked for
-        then.
-        """
+        """`was_prepaid` False says that the tenant has no prepaid periods, so they are not read."""
         self.invoices = InvoiceRepository(session, tenant_id)
         self._ledger = MonthLedger(session, tenant_id)
         self._accounts = AccountRepository(session, tenant_id)
@@ -106,7 +104,7 @@ class Books:
         return self._known_periods
 
     async def drawn(self) -> int:
-        """Micro-USD that the balance paid in all prepaid periods."""
+        """Returns micro-USD that the balance paid in all prepaid periods."""
         if self._known_drawn is None:
             self._known_drawn = await drawn_in(self._ledger, await self._periods())
         return self._known_drawn
@@ -122,7 +120,7 @@ class Books:
         )
 
     async def covered(self, month: date) -> int:
-        """Micro-USD of a month that the balance paid, as it was used."""
+        """Returns micro-USD of a month that the balance paid."""
         start, end = span(month)
         covered = 0
         for period in await self._periods():
@@ -131,17 +129,17 @@ class Books:
                 covered += await self._ledger.total(since, until)
         return covered
 
-    async def plans(self, standing: InvoicingContext, months: Sequence[date]) -> dict[date, PlanThen]:
-        """What each month is billed by: the plan and its fees when it ended, or now while it lasts."""
-        plan, now = standing.plan, datetime.now(UTC)
-        today = PlanThen("", 0, 0)
+    async def plans(self, context: InvoicingContext, months: Sequence[date]) -> dict[date, PastPlan]:
+        """Returns each month's plan and fees when it ended, or now while it lasts."""
+        plan, now = context.plan, datetime.now(UTC)
+        today = PastPlan("", 0, 0)
         if plan is not None:
-            today = PlanThen(plan.name, plan.monthly_fee, plan.included_usage)
+            today = PastPlan(plan.name, plan.monthly_fee, plan.included_usage)
         over = [month for month in months if begin(following(month)) <= now]
-        return dict.fromkeys(months, today) | (await self._accounts.plans_then(over) if over else {})
+        return dict.fromkeys(months, today) | (await self._accounts.past_plans(over) if over else {})
 
     async def unsettled(self, before: date) -> list[date]:
-        """Months before that whose ledger is not what was invoiced of it."""
+        """Returns months before then whose ledger differs from what was invoiced."""
         return await self.invoices.unsettled(before)
 
 
@@ -149,9 +147,9 @@ def _of_ledger(line: InvoiceLine) -> bool:
     return line.kind in LEDGER_KINDS
 
 
-def customer_of(standing: InvoicingContext) -> dict[str, str]:
-    """Who a bill made now names."""
-    tenant, row = standing.tenant, standing.account
+def customer_of(context: InvoicingContext) -> dict[str, str]:
+    """Returns the customer that a bill made now names."""
+    tenant, row = context.tenant, context.account
     if row is None:
         return {"tenant_id": tenant.id, "name": tenant.name}
     details = {name: getattr(row, name) for name in ("email", "address", "country", "tax_id")}

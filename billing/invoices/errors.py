@@ -1,4 +1,4 @@
-"""What can be wrong with a question about invoices, or with a correction. Errors carry data, not HTTP."""
+"""Defines the errors of invoices and corrections. They carry data, not HTTP status codes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from billing.errors import InvalidBillingMonth
 
 
 class MonthSettled(InvalidBillingMonth):
-    """The month gets no invoice any more: what it came to since is for later ones."""
+    """The month gets no invoice any more: its later usage is on later invoices."""
 
     def __init__(self, month: date) -> None:
-        super().__init__(f"month {month:%Y-%m} has no invoice: what it came to is on later ones")
+        super().__init__(f"month {month:%Y-%m} gets no invoice any more: its usage is on later invoices")
         self.month = month
 
 
@@ -24,7 +24,7 @@ class InvoiceNotFound(LookupError):
 
 
 class BalanceEmpty(Exception):
-    """Paying in advance from an empty balance would refuse every request."""
+    """Prepaid mode with an empty balance would refuse every request."""
 
     def __init__(self, amount: int) -> None:
         super().__init__(
@@ -35,12 +35,12 @@ class BalanceEmpty(Exception):
 
 
 class ModeNotAllowed(Exception):
-    """A tenant asks to be invoiced again, and may not decide that itself. The message says why."""
+    """The tenant may not switch to this mode itself. The message says why."""
 
 
 class CreditNotAllowed(ValueError):
-    """More than can be taken back, or paid out. The message begins with the field."""
+    """The amount is more than can be taken back or paid out. The message begins with the field."""
 
-    def __init__(self, field: str, asked: int, most: int, unit: str) -> None:
-        super().__init__(f"{field}: at most {most} {unit}, not {asked}")
-        self.field, self.asked, self.most = field, asked, most
+    def __init__(self, field: str, requested: int, most: int, unit: str) -> None:
+        super().__init__(f"{field}: at most {most} {unit}, not {requested}")
+        self.field, self.requested, self.most = field, requested, most

@@ -1,7 +1,7 @@
-"""The ledger in the words of bills: a tenant's stretch of time as lines, and as one amount.
+"""Reads the ledger for bills: a tenant's month as lines, and a time range as one amount.
 
-Owns how costs are told apart on a bill: input, cached input and output of each model and class of service;
-storage; calibration. What was reversed is taken off where it was counted, when it was reversed.
+There is a line for each kind: input, cached input and output tokens of each model and service tier; storage;
+calibration. Reversals are subtracted from the same lines, at their own time.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _CHARGES: dict[str, tuple[LineKind, str]] = {
 
 
 class MonthLedger:
-    """One tenant's, as one session sees it."""
+    """Reads one tenant's ledger within one session."""
 
     def __init__(self, session: AsyncSession, tenant_id: str) -> None:
         self._totals = LedgerTotals(session, tenant_id)
 
     async def total(self, start: datetime, end: datetime | None) -> int:
-        """Micro-USD in [start, end), whole minutes; None: without end."""
+        """Returns micro-USD in [start, end), whole minutes; None means without end."""
         return sum(line.cost for line in await self._totals.costs(start, end or _LATEST, group_by=()))
 
     async def lines(self, month: date) -> list[LedgerLine]:
-        """What a month comes to now."""
+        """Returns the month's lines as the ledger has them now."""
         return [
             LedgerLine(
                 *_CHARGES.get(line.kind, ("usage", line.kind)),

@@ -1,10 +1,9 @@
-"""From what the ledger says and what was invoiced before to the lines of a bill: arithmetic on integers.
+"""Computes the lines of a bill from the ledger and what was invoiced before, in integer arithmetic.
 
-Every micro-USD of the ledger comes on exactly one line of one invoice, and what was invoiced stays as it is:
-an invoice has the month's usage, and of each month before the difference between the ledger now and all that
-was invoiced of it. Asked for are whole cents: the sum is rounded once, half a cent up, and what that added or
-left out is the first thing on the next invoice; so is all of it where it is less than can be charged. Knows
-neither tables nor time.
+Every micro-USD of the ledger is on exactly one line of one invoice, and invoices never change. An invoice has
+the month's usage, and for each earlier month the difference between its ledger now and everything invoiced
+for it. The total is rounded once to whole cents, half a cent up. The rounding difference is carried to the
+next invoice, and so is the whole total if it is less than the minimum charge.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ HALF_A_CENT = MICRO_USD_PER_CENT // 2
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """Of one month's ledger, what is alike."""
+    """Usage of one month with the same key."""
 
     kind: LineKind
     item: str
@@ -50,7 +49,7 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """As it is on the bill."""
+    """A line of a bill."""
 
     kind: LineKind
     month: date
@@ -61,7 +60,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class MonthBooks:
-    """A month of a tenant's: the ledger now, what of it was paid from the balance, and what was invoiced."""
+    """A tenant's month: its ledger now, the part paid from the balance, and what was invoiced for it."""
 
     month: date
     ledger: Sequence[LedgerLine]
@@ -79,7 +78,7 @@ class Bill:
 
     @property
     def owed_nothing(self) -> bool:
-        """Whether there is no reason for an invoice: what rounding left can wait."""
+        """Whether no invoice is needed: a rounding difference can wait."""
         return all(line.amount == 0 or line.kind in ("carried", "credit", "kept") for line in self.lines)
 
     def of(self, kind: LineKind) -> int:
@@ -87,8 +86,8 @@ class Bill:
 
 
 def in_cents(total: int, minimum_cents: int = 0) -> tuple[int, int]:
-    """Cents, half a cent up, none where there are less than can be charged; and the micro-USD they fall short
-    of the total by.
+    """Returns the cents of a total, rounded half up, or zero below the minimum charge; and the micro-USD
+    left over.
     """
     cents = (total + HALF_A_CENT) // MICRO_USD_PER_CENT
     if cents < minimum_cents:
@@ -97,7 +96,7 @@ def in_cents(total: int, minimum_cents: int = 0) -> tuple[int, int]:
 
 
 def was_too_little(carried: int) -> bool:
-    """Whether what one invoice carries to the next is all it came to, and not what rounding left."""
+    """Whether an invoice carries its whole total to the next, rather than a rounding difference."""
     return carried >= HALF_A_CENT
 
 
@@ -112,13 +111,13 @@ def bill(
     plan: str = "",
     minimum_cents: int = 0,
 ) -> Bill:
-    """The bill of a month.
+    """Returns the bill of a month.
 
     Args:
-        earlier: months before it whose ledger differs from what was invoiced, or may.
-        included: what of the month's own usage the fee covers.
-        balance: what there is to take from, once prepaid usage has drawn its part.
-        minimum_cents: less is not asked for.
+        earlier: earlier months whose ledger differs, or may differ, from what was invoiced.
+        included: micro-USD of the month's own usage that the fee covers.
+        balance: micro-USD available, after prepaid usage.
+        minimum_cents: the minimum charge.
     """
     month = current.month
     too_little = was_too_little(carried_in)
@@ -152,7 +151,7 @@ def bill(
 
 
 def _differences(books: MonthBooks) -> list[Line]:
-    """The ledger less what was invoiced of it, by key; as much and no less."""
+    """Returns lines for the ledger less what was invoiced, by key, negative ones too."""
     quantities: dict[Key, int] = {}
     amounts: dict[Key, int] = {}
     for sign, lines in ((1, books.ledger), (-1, books.invoiced)):
@@ -196,7 +195,7 @@ def _line(month: date, key: Key, quantity: int, amount: int) -> Line:
 
 
 def ledger_line(kind: str, details: dict[str, Any], amount: int) -> LedgerLine:
-    """What a stored line of the ledger's stood for."""
+    """Returns the ledger line that a stored invoice line stands for."""
     return LedgerLine(
         kind,  # type: ignore[arg-type]
         details["item"],
@@ -208,7 +207,7 @@ def ledger_line(kind: str, details: dict[str, Any], amount: int) -> LedgerLine:
 
 
 def added(lines: Iterable[LedgerLine]) -> dict[Key, tuple[int, int]]:
-    """Quantity and amount by key."""
+    """Returns quantity and amount by key."""
     sums: dict[Key, tuple[int, int]] = {}
     for line in lines:
         quantity, amount = sums.get(line.key, (0, 0))

@@ -1,8 +1,8 @@
-"""What is asked for and what is owed: billing accounts, credits, invoices, credit notes.
+"""Defines the tables of billing accounts, credits, invoices and credit notes.
 
-Money is whole micro-USD but in `*_cents`, which is what is asked for. All but `BillingAccount` is only ever
-added to: triggers refuse UPDATE, DELETE and TRUNCATE, and a correction is a new row. No foreign keys to
-tenants: a bill outlives what it names.
+Money is whole micro-USD, except `*_cents`, which are the amounts collected. All tables but `BillingAccount`
+are append-only: triggers reject UPDATE, DELETE and TRUNCATE, and a correction is a new row. There are no
+foreign keys to tenants: a bill outlives what it names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from db.repository import TenantOwned
 
 
 class BillingAccount(TenantOwned, Base):
-    """How a tenant pays, and who the bill goes to. Made when first needed."""
+    """How a tenant pays, and its billing details. Created when first needed."""
 
     __tablename__ = "billing_accounts"
     __table_args__ = (
@@ -42,13 +42,13 @@ class BillingAccount(TenantOwned, Base):
 
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
     mode: Mapped[str] = mapped_column(server_default=text("'postpaid'"))
-    """Prepaid now: the last of its `PrepaidPeriod`s has no end."""
+    """If prepaid, the last of the tenant's `PrepaidPeriod`s has no end."""
     state: Mapped[str] = mapped_column(server_default=text("'active'"))
     grace_until: Mapped[datetime | None]
     stripe_customer_id: Mapped[str | None]
     stripe_subscription_id: Mapped[str | None]
     name: Mapped[str] = mapped_column(server_default=text("''"))
-    """Of the customer, as the bill has it. Empty: the tenant's."""
+    """The customer's name on the bill. Empty means the tenant's."""
     email: Mapped[str] = mapped_column(server_default=text("''"))
     address: Mapped[str] = mapped_column(server_default=text("''"))
     """Lines of text."""
@@ -56,15 +56,15 @@ class BillingAccount(TenantOwned, Base):
     """Two letters, ISO 3166."""
     tax_id: Mapped[str] = mapped_column(server_default=text("''"))
     provider_details: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
-    """What of these the payment provider was last told."""
+    """The details that the payment provider has."""
     provider_error: Mapped[str] = mapped_column(server_default=text("''"))
-    """Why it did not take them."""
+    """Why the provider refused the details; empty if it did not."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class PrepaidPeriod(TenantOwned, Base):
-    """A time whose usage is paid from the balance as it happens. Whole minutes; periods do not overlap."""
+    """A period whose usage is paid from the balance. Whole minutes; periods do not overlap."""
 
     __tablename__ = "prepaid_periods"
     __table_args__ = (
@@ -78,13 +78,13 @@ class PrepaidPeriod(TenantOwned, Base):
 
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
     since: Mapped[datetime] = mapped_column(primary_key=True)
-    """Included."""
+    """Inclusive."""
     until: Mapped[datetime | None]
-    """Not. None: it goes on."""
+    """Exclusive. None means that the period goes on."""
 
 
 class CreditEntry(TenantOwned, Base):
-    """Money put into a tenant's balance, or taken out. What prepaid usage draws is in the ledger alone."""
+    """Money put into or taken out of a tenant's balance. Prepaid usage is in the ledger alone."""
 
     __tablename__ = "credits"
     __table_args__ = (
@@ -103,22 +103,22 @@ class CreditEntry(TenantOwned, Base):
     tenant_id: Mapped[str]
     at: Mapped[datetime]
     kind: Mapped[str]
-    """`top_up` paid for; `grant` given; `credit_note` from one; `kept` from an invoice below zero; `applied`
-    to an invoice; `refund` paid back; `expiry` of an entry.
+    """`top_up`: paid in; `grant`: given; `credit_note`: from a note; `kept`: from an invoice below zero;
+    `applied`: to an invoice; `refund`: paid back; `expiry`: of an entry.
     """
     amount: Mapped[int] = mapped_column(BigInteger)
     reference: Mapped[str]
-    """What it stems from, such as a payment's id: of one kind, the same reference counts once."""
+    """The origin, such as a payment's id. Of each kind, a reference counts once."""
     reason: Mapped[str] = mapped_column(server_default=text("''"))
     invoice_id: Mapped[str | None] = mapped_column(ForeignKey("invoices.id"))
     expires_at: Mapped[datetime | None]
-    """What is left of it then is taken back."""
+    """When what is left of it is taken back."""
     actor: Mapped[dict[str, Any]] = mapped_column(JSONB)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class DocumentNumber(Base):
-    """The last number of a kind of document. Its row's lock is what leaves no gap."""
+    """The last number of a kind of document. Its row lock keeps the numbers without gaps."""
 
     __tablename__ = "document_numbers"
     __table_args__ = (CheckConstraint("last >= 0", name="last_counts"),)
@@ -128,7 +128,7 @@ class DocumentNumber(Base):
 
 
 class Invoice(TenantOwned, Base):
-    """What a tenant owes for a UTC month. Final as soon as it is there."""
+    """What a tenant owes for a UTC month. Final as soon as it exists."""
 
     __tablename__ = "invoices"
     __table_args__ = (
@@ -151,23 +151,23 @@ class Invoice(TenantOwned, Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str]
     number: Mapped[int] = mapped_column(BigInteger)
-    """Of all the operator's, without gaps."""
+    """Consecutive over all tenants, without gaps."""
     month: Mapped[date] = mapped_column(Date)
-    """Its first day."""
+    """The month's first day."""
     issued_at: Mapped[datetime]
     due_at: Mapped[datetime]
     currency: Mapped[str] = mapped_column(server_default=text("'usd'"))
     total: Mapped[int] = mapped_column(BigInteger)
-    """Of the lines."""
+    """The sum of the lines."""
     total_cents: Mapped[int] = mapped_column(BigInteger)
-    """What is asked for: `total`, half a cent up; nothing where that is less than `minimum_cents`."""
+    """The amount to collect: `total` rounded half up, or zero below `minimum_cents`."""
     carried_out: Mapped[int] = mapped_column(BigInteger)
-    """What is left for the next invoice: `total` less what is asked for."""
+    """`total` less the amount to collect, carried to the next invoice."""
     minimum_cents: Mapped[int] = mapped_column(Integer, server_default=text("0"))
-    """The smallest amount that could be charged when it was made."""
+    """The minimum charge when it was made."""
     seller: Mapped[dict[str, str]] = mapped_column(JSONB)
     customer: Mapped[dict[str, str]] = mapped_column(JSONB)
-    """Who it is from and goes to, as they were."""
+    """The seller's and the customer's details at the time."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
@@ -185,22 +185,22 @@ class InvoiceLine(TenantOwned, Base):
 
     invoice_id: Mapped[str] = mapped_column(ForeignKey("invoices.id"), primary_key=True)
     number: Mapped[int] = mapped_column(Integer, primary_key=True)
-    """From 1, in the order they are shown."""
+    """Counts from 1, in display order."""
     tenant_id: Mapped[str]
     kind: Mapped[str]
-    """`usage`, `storage` and `calibration` are the ledger's; `prepaid` was paid from the balance; `carried`
-    is what the invoice before left; `credit` is taken from the balance, `kept` is put into it.
+    """`usage`, `storage` and `calibration` come from the ledger; `prepaid` was paid from the balance;
+    `carried` comes from the previous invoice; `credit` is taken from the balance, `kept` is added to it.
     """
     month: Mapped[date] = mapped_column(Date)
-    """What it is for: earlier than the invoice's for what was recorded late."""
+    """The month of the usage: before the invoice's month if it was recorded late."""
     description: Mapped[str]
     details: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
-    """What tells ledger lines of a month apart, and their quantities: see `billing.invoices.lines`."""
+    """The key and quantity of lines from the ledger: see `billing.invoices.lines`."""
     amount: Mapped[int] = mapped_column(BigInteger)
 
 
 class CreditNote(TenantOwned, Base):
-    """Part of an invoice, or all of it, taken back."""
+    """A document that takes back all or part of an invoice."""
 
     __tablename__ = "credit_notes"
     __table_args__ = (
@@ -215,19 +215,19 @@ class CreditNote(TenantOwned, Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str]
     number: Mapped[int] = mapped_column(BigInteger)
-    """Of all the operator's credit notes, without gaps."""
+    """Consecutive over all tenants, without gaps."""
     invoice_id: Mapped[str] = mapped_column(ForeignKey("invoices.id"))
     issued_at: Mapped[datetime]
     amount_cents: Mapped[int] = mapped_column(BigInteger)
     settlement: Mapped[str]
-    """`due`: less is owed; of what was paid, `credit`: put into the balance; `refund`: paid back."""
+    """`due`: lowers what is owed; of what was paid, `credit`: goes into the balance; `refund`: paid back."""
     reason: Mapped[str]
     actor: Mapped[dict[str, Any]] = mapped_column(JSONB)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class InvoicePayment(TenantOwned, Base):
-    """Money that came for an invoice, or went back."""
+    """A payment of an invoice, or a refund."""
 
     __tablename__ = "invoice_payments"
     __table_args__ = (
@@ -246,12 +246,12 @@ class InvoicePayment(TenantOwned, Base):
     kind: Mapped[str]
     amount_cents: Mapped[int] = mapped_column(BigInteger)
     reference: Mapped[str]
-    """The payment's id at whoever took it: of one kind, the same reference counts once."""
+    """The payment's id at the provider. Of each kind, a reference counts once."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class ClosedMonth(Base):
-    """A month that every tenant has been invoiced for. What is recorded for it later is for a later one."""
+    """A month that every tenant has been invoiced for. Later usage of it is on later invoices."""
 
     __tablename__ = "closed_months"
     __table_args__ = (CheckConstraint("extract(day FROM month) = 1", name="whole_month"),)
@@ -262,7 +262,7 @@ class ClosedMonth(Base):
 
 
 class PlanFees(Base):
-    """What a plan was called and cost from an instant on. Written by a trigger on plans."""
+    """A plan's name and fees from a moment on. Written by a trigger on plans."""
 
     __tablename__ = "plan_fees"
 
@@ -270,6 +270,6 @@ class PlanFees(Base):
     since: Mapped[datetime] = mapped_column(primary_key=True)
     name: Mapped[str]
     monthly_fee: Mapped[int] = mapped_column(BigInteger)
-    """Micro-USD, beside what is used."""
+    """Micro-USD, besides usage."""
     included_usage: Mapped[int] = mapped_column(BigInteger)
     """Micro-USD of a month's usage that the fee covers."""

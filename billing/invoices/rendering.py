@@ -1,7 +1,7 @@
-"""An invoice, or its preview, as a PDF. Owns the page; refuses to know where an invoice comes from.
+"""Draws an invoice or its preview as a PDF.
 
-The same invoice is always the same bytes. Text is set in a font of its own (DejaVu Sans: Latin, Greek and
-Cyrillic), so that a page looks alike everywhere; a letter it lacks is shown as a question mark, not dropped.
+The same invoice always gives the same bytes. Text is set in an embedded font (DejaVu Sans: Latin, Greek and
+Cyrillic), so a page looks the same everywhere; a character it lacks is shown as a question mark.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SETTLEMENTS = {"due": "not to be paid", "credit": "put into your balance", "ref
 
 
 def render(invoice: InvoiceView) -> bytes:
-    """The document. Takes a tenth of a second of a processor: not for an event loop."""
+    """Returns the PDF. Takes a tenth of a second of processor time: not for an event loop."""
     page = _Page(invoice)
     page.head()
     page.parties()
@@ -151,8 +151,8 @@ class _Page(FPDF):
         self.cell(40, height, value, align="R", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
 
     def _known(self, text: str) -> str:
-        """Without letters that the font lacks."""
-        letters = self.fonts[f"{_FONT.lower()}B"].cmap  # both styles have the same letters
+        """Returns the text with a question mark for each character that the font lacks."""
+        letters = self.fonts[f"{_FONT.lower()}B"].cmap  # both styles have the same characters
         return "".join(char if char == "\n" or ord(char) in letters else "?" for char in text)
 
     def _font(self, size: float, style: str = "", colour: tuple[int, int, int] = _BLACK) -> None:
@@ -161,7 +161,7 @@ class _Page(FPDF):
 
 
 def quantity(line: Line) -> str:
-    """As a reader counts: tokens, GB-days, jobs. Empty where there is nothing to count."""
+    """Returns the quantity in tokens, GB-days or jobs; empty if there is nothing to count."""
     count = line.details.get("quantity")
     if count is None:
         return ""

@@ -1,4 +1,4 @@
-"""Queries on accounts, credits and invoices. What is only ever added to has no query that changes it."""
+"""Queries billing accounts, credits and invoices. Append-only tables have no query that changes them."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from tenants.models import Plan, Tenant
 from tenants.repository import is_id
 
 LEDGER_KINDS = ("usage", "storage", "calibration")
-"""Kinds of lines that stand for rows of the ledger."""
+"""The kinds of lines that come from the ledger."""
 
 _NEXT_NUMBER = text("UPDATE document_numbers SET last = last + 1 WHERE kind = :kind RETURNING last")
 
 
 _CREDITS = func.coalesce(func.sum(CreditEntry.amount), 0)
 _LATEST = select_owned(Invoice, Invoice.id).order_by(Invoice.month.desc()).limit(1).scalar_subquery()
-_STANDING = (
+_CONTEXT = (
     select(
         Tenant,
         Plan,
@@ -73,7 +73,7 @@ def _month(at: Any) -> ColumnElement[date]:
 
 def _unsettled() -> Any:
     end = bindparam("end", type_=INSTANT)
-    # Added up by day first: to say which month it is in costs more of a row than the rest.
+    # Summed by day first, because computing a row's month costs more than all else.
     used = select_owned(UsageRollupDay, UsageRollupDay.day, func.sum(UsageRollupDay.cost).label("cost"))
     days = used.where(UsageRollupDay.day < end).group_by(UsageRollupDay.day).subquery()
     ledger = (
@@ -101,7 +101,7 @@ _PAYMENTS = (
     select_owned(InvoicePayment).where(InvoicePayment.invoice_id == _OF_INVOICES).order_by(InvoicePayment.id)
 )
 _PERIODS = select_owned(PrepaidPeriod).order_by(PrepaidPeriod.since)
-_PLANS_THEN = text(
+_PAST_PLANS = text(
     """
     SELECT spans.month,
         plans.name AS name_now, plans.monthly_fee AS fee_now, plans.included_usage AS usage_now,
@@ -123,13 +123,13 @@ _PLANS_THEN = text(
 
 @dataclass(frozen=True, slots=True)
 class InvoicingContext:
-    """What is known of a tenant before its bill is made."""
+    """What a tenant's bill needs besides its usage."""
 
     tenant: Tenant
     plan: Plan | None
     account: BillingAccount | None
     latest: Invoice | None
-    """That of the last month."""
+    """The invoice of the latest month."""
     credits: int
     """See `AccountRepository.credits_sum`."""
     last_closed: date | None
@@ -138,8 +138,8 @@ class InvoicingContext:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanThen:
-    """What a tenant's plan was called and cost when a month ended. Money is micro-USD."""
+class PastPlan:
+    """The name and fees of a tenant's plan when a month ended. Money is micro-USD."""
 
     name: str
     monthly_fee: int
@@ -147,24 +147,24 @@ class PlanThen:
 
 
 class AccountRepository(TenantRepository):
-    """One tenant's account and its money. Who decides by the balance holds the account first."""
+    """Queries one tenant's account and balance. To decide by the balance, hold the account first."""
 
-    async def standing(self) -> InvoicingContext | None:
-        """None where there is no such tenant."""
-        found: Any = (await self.execute_own(_STANDING)).one_or_none()
+    async def invoicing_context(self) -> InvoicingContext | None:
+        """Returns the context of a bill; None if there is no such tenant."""
+        found: Any = (await self.execute_own(_CONTEXT)).one_or_none()
         if found is None:
             return None
         tenant, plan, account, latest, credits_sum, last_closed, was_prepaid = found
         return InvoicingContext(tenant, plan, account, latest, int(credits_sum), last_closed, was_prepaid)
 
-    async def plans_then(self, months: Sequence[date]) -> dict[date, PlanThen]:
-        """By month, as they were when it ended; of months that nothing was written down of, as they are."""
+    async def past_plans(self, months: Sequence[date]) -> dict[date, PastPlan]:
+        """Returns the plan of each month when it ended; the current one where no record exists."""
         values = {"months": months, "ends": [begin(following(month)) for month in months]}
-        rows = await self.session.execute(_PLANS_THEN, {"tenant": self.tenant_id, **values})
+        rows = await self.session.execute(_PAST_PLANS, {"tenant": self.tenant_id, **values})
         return {
-            row.month: PlanThen(row.name_now, row.fee_now, row.usage_now)
+            row.month: PastPlan(row.name_now, row.fee_now, row.usage_now)
             if row.name is None
-            else PlanThen(row.name, row.monthly_fee, row.included_usage)
+            else PastPlan(row.name, row.monthly_fee, row.included_usage)
             for row in rows
         }
 
@@ -172,7 +172,7 @@ class AccountRepository(TenantRepository):
         return (await self.session.execute(self.select_own(BillingAccount))).scalar_one_or_none()
 
     async def hold(self) -> BillingAccount:
-        """The account, made if there is none, held against others until the transaction ends."""
+        """Returns the account, created if missing, locked until the transaction ends."""
         missing = insert(BillingAccount).values(tenant_id=self.tenant_id).on_conflict_do_nothing()
         await self.session.execute(missing)
         query = self.select_own(BillingAccount).with_for_update()
@@ -180,7 +180,7 @@ class AccountRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one()
 
     async def periods(self) -> list[PrepaidPeriod]:
-        """In which usage is paid from the balance, the earliest first."""
+        """Returns the prepaid periods, the earliest first."""
         return list((await self.execute_own(_PERIODS)).scalars())
 
     async def credit(self, kind: str, reference: str) -> CreditEntry | None:
@@ -190,7 +190,7 @@ class AccountRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def credits_sum(self) -> int:
-        """Micro-USD put into the balance less what was taken out; what prepaid usage draws not counted."""
+        """Returns micro-USD put into the balance less what was taken out, without prepaid usage."""
         query = self.select_own(CreditEntry, _CREDITS)
         return int((await self.session.execute(query)).scalar_one())
 
@@ -204,7 +204,7 @@ class AccountRepository(TenantRepository):
         return list(page.scalars())
 
     async def taken_since(self, moment: datetime) -> int:
-        """Micro-USD that entries made since took out of the balance, but for those that expired."""
+        """Returns micro-USD that entries since then took out of the balance, without expired credits."""
         query = self.select_own(CreditEntry, func.coalesce(-func.sum(CreditEntry.amount), 0)).where(
             CreditEntry.at >= moment, CreditEntry.kind.in_(("applied", "refund"))
         )
@@ -212,7 +212,7 @@ class AccountRepository(TenantRepository):
 
 
 class InvoiceRepository(TenantRepository):
-    """One tenant's invoices and their corrections."""
+    """Queries one tenant's invoices and their corrections."""
 
     async def find(self, invoice_id: str) -> Invoice | None:
         if not is_id(invoice_id):
@@ -225,7 +225,7 @@ class InvoiceRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def latest(self) -> Invoice | None:
-        """That of the last month."""
+        """Returns the invoice of the latest month."""
         query = self.select_own(Invoice).order_by(Invoice.month.desc()).limit(1)
         return (await self.session.execute(query)).scalar_one_or_none()
 
@@ -247,18 +247,18 @@ class InvoiceRepository(TenantRepository):
         return list((await self.session.execute(query)).scalars())
 
     async def lines_for(self, month: date) -> list[InvoiceLine]:
-        """Lines of all invoices for what was used in a month."""
+        """Returns the lines of all invoices for usage of a month."""
         return list((await self.execute_own(_LINES_FOR, month=month)).scalars())
 
     async def unsettled(self, before: date) -> list[date]:
-        """Months before that whose ledger is not what was invoiced of it, the earliest first."""
+        """Returns months before then whose ledger differs from what was invoiced, the earliest first."""
         found = await self.execute_own(_UNSETTLED, end=begin(before), before=before)
         return list(found.scalars())
 
-    async def priced_anew(self, start: datetime, end: datetime) -> list[Row[*tuple[Any, ...]]]:
-        """Rows (model, service_tier, prompt_tokens, cached_tokens, completion_tokens, cost, cached_cost,
-        output_cost) of the ledger's requests in [start, end), each row's cost computed again from its counts
-        and the prices it carries; less what was reversed then.
+    async def repriced(self, start: datetime, end: datetime) -> list[Row[*tuple[Any, ...]]]:
+        """Returns rows (model, service_tier, prompt_tokens, cached_tokens, completion_tokens, cost,
+        cached_cost, output_cost) of the ledger's requests in [start, end), less reversals. Each row's cost is
+        computed again from its counts and the prices it carries.
         """
         record, taken = UsageRecord, Reversal
         prices = (record.input_price, record.cached_input_price, record.output_price)
@@ -302,12 +302,12 @@ class InvoiceRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def next_number(self, kind: str) -> int:
-        """The number after the last. Others wait for it until this transaction ends: ask late."""
+        """Returns the next number. Other transactions wait for this one to end, so call it late."""
         return int((await self.session.execute(_NEXT_NUMBER, {"kind": kind})).scalar_one())
 
 
 class MonthRepository:
-    """Which months are closed, and whose bills there are to make: no one tenant's."""
+    """Queries closed months and the invoices of all tenants."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
@@ -316,7 +316,7 @@ class MonthRepository:
         return (await self.session.execute(select(func.max(ClosedMonth.month)))).scalar_one_or_none()
 
     async def earliest(self) -> datetime | None:
-        """When the first tenant came, or the first thing was used."""
+        """Returns when the first tenant was created or the first usage was recorded."""
         moments = (
             select(func.min(Tenant.created_at)),
             select(func.min(UsageRollupDay.day)),
@@ -326,7 +326,7 @@ class MonthRepository:
         return min((moment for moment in found if moment is not None), default=None)
 
     async def close(self, month: date, closed_at: datetime, num_invoices: int) -> None:
-        """Again changes nothing."""
+        """Marks a month as closed. Repeating it changes nothing."""
         values = {"month": month, "closed_at": closed_at, "num_invoices": num_invoices}
         await self.session.execute(insert(ClosedMonth).values(values).on_conflict_do_nothing())
 
@@ -335,17 +335,17 @@ class MonthRepository:
         return int((await self.session.execute(query)).scalar_one())
 
     async def owner(self, invoice_id: str) -> str | None:
-        """Whose an invoice is."""
+        """Returns the id of the invoice's tenant."""
         query = select(Invoice.tenant_id).where(Invoice.id == invoice_id)
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def numbers(self) -> Row[int, int, int]:
-        """(first, last, how many) numbers of invoices there are."""
+        """Returns the first, the last and the number of invoice numbers."""
         query = select(func.min(Invoice.number), func.max(Invoice.number), func.count())
         return (await self.session.execute(query.select_from(Invoice))).one()
 
     async def expired(self, since: datetime, now: datetime) -> list[CreditEntry]:
-        """Credits that ended in between, of which nothing was taken back yet."""
+        """Returns credits that expired in between and of which nothing was taken back yet."""
         taken = select(CreditEntry.reference).where(CreditEntry.kind == "expiry").scalar_subquery()
         query = select(CreditEntry).where(
             CreditEntry.expires_at > since, CreditEntry.expires_at <= now, CreditEntry.id.not_in(taken)

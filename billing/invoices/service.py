@@ -1,9 +1,9 @@
-"""Invoices: previewed, made final, read; payments for them noted.
+"""Finalizes invoices, previews and reads them, and records their payments.
 
-An invoice is final the moment it exists; making it is one transaction with its number, its lines, what it
+An invoice is final the moment it exists. It is made in one transaction with its number, its lines, what it
 takes from the balance and its audit entry, so a process killed anywhere leaves all of it or nothing, and no
-gap in the numbers. Refuses to know when months are closed (`billing.invoices.closing`) and how money is
-collected (`billing.payments`).
+gap in the numbers. `billing.invoices.closing` decides when months are closed, `billing.payments` collects the
+money.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from tenants.audit.service import AuditLog
 from tenants.errors import TenantNotFound
 
 OnFinal = Callable[[WriteSession, Invoice], Awaitable[None]]
-"""Told of a new invoice within its transaction."""
+"""Called with a new invoice within its transaction."""
 
 
 class InvoiceService:
-    """Every tenant's invoices."""
+    """Manages the invoices of all tenants."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class InvoiceService:
         on_final: Sequence[OnFinal] = (),
         minimum_cents: int = 0,
     ) -> None:
-        """`minimum_cents`: the least that whoever collects can charge; less is carried on."""
+        """`minimum_cents` is the smallest amount that can be charged; less is carried to the next invoice."""
         self._database = database
         self._redis = redis_client
         self.settings = settings
@@ -67,14 +67,14 @@ class InvoiceService:
         newest_first: bool = True,
         with_lines: bool = True,
     ) -> list[InvoiceView]:
-        """`with_lines`: not where only sums are shown, as lines are many."""
+        """Returns a page of invoices, without their many lines unless `with_lines`."""
         async with self._database.read(tenant_id) as session:
             repository = InvoiceRepository(session, tenant_id)
             rows = await repository.page(after=after, limit=limit, newest_first=newest_first)
             return await invoice_views(repository, rows, with_lines=with_lines)
 
     async def find(self, tenant_id: str, invoice_id: str) -> InvoiceView:
-        """Raises InvoiceNotFound."""
+        """Returns an invoice. Raises InvoiceNotFound."""
         async with self._database.read(tenant_id) as session:
             repository = InvoiceRepository(session, tenant_id)
             row = await repository.find(invoice_id)
@@ -83,7 +83,7 @@ class InvoiceService:
             return (await invoice_views(repository, [row]))[0]
 
     async def owner(self, invoice_id: str) -> str:
-        """Whose it is, for the operator. Raises InvoiceNotFound."""
+        """Returns the id of the invoice's tenant, for the operator. Raises InvoiceNotFound."""
         async with self._database.read(EVERY_TENANT) as session:
             found = await MonthRepository(session).owner(invoice_id)
         if found is None:
@@ -91,27 +91,27 @@ class InvoiceService:
         return found
 
     async def preview(self, tenant_id: str, month: date, *, now: datetime) -> InvoiceView:
-        """The month's invoice, if there is one; else what it would be if nothing more were used.
+        """Returns the month's invoice if there is one, else what it would be without further usage.
 
         Raises InvalidBillingMonth for a month that has not begun, TenantNotFound.
         """
         if begin(month) > now:
             raise InvalidBillingMonth(f"month must have begun, {month:%Y-%m} has not")
         async with self._database.read(tenant_id) as session:
-            standing = await standing_of(session, tenant_id)
-            books = Books(session, tenant_id, was_prepaid=standing.was_prepaid)
-            return await self.previewed(books, standing, month, now)
+            context = await invoicing_context(session, tenant_id)
+            books = Books(session, tenant_id, was_prepaid=context.was_prepaid)
+            return await self.previewed(books, context, month, now)
 
     async def previewed(
-        self, books: Books, standing: InvoicingContext, month: date, now: datetime
+        self, books: Books, context: InvoicingContext, month: date, now: datetime
     ) -> InvoiceView:
-        """The same within a transaction that is open: of a month that has begun."""
-        tenant_id, latest = standing.tenant.id, standing.latest
+        """Does the same within an open transaction, for a month that has begun."""
+        tenant_id, latest = context.tenant.id, context.latest
         if latest is not None and latest.month >= month:
             row = latest if latest.month == month else await books.invoices.of_month(month)
             if row is not None:
                 return (await invoice_views(books.invoices, [row]))[0]
-        made = await draft(books, standing, month, in_thought=True, minimum_cents=self._minimum_cents)
+        made = await draft(books, context, month, is_preview=True, minimum_cents=self._minimum_cents)
         bill = made.bill
         issued = max(now, begin(following(month)))
         return InvoiceView(
@@ -120,8 +120,8 @@ class InvoiceService:
         )  # fmt: skip
 
     async def finalize(self, tenant_id: str, month: date, *, now: datetime) -> Invoice | None:
-        """Make the invoice of a month that is over; None when there is nothing to invoice, or the month is
-        closed already. Again, the one there is. Raises InvalidBillingMonth, TenantNotFound.
+        """Makes the invoice of a past month and returns it, or the existing one; None when there is nothing
+        to invoice, or the month is closed already. Raises InvalidBillingMonth, TenantNotFound.
         """
         if month >= month_of(now):
             raise InvalidBillingMonth(f"month must be over, {month:%Y-%m} is not")
@@ -131,13 +131,11 @@ class InvoiceService:
             known = await repository.of_month(month)
             if known is not None:
                 return known
-            await hold_ledger(session)  # all queries below see one state of it
-            standing = await standing_of(session, tenant_id)
+            await hold_ledger(session)  # so that all queries below see one state of it
+            context = await invoicing_context(session, tenant_id)
             try:
                 books = Books(session, tenant_id)
-                made = await draft(
-                    books, standing, month, in_thought=False, minimum_cents=self._minimum_cents
-                )
+                made = await draft(books, context, month, is_preview=False, minimum_cents=self._minimum_cents)
             except MonthSettled:
                 return None
             if made.bill.owed_nothing:
@@ -168,7 +166,7 @@ class InvoiceService:
     async def _write(
         self, repository: InvoiceRepository, made: InvoiceDraft, month: date, now: datetime
     ) -> Invoice:
-        """The invoice and its lines, with the next number."""
+        """Adds the invoice and its lines, with the next number."""
         invoice = Invoice(
             id=new_id("inv"),
             tenant_id=repository.tenant_id,
@@ -213,8 +211,8 @@ async def record_payment(
     *,
     at: datetime,
 ) -> InvoicePayment:
-    """Note money that came for an invoice, or went back (`amount_cents` positive either way), once per kind
-    and reference. Raises InvoiceNotFound, ValueError.
+    """Records a payment of an invoice or a refund (`amount_cents` is positive either way), once per kind and
+    reference. Raises InvoiceNotFound, ValueError.
     """
     if amount_cents <= 0:
         raise ValueError(f"amount_cents must be positive, not {amount_cents}")
@@ -239,9 +237,9 @@ async def record_payment(
     return payment
 
 
-async def standing_of(session: ReadSession | WriteSession, tenant_id: str) -> InvoicingContext:
-    """Raises TenantNotFound."""
-    found = await AccountRepository(session, tenant_id).standing()
+async def invoicing_context(session: ReadSession | WriteSession, tenant_id: str) -> InvoicingContext:
+    """Returns what a tenant's bill needs besides its usage. Raises TenantNotFound."""
+    found = await AccountRepository(session, tenant_id).invoicing_context()
     if found is None:
         raise TenantNotFound(tenant_id)
     return found
@@ -250,7 +248,7 @@ async def standing_of(session: ReadSession | WriteSession, tenant_id: str) -> In
 async def invoice_views(
     repository: InvoiceRepository, rows: Sequence[Invoice], *, with_lines: bool = True
 ) -> list[InvoiceView]:
-    """Of rows within a transaction that is open."""
+    """Returns views of rows, within an open transaction."""
     ids = [row.id for row in rows]
     if not ids:
         return []

@@ -1,4 +1,4 @@
-"""Settings of invoices, read from ROOTSTOCK_INVOICE_*. Built by mains and commands only."""
+"""Reads the settings of invoices from ROOTSTOCK_INVOICE_*. Only entry points and commands build them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ class InvoiceSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_INVOICE_")
 
     seller_name: str = "Rootstock"
-    """Who invoices are from."""
+    """The seller's name on invoices."""
     seller_address: str = ""
     """Lines of text."""
     seller_email: str = ""
     seller_tax_id: str = ""
     close_day: int = Field(default=2, ge=1, le=28)
-    """Day of the month, UTC, on which the month before is closed."""
+    """The day of the month, UTC, on which the previous month is closed."""
     due_days: int = Field(default=14, ge=0, le=120)
-    """Days from an invoice's issue to when it is due."""
+    """Days from an invoice's issue until it is due."""
 
     @property
     def seller(self) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""Proves that invoices are what the ledger says: from its rows again, line by line.
+"""Verifies that invoices equal the ledger: prices every row again and compares line by line.
 
-Invoices were made of the ledger's sums; here every row is priced anew, by its counts and the prices it
-carries. What a month's rows come to is what all invoices together have of it, and what was recorded since,
-which the next one will have: never less. So a past invoice recomputed gives the same integers, and a row that
-was lost, changed or counted twice is found by the line it was on.
+Invoices are made from the ledger's sums; here every row is priced again, by its counts and the prices it
+carries. A month's rows must add up to what all invoices together have of it, plus what was recorded since,
+which the next invoice will have. So a past invoice computed again gives the same integers, and a row that was
+lost, changed or counted twice is found by its line.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ Sums = dict[Key, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something on an invoice that is not what it must be."""
+    """A number on an invoice that is wrong."""
 
     tenant_id: str
     invoice: str
-    """Its number; the month where a month of several is meant."""
+    """The invoice's number, or the month if several invoices bill it."""
     what: str
     expected: int
     found: int
 
 
 class InvoiceVerification:
-    """For the operator, and for whoever reconciles."""
+    """Verifies invoices, for the operator and for reconciliations."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def verify(self, tenant_id: str | None = None) -> list[Finding]:
-        """What is wrong with a tenant's invoices, or with everybody's and their numbers. Raises
+        """Returns what is wrong with a tenant's invoices, or with all invoices and their numbers. Raises
         DatabaseUnavailable.
         """
         if tenant_id is not None:
@@ -65,8 +65,8 @@ class InvoiceVerification:
         return findings
 
     async def verify_invoice(self, tenant_id: str, invoice_id: str) -> list[Finding]:
-        """What is wrong with one invoice: its arithmetic, and the rows of every month that it bills. Raises
-        InvoiceNotFound, DatabaseUnavailable.
+        """Returns what is wrong with one invoice: its arithmetic, and the rows of every month that it bills.
+        Raises InvoiceNotFound, DatabaseUnavailable.
         """
         async with self._database.read(tenant_id) as session:
             invoice = await InvoiceRepository(session, tenant_id).find(invoice_id)
@@ -75,7 +75,7 @@ class InvoiceVerification:
         return await self._verify(tenant_id, invoice)
 
     async def late(self, tenant_id: str) -> dict[date, int]:
-        """Micro-USD of months that were invoiced which the next invoice will have."""
+        """Returns micro-USD of invoiced months that the next invoice will have, by month."""
         async with self._database.read(tenant_id) as session:
             latest = await InvoiceRepository(session, tenant_id).latest()
             books = Books(session, tenant_id)
@@ -87,8 +87,8 @@ class InvoiceVerification:
         }
 
     async def _verify(self, tenant_id: str, only: Invoice | None = None) -> list[Finding]:
-        """All of a tenant's invoices, or the one; which still has the one before it, and what of its months
-        others bill.
+        """Verifies all of a tenant's invoices, or one. For one, the previous invoice and other invoices of
+        its months are still read.
         """
         async with self._database.read(tenant_id) as session:
             repository = InvoiceRepository(session, tenant_id)
@@ -109,7 +109,7 @@ class InvoiceVerification:
 
 
 def _sums(invoices: Sequence[Invoice], lines: Sequence[InvoiceLine]) -> list[Finding]:
-    """Each invoice's arithmetic, and what one leaves to the next."""
+    """Checks each invoice's arithmetic, and what it carries to the next."""
     findings, carried = [], 0
     for invoice in sorted(invoices, key=lambda one: one.month):
         own = [line for line in lines if line.invoice_id == invoice.id]
@@ -133,7 +133,7 @@ def _sums(invoices: Sequence[Invoice], lines: Sequence[InvoiceLine]) -> list[Fin
 def _balances(
     invoices: Sequence[Invoice], lines: Sequence[InvoiceLine], entries: Sequence[CreditEntry]
 ) -> list[Finding]:
-    """What invoices took from the balance, or put into it, is there once."""
+    """Checks that what invoices took from or added to the balance is there once."""
     findings = []
     for invoice in invoices:
         for line_kind, kind in (("credit", "applied"), ("kept", "kept")):
@@ -152,7 +152,7 @@ def _balances(
 async def _month(
     session: ReadSession, tenant_id: str, month: date, lines: Sequence[InvoiceLine]
 ) -> list[Finding]:
-    """Lines of all invoices for a month, beside what its rows come to."""
+    """Compares the lines of all invoices for a month with the month's rows."""
     invoiced = added(
         ledger_line(line.kind, line.details, line.amount)
         for line in lines
@@ -163,19 +163,19 @@ async def _month(
     findings = []
     for key in sorted(invoiced.keys() | ledger.keys() | rows.keys()):
         name = " ".join(part for part in key if part)
-        anew, summed, billed = (_amount(one, key) for one in (rows, ledger, invoiced))
-        if anew != summed:
-            findings.append(Finding(tenant_id, f"{month:%Y-%m}", f"sums of {name}", anew, summed))
-        if anew < billed:
-            # More can be recorded late, less cannot: what is taken back counts when it is.
-            findings.append(Finding(tenant_id, f"{month:%Y-%m}", f"invoiced of {name}", anew, billed))
+        repriced, summed, billed = (_amount(one, key) for one in (rows, ledger, invoiced))
+        if repriced != summed:
+            findings.append(Finding(tenant_id, f"{month:%Y-%m}", f"sums of {name}", repriced, summed))
+        if repriced < billed:
+            # More can be recorded late, but never less: a reversal counts at its own time.
+            findings.append(Finding(tenant_id, f"{month:%Y-%m}", f"invoiced of {name}", repriced, billed))
     return findings
 
 
 async def _rows(session: ReadSession, tenant_id: str, month: date) -> list[LedgerLine]:
-    """The month's requests, from the ledger's rows."""
+    """Returns lines for the month's requests, from the ledger's rows."""
     repository = InvoiceRepository(session, tenant_id)
-    rows = await repository.priced_anew(*span(month))
+    rows = await repository.repriced(*span(month))
     return [
         LedgerLine("usage", item, row.model, row.service_tier, quantity, amount)
         for row in rows
@@ -188,7 +188,7 @@ async def _rows(session: ReadSession, tenant_id: str, month: date) -> list[Ledge
 
 
 def _charged(ledger: Sums) -> list[LedgerLine]:
-    """Charges have no sums: the ledger reads their rows."""
+    """Returns lines for charges, which have no sums: the ledger reads their rows already."""
     return [
         LedgerLine(key[0], *key[1:], quantity, amount)  # type: ignore[arg-type]
         for key, (quantity, amount) in ledger.items()

@@ -1,4 +1,4 @@
-"""Invoices as they are shown: one frozen view for JSON, PDF and the command line, drafts among them."""
+"""Defines the view of an invoice that JSON, PDF and the command line show, for drafts too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from billing.invoices.models import CreditNote, Invoice, InvoiceLine, InvoicePay
 
 @dataclass(frozen=True, slots=True)
 class InvoiceView:
-    """A final invoice; or a draft, which has neither id nor number."""
+    """A final invoice, or a draft, which has neither id nor number."""
 
     id: str | None
     number: int | None
@@ -31,7 +31,7 @@ class InvoiceView:
     notes: tuple[CreditNote, ...] = ()
     payments: tuple[InvoicePayment, ...] = ()
     minimum_cents: int = 0
-    """The least that could be charged when it was made."""
+    """The minimum charge when it was made."""
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class InvoiceView:
 
     @property
     def due_cents(self) -> int:
-        """What is still to be paid."""
+        """Cents still to be paid."""
         return due(self.total_cents, self.notes, self.payments)
 
     @property
@@ -50,8 +50,8 @@ class InvoiceView:
 
 
 def due(total_cents: int, notes: Sequence[CreditNote], payments: Sequence[InvoicePayment]) -> int:
-    """The total, less notes that lower what is owed, less payments. What a note gives back of a payment was
-    owed and paid: neither it nor its refund changes this.
+    """Returns the cents still owed: the total less `due` notes, less payments. Neither a note that returns a
+    payment nor its refund changes this.
     """
     lowered = sum(note.amount_cents for note in notes if note.settlement == "due")
     paid = sum(payment.amount_cents for payment in payments if payment.kind == "payment")
@@ -67,7 +67,7 @@ def note_name(number: int) -> str:
 
 
 def dollars(micros: int) -> str:
-    """All six places, as 12.345678."""
+    """Returns the amount with all six decimals, as 12.345678."""
     sign, micros = ("-" if micros < 0 else ""), abs(micros)
     return f"{sign}{micros // 10**6:,}.{micros % 10**6:06}"
 

@@ -1,1 +1,1 @@
-"""Telling tenants what happened: written with what it tells of, then delivered by webhook and e-mail."""
+"""Notifications to tenants: written with the change they report, then delivered by webhook and e-mail."""

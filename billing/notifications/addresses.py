@@ -1,7 +1,6 @@
-"""Which addresses a tenant's URL may lead to: public ones, in whatever form they are written.
+"""Checks which addresses a tenant's webhook URL leads to: only public ones, however they are written.
 
-Owns reading the URL and resolving its host, once: what was looked at is what is connected to. Refuses to know
-HTTP.
+The URL is parsed and its host resolved once, so the address that was checked is the one connected to.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from billing.notifications.errors import EndpointUnreachable
 
 MAX_URL = 2_000
 _CARRYING = (
-    # Where in an IPv6 address an IPv4 one is, by what gateways make of it: NAT64 (two prefixes), 6to4.
+    # IPv6 networks whose addresses embed an IPv4 address, and its shift: NAT64 (two prefixes), 6to4.
     (IPv6Network("64:ff9b::/96"), 0),
     (IPv6Network("64:ff9b:1::/48"), 0),
     (IPv6Network("2002::/16"), 80),
@@ -26,7 +25,7 @@ _CARRYING = (
 
 _PUBLIC_V6 = (IPv6Network("2000::/3"), IPv6Network("64:ff9b::/96"))
 _SPECIAL_V4 = tuple(
-    # Of the protocol itself, among them a cloud's metadata; relays of 6to4. Public to the library.
+    # Protocol assignments, among them cloud metadata, and 6to4 relays: `ipaddress` calls them global.
     IPv4Network(network)
     for network in ("192.0.0.0/24", "192.88.99.0/24")
 )
@@ -37,23 +36,23 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A URL, taken apart once."""
+    """The parts of a URL, parsed once."""
 
     scheme: str
     host: str
     port: int
     path: str
-    """With its query."""
+    """The path with its query."""
 
     @property
     def authority(self) -> str:
-        """As the Host header has it."""
+        """The host and port as in the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == {"https": 443, "http": 80}[self.scheme] else f"{host}:{self.port}"
 
 
 def read_url(url: str, *, http_allowed: bool = False) -> Target:
-    """Raises ValueError naming the field."""
+    """Parses a URL. Raises ValueError naming the field."""
     if (
         len(url) > MAX_URL
         or not url.isascii()
@@ -84,7 +83,7 @@ def read_url(url: str, *, http_allowed: bool = False) -> Target:
 
 
 def is_public(address: str) -> bool:
-    """Whether this is an address of the internet at large, and carries none that is not."""
+    """Whether the address is on the public internet, and so is every address embedded in it."""
     found = ip_address(address)
     if isinstance(found, IPv4Address):
         return _is_public_v4(found)
@@ -110,14 +109,14 @@ def _carried(address: IPv6Address) -> list[IPv4Address]:
 
 
 async def system_resolve(host: str, port: int) -> list[str]:
-    """What the system's resolver says, which reads `127.1` and `0x7f000001` as addresses too."""
+    """Returns the addresses from the system's resolver, which accepts `127.1` and `0x7f000001` too."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
 async def pinned_address(target: Target, resolve: Resolve, *, private_allowed: bool = False) -> str:
-    """The address to connect to. A name that leads to a private one among others is refused whole: which of
-    them is meant would be the caller's choice.
+    """Returns the address to connect to. A name that resolves to any private address is rejected, because
+    the resolver's order would decide between them.
 
     Raises EndpointUnreachable.
     """

@@ -1,8 +1,7 @@
-"""Delivering what tenants are to be told: what is due is taken, tried, and put off or ended.
+"""Delivers notifications by webhook and mail: claims due deliveries, sends them, and retries or ends them.
 
-Owns when something is tried again and when it is given up. Whoever takes a delivery holds it for a while and
-no transaction meanwhile: a process that is killed leaves it to the next, so it may arrive twice, under the
-same id.
+A claimed delivery is leased, and no transaction is open while it is sent. A process that is killed leaves the
+delivery to the next, so it may arrive twice, with the same id.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from billing.notifications.events import ENDPOINT_DISABLED, payload
 from billing.notifications.mailing import Mailer
 from billing.notifications.messages import message
 from billing.notifications.models import WebhookEndpoint
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from billing.notifications.repository import Due, DueDeliveries
 from billing.notifications.sending import WebhookSender
 from billing.notifications.signing import headers
@@ -30,9 +29,9 @@ from tenants.repository import TenantDirectory
 logger = logging.getLogger(__name__)
 
 BACKOFF = (5, 30, 120, 600, 1800, 3600, 2 * 3600, 4 * 3600, 8 * 3600)
-"""Seconds after each failed attempt; the last again and again."""
+"""Seconds to wait after each failed attempt; the last repeats."""
 LEASE = 60.0
-"""Seconds for which whoever takes deliveries has them: more than one batch takes."""
+"""Seconds for which claimed deliveries are leased: longer than one batch takes."""
 AT_ONCE = 32
 GONE = 410
 KEEP = timedelta(days=30)
@@ -46,17 +45,17 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What came of one."""
+    """The result of one attempt."""
 
     delivered: bool
     status_code: int | None = None
     error: str | None = None
     for_good: bool = False
-    """It would fail again."""
+    """Whether a retry would fail as well."""
 
 
 class Deliveries:
-    """`mailer` None: nothing is mailed, and what should be has failed."""
+    """Delivers the notifications of all tenants. Without a `mailer`, all mail fails."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class Deliveries:
             return await DueDeliveries(session).any(self._clock())
 
     async def deliver(self, limit: int = AT_ONCE) -> int:
-        """Try what is due, at most `limit` of it at once; how many were tried. Raises DatabaseUnavailable."""
+        """Sends at most `limit` due deliveries at once; returns how many. Raises DatabaseUnavailable."""
         async with self._database.write(EVERY_TENANT) as session:
             taken = await DueDeliveries(session).take(self._clock(), lease=LEASE, limit=limit)
             directory = TenantDirectory(session)
@@ -88,7 +87,7 @@ class Deliveries:
         return len(taken)
 
     async def forget_old(self) -> int:
-        """Remove what was told long ago; how many notifications."""
+        """Deletes old notifications without pending deliveries; returns how many."""
         async with self._database.write(EVERY_TENANT) as session:
             return await DueDeliveries(session).forget(self._clock() - KEEP)
 
@@ -106,9 +105,11 @@ class Deliveries:
         return _Attempt(True)
 
     async def _post(self, due: Due, endpoint: WebhookEndpoint) -> _Attempt:
-        now, told = self._clock(), due.notification
-        body = msgspec.json.encode(payload(told.id, told.type, told.created_at, told.data))
-        signed = headers(told.id, int(now.timestamp()), body, signing_keys(endpoint, now))
+        now, notification = self._clock(), due.notification
+        body = msgspec.json.encode(
+            payload(notification.id, notification.type, notification.created_at, notification.data)
+        )
+        signed = headers(notification.id, int(now.timestamp()), body, signing_keys(endpoint, now))
         try:
             status = await self._webhooks.post(endpoint.url, signed, body)
         except EndpointUnreachable as error:
@@ -126,21 +127,21 @@ class Deliveries:
                 return
             again = now + timedelta(seconds=BACKOFF[min(due.attempts, len(BACKOFF)) - 1])
             if not attempt.for_good and again <= due.give_up_at:
-                await deliveries.put_off(due.id, again, attempt.status_code, attempt.error)
+                await deliveries.postpone(due.id, again, attempt.status_code, attempt.error)
                 return
             logger.warning("delivery %s is given up: %s", due.id, attempt.error)
             await deliveries.end([due.id], "failed", now, attempt.status_code, attempt.error)
             endpoint = due.endpoint
-            if endpoint is None or await deliveries.took_any(endpoint.id, due.notification.created_at):
+            if endpoint is None or await deliveries.delivered_any(endpoint.id, due.notification.created_at):
                 return
             if await deliveries.disable(endpoint.id, now):
                 facts = {"webhook_endpoint_id": endpoint.id, "url": endpoint.url}
                 key = f"{ENDPOINT_DISABLED}:{endpoint.id}:{now.isoformat()}"
-                await tell(session, due.tenant_id, ENDPOINT_DISABLED, facts, key=key, now=now)
+                await publish(session, due.tenant_id, ENDPOINT_DISABLED, facts, key=key, now=now)
 
 
 def signing_keys(endpoint: WebhookEndpoint, now: datetime) -> list[bytes]:
-    """What a delivery is signed with now: the new secret first."""
+    """Returns the keys that sign a delivery now, the new secret first."""
     keys = [bytes(endpoint.secret)]
     until = endpoint.previous_until
     if endpoint.previous_secret is not None and until is not None and until > now:

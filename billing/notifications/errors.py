@@ -1,14 +1,14 @@
-"""What can be wrong with where tenants want to be told. Errors carry data, not HTTP."""
+"""Defines the errors of notifications. They carry data, not HTTP status codes."""
 
 from __future__ import annotations
 
 
 class NotificationError(Exception):
-    """Base of this package's errors."""
+    """The base of this package's errors."""
 
 
 class WebhookEndpointNotFound(NotificationError):
-    """No such endpoint of this tenant."""
+    """The tenant has no such endpoint."""
 
     def __init__(self, endpoint_id: str) -> None:
         super().__init__(f"there is no webhook endpoint {endpoint_id[:100]!r}")
@@ -16,7 +16,7 @@ class WebhookEndpointNotFound(NotificationError):
 
 
 class DeliveryNotFound(NotificationError):
-    """No such delivery to this endpoint."""
+    """The endpoint has no such delivery."""
 
     def __init__(self, delivery_id: str) -> None:
         super().__init__(f"there is no delivery {delivery_id[:100]!r}")
@@ -24,7 +24,7 @@ class DeliveryNotFound(NotificationError):
 
 
 class TooManyEndpoints(NotificationError):
-    """A tenant has as many endpoints as it may."""
+    """The tenant has reached the maximum number of endpoints."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"there can be at most {most} webhook endpoints")
@@ -32,8 +32,8 @@ class TooManyEndpoints(NotificationError):
 
 
 class EndpointUnreachable(NotificationError):
-    """No answer came from an endpoint, or it must not be asked. What an address book or a private network
-    would tell is not in the words.
+    """The endpoint did not respond, or must not be contacted. The reason reveals nothing about DNS or a
+    private network.
     """
 
     def __init__(self, reason: str) -> None:
@@ -42,7 +42,7 @@ class EndpointUnreachable(NotificationError):
 
 
 class MailNotSent(NotificationError):
-    """The mail server did not take a message. `for_good`: nor will it later."""
+    """The mail server did not accept a message. `for_good` means that a retry would fail as well."""
 
     def __init__(self, reason: str, for_good: bool) -> None:
         super().__init__(f"the message was not sent: {reason}")

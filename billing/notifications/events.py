@@ -1,6 +1,6 @@
-"""What tenants can be told of: the types of events, and an example of each.
+"""Defines the event types that tenants are notified of, with an example of each.
 
-Owns names and fields: they are part of the public contract. What is mailed says `mail`.
+Names and fields are part of the public API.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class EventType:
     name: str
     description: str
     mailed: bool
-    """Also to the account's billing address and to those who settle what is paid."""
+    """Whether it is also mailed to the account's billing address, owners and billing members."""
     sample: Mapping[str, Any]
-    """What `data` has."""
+    """An example of the event's `data`."""
 
 
 SPEND_ALERT = "spend.alert"
@@ -57,19 +57,19 @@ EVENTS: Mapping[str, EventType] = {
             {"invoice_id": "inv_sample", "number": 1, "month": "2026-10", "total_cents": 1234},
         ),
         EventType(PAYMENT_FAILED, "A payment was refused.", True, _PAYMENT),
-        EventType(PAYMENT_SUCCEEDED, "A payment has come.", False, _PAYMENT),
+        EventType(PAYMENT_SUCCEEDED, "A payment succeeded.", False, _PAYMENT),
         EventType(
             ACCOUNT_GRACE,
-            "A payment is overdue: the account is suspended unless it comes in time.",
+            "A payment is overdue: the account is suspended unless it is paid in time.",
             True,
             {"grace_until": 1_795_000_000},
         ),
-        EventType(ACCOUNT_SUSPENDED, "Requests are refused until what is owed is paid.", True, {}),
+        EventType(ACCOUNT_SUSPENDED, "Requests are refused until the open amount is paid.", True, {}),
         EventType(ACCOUNT_RESTORED, "Requests are served again.", True, {}),
         EventType(ADAPTER_READY, "A version of an adapter can be used.", False, _ADAPTER),
         EventType(
             ENDPOINT_DISABLED,
-            "A webhook endpoint took nothing for days and is told nothing any more.",
+            "A webhook endpoint failed for days and was disabled.",
             True,
             {"webhook_endpoint_id": "whep_sample", "url": "https://example.com/hook"},
         ),
@@ -78,7 +78,7 @@ EVENTS: Mapping[str, EventType] = {
 
 
 def payload(notification_id: str, type: str, at: datetime, data: Mapping[str, Any]) -> dict[str, Any]:
-    """An event as webhooks have it."""
+    """Returns the body of a webhook."""
     return {
         "id": notification_id,
         "object": "event",

@@ -1,7 +1,4 @@
-"""Mail through an SMTP server: one message to one person at a time.
-
-Owns the form of messages and what the server's answers mean. Refuses to know what they say.
-"""
+"""Sends mail through an SMTP server, one message to one recipient at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Security = Literal["starttls", "tls", "none"]
 
 
 class Mailer:
-    """`trusted`: by whose certificates the server is known; the system's when None."""
+    """A client of one SMTP server. `trusted` verifies its certificate; None: the system's authorities."""
 
     def __init__(
         self,
@@ -43,7 +40,7 @@ class Mailer:
         self._trusted = trusted
 
     async def send(self, recipient: str, message: Message, reference: str) -> None:
-        """`reference` is the same whenever this is sent, so that two of it are known to be one.
+        """Sends a message. The same `reference` gives a repeated message the same Message-ID.
 
         Raises MailNotSent.
         """
@@ -63,13 +60,13 @@ class Mailer:
         try:
             await asyncio.to_thread(self._send, mail)
         except smtplib.SMTPRecipientsRefused as error:
-            code, said = next(iter(error.recipients.values()))
-            raise MailNotSent(_said(code, said), for_good=code >= 500) from error
+            code, reply = next(iter(error.recipients.values()))
+            raise MailNotSent(_reply(code, reply), for_good=code >= 500) from error
         except smtplib.SMTPNotSupportedError as error:
             raise MailNotSent(str(error)[:200], for_good=False) from error
         except smtplib.SMTPResponseException as error:
             for_good = error.smtp_code >= 500 and not isinstance(error, smtplib.SMTPAuthenticationError)
-            raise MailNotSent(_said(error.smtp_code, error.smtp_error), for_good) from error
+            raise MailNotSent(_reply(error.smtp_code, error.smtp_error), for_good) from error
         except (smtplib.SMTPException, OSError) as error:
             raise MailNotSent("the mail server cannot be reached", for_good=False) from error
 
@@ -89,6 +86,6 @@ class Mailer:
             server.send_message(mail)
 
 
-def _said(code: int, said: bytes | str) -> str:
-    words = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+def _reply(code: int, reply: bytes | str) -> str:
+    words = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
     return f"the mail server said {code} {words}"[:200]

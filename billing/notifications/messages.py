@@ -1,6 +1,6 @@
-"""Events in words, for people: a subject, and the same text plain and as HTML.
+"""Writes the mail for each event type: a subject, and the same text as plain text and HTML.
 
-Owns the words. Everything that a tenant could have written is escaped, and no header takes a line break.
+Everything that a tenant could have written is escaped, and no header can contain a line break.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Message:
 
 
 def message(event_type: str, tenant_name: str, data: Data) -> Message:
-    """What is mailed of an event."""
+    """Returns the mail for an event."""
     subject, lines = _WORDS[event_type](data)
     prefix = str(data.get("subject_prefix") or "")
     subject = _one_line(f"{prefix} {subject}".strip())
@@ -38,26 +38,26 @@ def message(event_type: str, tenant_name: str, data: Data) -> Message:
 
 
 def dollars(micro_usd: int) -> str:
-    """Exact, with at least two digits of cents."""
+    """Returns the exact amount in dollars, with at least two decimals."""
     sign, micro_usd = ("-" if micro_usd < 0 else ""), abs(micro_usd)
     digits = f"{micro_usd % 1_000_000:06d}".rstrip("0").ljust(2, "0")
     return f"{sign}${micro_usd // 1_000_000:,}.{digits}"
 
 
 def _spend_alert(data: Data) -> tuple[str, list[str]]:
-    whose = "the project " + str(data["project_id"]) if data.get("project_id") else "your organization"
+    spender = "the project " + str(data["project_id"]) if data.get("project_id") else "your organization"
     threshold = dollars(data["threshold_micro_usd"])
     if data.get("threshold_percent"):
         threshold += f" ({data['threshold_percent']} % of its limit)"
     if data.get("test"):
         return f"Test of a spend alert at {threshold}", [
-            f"This is a test. When {whose} has spent {threshold} in a month, the alert is sent here.",
-            "Nothing was reached and nothing has to be done.",
+            f"This is a test. When {spender} has spent {threshold} in a month, the alert is sent here.",
+            "Nothing was reached and you need to do nothing.",
         ]
     return f"Spend alert: {threshold} reached", [
-        f"In {data['month']} {whose} has spent {dollars(data['spent_micro_usd'])}, "
+        f"In {data['month']} {spender} has spent {dollars(data['spent_micro_usd'])}, "
         f"which reaches the alert's threshold of {threshold}.",
-        "Requests go on being served; a hard limit would refuse them.",
+        "Requests are still served; only a hard limit refuses them.",
     ]
 
 
@@ -70,25 +70,25 @@ def _invoice(data: Data) -> tuple[str, list[str]]:
 
 def _payment_failed(data: Data) -> tuple[str, list[str]]:
     return "A payment failed", [
-        f"A payment of {dollars(data['amount_micro_usd'])} was refused. Please look at your payment method: "
-        "it will be tried again."
+        f"A payment of {dollars(data['amount_micro_usd'])} was refused. Please check your payment method: "
+        "the payment will be tried again."
     ]
 
 
 def _payment_succeeded(data: Data) -> tuple[str, list[str]]:
-    return "A payment has come", [f"Thank you for your payment of {dollars(data['amount_micro_usd'])}."]
+    return "Payment succeeded", [f"Thank you for your payment of {dollars(data['amount_micro_usd'])}."]
 
 
 def _grace(data: Data) -> tuple[str, list[str]]:
     until = datetime.fromtimestamp(data["grace_until"], UTC)
     return "A payment is overdue", [
-        f"Unless what is owed is paid by {until:%Y-%m-%d %H:%M} UTC, requests will be refused from then on."
+        f"Unless the open amount is paid by {until:%Y-%m-%d %H:%M} UTC, requests are refused from then on."
     ]
 
 
 def _suspended(_: Data) -> tuple[str, list[str]]:
     return "Your account is suspended", [
-        "Requests are refused until what is owed is paid. You can pay in the console."
+        "Requests are refused until the open amount is paid. You can pay in the console."
     ]
 
 
@@ -102,7 +102,7 @@ def _adapter(data: Data) -> tuple[str, list[str]]:
 
 def _disabled(data: Data) -> tuple[str, list[str]]:
     return "A webhook endpoint was disabled", [
-        f"The endpoint {data['url']} took nothing for days, so it is told nothing any more.",
+        f"The endpoint {data['url']} failed for days, so events are no longer sent to it.",
         "Once it works again, test it or change it to enable it.",
     ]
 

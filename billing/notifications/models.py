@@ -1,4 +1,4 @@
-"""Rows of what tenants are told: endpoints that listen, notifications, and their deliveries, the outbox."""
+"""Defines the tables of notifications: webhook endpoints, notifications, and their deliveries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from db.repository import TenantOwned
 
 
 class WebhookEndpoint(TenantOwned, Base):
-    """Where a tenant wants to be told, and of what."""
+    """A tenant's URL for webhooks, and the event types it gets."""
 
     __tablename__ = "webhook_endpoints"
     __table_args__ = (
@@ -39,21 +39,21 @@ class WebhookEndpoint(TenantOwned, Base):
     url: Mapped[str]
     event_types: Mapped[list[str]] = mapped_column(ARRAY(Text))
     secret: Mapped[bytes] = mapped_column(LargeBinary)
-    """What deliveries are signed with: a digest of it could not sign."""
+    """The signing secret. It is stored as it is, because a digest could not sign."""
     previous_secret: Mapped[bytes | None] = mapped_column(LargeBinary)
     previous_until: Mapped[datetime | None]
-    """Until when deliveries are signed with the one before as well."""
+    """Until then deliveries are signed with the previous secret as well."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
     disabled_at: Mapped[datetime | None]
-    """Set: it took nothing for days, and is told nothing until it is changed or tested well."""
+    """Set when deliveries failed for days: nothing is sent until it is changed or a test succeeds."""
 
     def __repr__(self) -> str:
         return f"WebhookEndpoint({self.id!r})"
 
 
 class Notification(TenantOwned, Base):
-    """Something that happened and that a tenant is told of, once."""
+    """An event that a tenant is notified of, once."""
 
     __tablename__ = "notifications"
     __table_args__ = (UniqueConstraint("tenant_id", "key"), Index(None, "created_at"))
@@ -62,13 +62,13 @@ class Notification(TenantOwned, Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     type: Mapped[str]
     key: Mapped[str]
-    """What happened, in words that are the same whenever it is told: told twice, it is one notification."""
+    """Identifies the event, so that a repeated one is stored once."""
     data: Mapped[dict[str, Any]] = mapped_column(JSONB)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class Delivery(TenantOwned, Base):
-    """A notification on its way to one endpoint or one address."""
+    """A notification on its way to one endpoint or one mail address."""
 
     __tablename__ = "deliveries"
     __table_args__ = (
@@ -89,10 +89,10 @@ class Delivery(TenantOwned, Base):
     state: Mapped[str] = mapped_column(server_default=text("'pending'"))
     attempts: Mapped[int] = mapped_column(Integer, server_default=text("0"))
     next_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    """When it is to be tried, or tried again: whoever tries it moves this ahead first."""
+    """When it is tried next. An attempt first moves this into the future, which is its lease."""
     give_up_at: Mapped[datetime]
     status_code: Mapped[int | None] = mapped_column(Integer)
-    """What the endpoint last answered."""
+    """The endpoint's last HTTP status."""
     error: Mapped[str | None]
     """Why the last attempt failed."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -1,7 +1,6 @@
-"""Having a tenant told: a row in the transaction of what it tells of, and one for each who hears of it.
+"""Publishes a notification in the transaction of the change it reports, with one delivery per receiver.
 
-Owns that nothing is told twice and nothing that was rolled back. Sending is others' business: nobody waits
-for it.
+Nothing is published twice, and nothing that was rolled back. `delivering` sends it later.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from db.base import new_id
 from db.session import WriteSession
 
 GIVE_UP_AFTER = timedelta(days=3)
-"""For which what is not taken is tried again."""
+"""How long a failed delivery is retried."""
 
 
-async def tell(
+async def publish(
     session: WriteSession,
     tenant_id: str,
     event_type: str,
@@ -31,12 +30,12 @@ async def tell(
     recipients: Sequence[str] | None = None,
     only_mailed: bool = False,
 ) -> bool:
-    """Tell the tenant of an event, once it is committed; whether it was not told before.
+    """Publishes an event to the tenant when the transaction commits; returns whether it is new.
 
     Args:
-        key: what happened, the same whenever it is told: of one key there is one notification.
-        recipients: who is mailed; None: those whom such an event is mailed to.
-        only_mailed: endpoints do not hear of it.
+        key: identifies the event; of one key there is one notification.
+        recipients: mail addresses; None means the recipients of this event type.
+        only_mailed: sends nothing to webhook endpoints.
     """
     event = EVENTS[event_type]
     now = now or datetime.now(UTC)

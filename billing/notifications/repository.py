@@ -1,6 +1,4 @@
-"""Queries on endpoints, notifications and their deliveries: one tenant's, and for whoever delivers, what is
-due of all tenants.
-"""
+"""Queries webhook endpoints, notifications and deliveries: one tenant's, and all due deliveries."""
 
 from __future__ import annotations
 
@@ -21,9 +19,9 @@ from tenants.models import User
 from tenants.repository import is_id
 
 PER_DESTINATION = 4
-"""Deliveries to one endpoint or address that are taken together: what is slow there keeps nobody waiting."""
+"""Deliveries claimed together per endpoint or address, so that a slow one does not hold up others."""
 _ACCOUNTS = table("billing_accounts", column("tenant_id", String), column("email", String))
-"""Those who write accounts tell of them here: their models stand above this."""
+"""A table of `billing.invoices.models`, which imports this module, so it is declared here again."""
 
 
 class EndpointRepository(TenantRepository):
@@ -52,7 +50,7 @@ class EndpointRepository(TenantRepository):
         return list(page.scalars())
 
     async def listening(self, event_type: str) -> list[str]:
-        """Ids of the endpoints that are to be told of this."""
+        """Returns the ids of the enabled endpoints that get this event type."""
         query = self.select_own(WebhookEndpoint, WebhookEndpoint.id).where(
             WebhookEndpoint.disabled_at.is_(None), WebhookEndpoint.event_types.any_() == event_type
         )
@@ -66,7 +64,7 @@ class NotificationRepository(TenantRepository):
     async def add(
         self, notification_id: str, type: str, key: str, data: dict[str, Any], at: datetime
     ) -> bool:
-        """Whether it is new: what has this key was not told before."""
+        """Adds a notification; returns whether its key is new."""
         values = {
             "id": notification_id,
             "tenant_id": self.tenant_id,
@@ -80,7 +78,7 @@ class NotificationRepository(TenantRepository):
         return added.scalar_one_or_none() is not None
 
     async def mail_recipients(self) -> list[str]:
-        """Who is written to about money: the account's address, owners, and who settles what is paid."""
+        """Returns the recipients of mail about money: the account's address, owners and billing members."""
         account = select(_ACCOUNTS.c.email).where(
             _ACCOUNTS.c.tenant_id == self.tenant_id, _ACCOUNTS.c.email != ""
         )
@@ -104,7 +102,7 @@ class NotificationRepository(TenantRepository):
         return list(page.all())
 
     async def mailed(self, key_prefix: str, limit: int) -> list[Row[Delivery, Notification]]:
-        """What was mailed of notifications whose key begins so, the newest first."""
+        """Returns the mail of notifications whose key begins with the prefix, the newest first."""
         query = (
             self.select_own(Delivery, Delivery, Notification)
             .join(Notification, Notification.id == Delivery.notification_id)
@@ -119,7 +117,7 @@ class NotificationRepository(TenantRepository):
         return list((await self.session.execute(query)).all())
 
     async def delivery(self, endpoint_id: str, delivery_id: str) -> Row[Delivery, Notification] | None:
-        """Locked."""
+        """Returns a delivery with its notification, locked."""
         if not (is_id(endpoint_id) and is_id(delivery_id)):
             return None
         query = (
@@ -133,12 +131,12 @@ class NotificationRepository(TenantRepository):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A delivery that somebody has taken to try."""
+    """A delivery that was claimed."""
 
     id: str
     tenant_id: str
     attempts: int
-    """This one included."""
+    """Attempts, including this one."""
     give_up_at: datetime
     notification: Notification
     endpoint: WebhookEndpoint | None
@@ -146,7 +144,7 @@ class Due:
 
 
 class DueDeliveries:
-    """Of every tenant, for whoever delivers."""
+    """Claims and changes due deliveries of every tenant."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
@@ -156,7 +154,7 @@ class DueDeliveries:
         return bool((await self.session.execute(select(due))).scalar_one())
 
     async def take(self, now: datetime, *, lease: float, limit: int) -> list[Due]:
-        """Those that have waited longest, few of any one destination: nobody else takes them for `lease`
+        """Claims the deliveries that have waited longest, few per destination, and leases them for `lease`
         seconds.
         """
         to = func.coalesce(Delivery.endpoint_id, Delivery.recipient)
@@ -169,7 +167,7 @@ class DueDeliveries:
         chosen = (
             select(Delivery.id)
             .where(Delivery.id.in_(select(due.c.id).where(due.c.place <= PER_DESTINATION)))
-            # Again, of the row that is locked: somebody may have taken it meanwhile.
+            # Checked again on the locked row: another process may have claimed it meanwhile.
             .where(Delivery.state == "pending", Delivery.next_at <= now)
             .order_by(Delivery.next_at)
             .limit(limit)
@@ -204,7 +202,7 @@ class DueDeliveries:
             for row, notification, endpoint in (await self.session.execute(query)).all()
         ]
 
-    async def put_off(
+    async def postpone(
         self, delivery_id: str, until: datetime, status_code: int | None, error: str | None
     ) -> None:
         values = {"next_at": until, "status_code": status_code, "error": error}
@@ -221,8 +219,8 @@ class DueDeliveries:
         values = {"state": state, "ended_at": now, "status_code": status_code, "error": error}
         await self._change(delivery_ids, values)
 
-    async def took_any(self, endpoint_id: str, since: datetime) -> bool:
-        """Whether the endpoint took anything since then."""
+    async def delivered_any(self, endpoint_id: str, since: datetime) -> bool:
+        """Returns whether a delivery to the endpoint succeeded since then."""
         taken = exists().where(
             Delivery.endpoint_id == endpoint_id,
             Delivery.state == "delivered",
@@ -231,7 +229,7 @@ class DueDeliveries:
         return bool((await self.session.execute(select(taken))).scalar_one())
 
     async def disable(self, endpoint_id: str, now: datetime) -> bool:
-        """Tell the endpoint nothing any more, nor what waits for it; whether it was told things until now."""
+        """Disables the endpoint and fails what waits for it; returns whether it was enabled."""
         disabled = (
             update(WebhookEndpoint)
             .where(WebhookEndpoint.id == endpoint_id, WebhookEndpoint.disabled_at.is_(None))
@@ -245,19 +243,19 @@ class DueDeliveries:
         return found
 
     async def known(self, keys: Sequence[str]) -> set[str]:
-        """Which of these were told of already."""
+        """Returns which of these keys have a notification."""
         query = select(Notification.key).where(Notification.key.in_(keys))
         return set((await self.session.execute(query)).scalars()) if keys else set()
 
     async def forget(self, before: datetime) -> int:
-        """Remove notifications of former times that nobody waits for; how many."""
+        """Deletes old notifications without pending deliveries; returns how many."""
         waiting = exists().where(Delivery.notification_id == Notification.id, Delivery.state == "pending")
         gone = delete(Notification).where(Notification.created_at < before, ~waiting)
         return len((await self.session.execute(gone.returning(Notification.id))).all())
 
     async def _change(self, ids: Sequence[str], values: dict[str, Any]) -> None:
         if ids:
-            # What has ended meanwhile stays as it ended.
+            # A delivery that ended meanwhile keeps its result.
             changed = update(Delivery).where(Delivery.id.in_(ids), Delivery.state == "pending")
             await self.session.execute(
                 changed.values(values), execution_options={"synchronize_session": False}

@@ -1,8 +1,7 @@
-"""Sending a webhook: one POST to one address, which was looked at and pinned; nothing of the answer but its
-status is of interest.
+"""Sends a webhook: one POST to one address that was checked before, of whose response only the status counts.
 
-Follows no redirect, uses no proxy, reads no more than a little of the answer, and waits for nothing for
-longer than `timeout` in all.
+It follows no redirect, uses no proxy, reads only the beginning of the response, and takes no longer than
+`timeout` in all.
 """
 
 from __future__ import annotations
@@ -19,16 +18,18 @@ from billing.notifications.addresses import Resolve, Target, pinned_address, rea
 from billing.notifications.errors import EndpointUnreachable
 
 MAX_BODY = 64 * 1024
-"""Bytes of a notification."""
+"""The most bytes of a notification."""
 READ_AT_MOST = 16 * 1024
-"""Bytes of an answer, after which the rest is left unread."""
+"""Bytes of a response that are read; the rest is left unread."""
 USER_AGENT = "Rootstock-Webhooks/1"
 
 
 class WebhookSender:
-    """Args:
-    http_allowed, private_allowed: for tests, and for services whose tenants are their own people.
-    trusted: by whose certificates endpoints are known; the system's when None.
+    """Posts webhooks.
+
+    Args:
+        http_allowed, private_allowed: for tests, and for services whose tenants are internal.
+        trusted: verifies the endpoints' certificates; None means the system's authorities.
     """
 
     def __init__(
@@ -47,11 +48,11 @@ class WebhookSender:
         self._trusted = trusted
 
     def check_url(self, url: str) -> None:
-        """Raises ValueError naming the field."""
+        """Raises ValueError naming the field if the URL is not allowed."""
         read_url(url, http_allowed=self._http_allowed)
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
-        """The status it is answered with. Raises EndpointUnreachable when there is no answer."""
+        """Returns the response's status. Raises EndpointUnreachable when there is no response."""
         assert len(body) <= MAX_BODY, "a notification is small"
         try:
             target = read_url(url, http_allowed=self._http_allowed)
@@ -69,7 +70,7 @@ class WebhookSender:
             raise EndpointUnreachable("the connection cannot be made") from error
 
     async def _post(self, target: Target, address: str, headers: Mapping[str, str], body: bytes) -> int:
-        told = {
+        all_headers = {
             "host": target.authority,
             "content-type": "application/json",
             "content-length": str(len(body)),
@@ -82,7 +83,7 @@ class WebhookSender:
             httpcore2.URL(
                 scheme=target.scheme, host=target.host, port=target.port, target=target.path.encode()
             ),
-            headers=list(told.items()),
+            headers=list(all_headers.items()),
             content=body,
         )
         pool = httpcore2.AsyncConnectionPool(
@@ -94,8 +95,8 @@ class WebhookSender:
             response = await pool.handle_async_request(request)
             try:
                 read = 0
-                async for piece in response.aiter_stream():
-                    read += len(piece)
+                async for chunk in response.aiter_stream():
+                    read += len(chunk)
                     if read > READ_AT_MOST:
                         break
             finally:
@@ -104,7 +105,7 @@ class WebhookSender:
 
 
 class _Pinned(AnyIOBackend):
-    """Connects to one address, whatever the host is called: that is only what its certificate must say."""
+    """Connects to one checked address, whatever the host's name; the certificate must match the name."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -113,7 +114,7 @@ class _Pinned(AnyIOBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ASYNC109  the library's
+        timeout: float | None = None,  # noqa: ASYNC109  the library's parameter
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:

@@ -1,7 +1,7 @@
-"""Webhook endpoints of tenants: made, changed, tested, and what was delivered to them. Every method is one
-transaction, but for the call that a test makes.
+"""Manages tenants' webhook endpoints: creates, changes and tests them, and lists their deliveries.
 
-Owns who hears of what. The secret of an endpoint is shown once, when it is made.
+Every method is one transaction, except for the request that a test sends. The secret of an endpoint is shown
+once, when it is created.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from db.base import new_id
 from db.session import Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-from tenants.fields import checked_name
+from tenants.validation import checked_name
 
 MAX_ENDPOINTS = 20
 TEST = "test"
-"""Before the id, in the key of a notification that is a sample."""
+"""The prefix of the key of a test's notification, before its id."""
 OLD_SECRET_FOR = timedelta(hours=24)
 
 
 class WebhookService:
-    """Endpoints of every tenant."""
+    """Manages the endpoints of every tenant."""
 
     def __init__(self, database: Database, sender: WebhookSender) -> None:
         self._database = database
@@ -46,7 +46,9 @@ class WebhookService:
     async def create(
         self, tenant_id: str, actor: Actor, *, name: str, url: str, event_types: Sequence[str]
     ) -> tuple[WebhookEndpoint, str]:
-        """The endpoint, and its secret. Raises TooManyEndpoints, ValueError naming the field."""
+        """Creates an endpoint and returns it with its secret. Raises TooManyEndpoints, ValueError naming the
+        field.
+        """
         self._sender.check_url(url)
         now = datetime.now(UTC)
         endpoint = WebhookEndpoint(
@@ -77,7 +79,7 @@ class WebhookService:
             return await endpoints.page(after=after, limit=limit, newest_first=newest_first)
 
     async def get(self, tenant_id: str, endpoint_id: str) -> WebhookEndpoint:
-        """Raises WebhookEndpointNotFound."""
+        """Returns an endpoint. Raises WebhookEndpointNotFound."""
         async with self._database.read(tenant_id) as session:
             found = await EndpointRepository(session, tenant_id).find(endpoint_id)
         if found is None:
@@ -94,7 +96,7 @@ class WebhookService:
         url: str | None = None,
         event_types: Sequence[str] | None = None,
     ) -> WebhookEndpoint:
-        """What is None stays as it is. One that was disabled is told things again.
+        """Changes what is not None, and enables a disabled endpoint.
 
         Raises WebhookEndpointNotFound, ValueError naming the field.
         """
@@ -116,7 +118,7 @@ class WebhookService:
         return endpoint
 
     async def delete(self, tenant_id: str, endpoint_id: str, actor: Actor) -> None:
-        """With what was and is to be delivered to it. Raises WebhookEndpointNotFound."""
+        """Deletes an endpoint with its deliveries. Raises WebhookEndpointNotFound."""
         async with self._database.write(tenant_id) as session:
             endpoint = await _locked(session, tenant_id, endpoint_id)
             await EndpointRepository(session, tenant_id).delete(endpoint_id)
@@ -125,8 +127,8 @@ class WebhookService:
     async def rotate_secret(
         self, tenant_id: str, endpoint_id: str, actor: Actor, *, keep_old: bool
     ) -> tuple[WebhookEndpoint, str]:
-        """A new secret; with `keep_old`, the old one signs as well for a day. Raises
-        WebhookEndpointNotFound.
+        """Replaces the secret and returns the new one; with `keep_old`, the old one signs as well for a day.
+        Raises WebhookEndpointNotFound.
         """
         async with self._database.write(tenant_id) as session:
             endpoint = await _locked(session, tenant_id, endpoint_id)
@@ -139,8 +141,8 @@ class WebhookService:
         return endpoint, signing.shown(endpoint.secret)
 
     async def test(self, tenant_id: str, endpoint_id: str, actor: Actor, event_type: str) -> int:
-        """Send a sample, now and once; the status it is answered with. It is among the endpoint's deliveries
-        however it ended; taken well, it enables the endpoint.
+        """Sends an example event at once and returns the response's status. It is listed among the endpoint's
+        deliveries, successful or not; a successful test enables the endpoint.
 
         Raises WebhookEndpointNotFound, EndpointUnreachable, ValueError naming the field.
         """
@@ -171,7 +173,7 @@ class WebhookService:
         status: int | None,
         error: str | None,
     ) -> None:
-        """Raises WebhookEndpointNotFound where it was deleted meanwhile."""
+        """Raises WebhookEndpointNotFound if the endpoint was deleted meanwhile."""
         async with self._database.write(tenant_id) as session:
             endpoint = await _locked(session, tenant_id, endpoint_id)
             notifications = NotificationRepository(session, tenant_id)
@@ -201,7 +203,7 @@ class WebhookService:
     async def deliveries(
         self, tenant_id: str, endpoint_id: str, *, after: str | None, limit: int, newest_first: bool
     ) -> Sequence[Row[Delivery, Notification]]:
-        """Raises WebhookEndpointNotFound."""
+        """Returns a page of the endpoint's deliveries. Raises WebhookEndpointNotFound."""
         async with self._database.read(tenant_id) as session:
             if await EndpointRepository(session, tenant_id).find(endpoint_id) is None:
                 raise WebhookEndpointNotFound(endpoint_id)
@@ -213,7 +215,7 @@ class WebhookService:
     async def retry(
         self, tenant_id: str, endpoint_id: str, delivery_id: str, actor: Actor
     ) -> Row[Delivery, Notification]:
-        """Have it delivered soon, again where it was. Raises WebhookEndpointNotFound, DeliveryNotFound."""
+        """Queues a delivery again, even if it succeeded. Raises WebhookEndpointNotFound, DeliveryNotFound."""
         now = datetime.now(UTC)
         async with self._database.write(tenant_id) as session:
             endpoint = await _locked(session, tenant_id, endpoint_id)

@@ -1,4 +1,4 @@
-"""Settings of notifications, read from ROOTSTOCK_NOTIFY_*. Built by process mains only."""
+"""Reads the settings of notifications from ROOTSTOCK_NOTIFY_*. Only process entry points build them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ class NotificationSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_NOTIFY_")
 
     smtp_host: str = ""
-    """Of the mail server. Empty: nothing is mailed."""
+    """The mail server. Empty means that no mail is sent."""
     smtp_port: int = Field(default=587, ge=1, le=65535)
     smtp_security: Literal["starttls", "tls", "none"] = "starttls"
     smtp_user: str = ""
-    """Empty: without signing in."""
+    """Empty means no authentication."""
     smtp_password: SecretStr = SecretStr("")
     sender: str = "Rootstock <billing@localhost>"
-    """Whom messages are from."""
+    """The sender of mail."""
     timeout: float = Field(default=10.0, gt=0, le=60)
     """Seconds for one webhook or one message."""
     webhooks_http: bool = False
-    """Take http:// URLs too: for tests."""
+    """Allows http:// URLs, for tests."""
     webhooks_private: bool = False
-    """Also deliver to private addresses: for tests, and where all tenants are one's own people."""
+    """Allows private addresses, for tests and for installations whose tenants are internal."""
 
     def mailer(self) -> Mailer | None:
-        """None: nothing is mailed."""
+        """Returns a mail client; None if no mail server is set."""
         if not self.smtp_host:
             return None
         return Mailer(

@@ -1,7 +1,6 @@
-"""Signatures of webhooks in the form of Standard Webhooks, which stock clients verify.
+"""Signs webhooks in the form of Standard Webhooks, which stock clients verify.
 
-Owns the form of secrets and of the three headers. What is signed is the notification's id, the moment of
-sending and the body, so that none of them can be exchanged.
+The notification's id, the time of sending and the body are signed together, so none can be exchanged.
 """
 
 from __future__ import annotations
@@ -21,17 +20,19 @@ def new_secret() -> bytes:
 
 
 def shown(secret: bytes) -> str:
-    """As its holder keeps it."""
+    """Returns the secret as its owner stores it."""
     return PREFIX + base64.b64encode(secret).decode()
 
 
 def hint(secret: bytes) -> str:
-    """Enough to tell it from another."""
+    """Returns enough of the secret to tell it from another."""
     return f"{PREFIX}...{shown(secret)[-5:]}"
 
 
 def headers(notification_id: str, at: int, body: bytes, keys: Sequence[bytes]) -> dict[str, str]:
-    """`at`: Unix seconds. A signature by each of `keys`: while a secret is replaced, either verifies."""
+    """Returns the three headers, with a signature by each of `keys`: while a secret is rotated, either
+    verifies. `at` is Unix seconds.
+    """
     signed = f"{notification_id}.{at}.".encode() + body
     made = [base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode() for key in keys]
     return {

@@ -1,4 +1,5 @@
-"""Being paid, through a payment provider: customers, what they are metered, and what follows from a payment
-that came or did not. Knows the provider by the protocol in `gateway` alone; Stripe's is
-`billing.stripe_gateway`.
+"""Collects payments through a payment provider: customers, meter events, documents, dunning and webhooks.
+
+The provider is known by the protocols in `gateway` alone, which
+`billing.stripe_gateway` implements for Stripe.
 """

@@ -1,7 +1,7 @@
-"""Tenants as customers at the payment provider: one customer and one subscription each.
+"""Creates a customer and a subscription at the payment provider for each tenant.
 
-Before anything is made, the provider is asked whether it is there: who died between making and writing down
-makes no second one.
+Before anything is created, the provider is searched for it, so a process that dies between creating and
+recording creates no duplicate.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 
 class Customers:
-    """Everybody's."""
+    """Creates and updates the customers of all tenants."""
 
     def __init__(self, database: Database, gateway: PaymentGateway) -> None:
         self._database = database
         self._gateway = gateway
 
     async def ensure(self, tenant_id: str) -> str:
-        """The tenant's customer, made if there is none. Raises PaymentError, DatabaseUnavailable."""
+        """Returns the tenant's customer id, created if missing. Raises PaymentError, DatabaseUnavailable."""
         async with self._database.write(EVERY_TENANT) as session:
             records = PaymentRecords(session)
             account, tenant = await records.account(tenant_id), await records.tenant(tenant_id)
@@ -44,14 +44,15 @@ class Customers:
             return account.stripe_customer_id
 
     async def subscribe(self, tenant_id: str, now: datetime) -> Subscription:
-        """Have the tenant metered from this month on. Months end as ours, at 00:00 UTC of the first.
+        """Meters the tenant from this month on. Its months end as ours do, at 00:00 UTC of the first.
+
         Raises PaymentError, DatabaseUnavailable.
         """
         customer = await self.ensure(tenant_id)
         catalogue = await self._gateway.catalogue()
         found = await self._gateway.find_subscription(customer)
         if found is not None and found.price_id != catalogue.price_id:
-            # Made when the meter was what was paid for.
+            # Created by an older release, when the meter collected the money.
             await self._gateway.cancel_subscription(found.id)
             found = None
         month, anchor = span(month_of(now))
@@ -81,8 +82,8 @@ class Customers:
         return made
 
     async def subscribe_all(self, now: datetime, *, limit: int = 100) -> int:
-        """Subscribe tenants that are billed afterwards and are not subscribed; how many. One that is refused,
-        for its address for example, keeps no other waiting. Raises ProviderUnavailable, DatabaseUnavailable.
+        """Subscribes postpaid tenants without a subscription; returns how many. If the provider refuses one,
+        for its address for example, the others go on. Raises ProviderUnavailable, DatabaseUnavailable.
         """
         async with self._database.read(EVERY_TENANT) as session:
             waiting = await PaymentRecords(session).unsubscribed(limit)
@@ -96,8 +97,10 @@ class Customers:
         return done
 
     async def push_details(self, *, limit: int = 100) -> int:
-        """Have the provider name customers as our invoices do; how many had changed. What it refuses is noted
-        with the account, and tried again when it changes. Raises ProviderUnavailable, DatabaseUnavailable.
+        """Updates the provider's customers to the details on our invoices; returns how many had changed.
+
+        A refusal is recorded on the account and retried when the details change. Raises
+        ProviderUnavailable, DatabaseUnavailable.
         """
         async with self._database.read(EVERY_TENANT) as session:
             changed = await PaymentRecords(session).changed_details(limit)
@@ -107,7 +110,7 @@ class Customers:
                 await self._gateway.update_customer(customer, details)
             except ProviderRefused as refused:
                 error = str(refused)
-                logger.error("the provider does not take what invoices of %s name: %s", tenant_id, error)
+                logger.error("the provider refused the billing details of %s: %s", tenant_id, error)
             async with self._database.write(EVERY_TENANT) as session:
                 account = await PaymentRecords(session).account(tenant_id)
                 account.provider_details, account.provider_error = asdict(details), error

@@ -1,9 +1,9 @@
-"""The way of our invoices and credit notes to the provider: what it asks customers to pay is what they say,
-to the cent.
+"""Sends our invoices and credit notes to the payment provider, which collects exactly what they say.
 
-Owns when a document is queued, its lines in whole cents, and that it is there once, whoever dies on the way:
-each step is asked for under a key of its own, and before anything is made again the provider is asked for it.
-What it refuses, or has with another amount, waits for a person.
+Each document is queued in the transaction that finalizes it, its lines are rounded to whole cents, and it is
+created once even if the process dies on the way: each step has an idempotency key of its own, and before
+anything is created again the provider is searched for it. A document that the provider refuses, or has with
+another amount, waits for an operator.
 """
 
 from __future__ import annotations
@@ -31,15 +31,13 @@ from db.session import EVERY_TENANT, Database, WriteSession
 logger = logging.getLogger(__name__)
 
 MOST_LINES = 200
-"""On an invoice of the provider's, which takes 250."""
+"""The most lines on a provider's invoice; Stripe's limit is 250."""
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(minutes=1), timedelta(hours=1)
 CLAIMED = 8
 
 
 async def queue_invoice(session: WriteSession, invoice: Invoice) -> None:
-    """What a `billing.invoices.service.OnFinal` does where there is a payment provider: have it ask for what
-    the invoice does, if that is anything.
-    """
+    """Queues an invoice with an amount for the provider. Used as `billing.invoices.service.OnFinal`."""
     if invoice.total_cents > 0:
         session.add(
             Document(
@@ -54,24 +52,27 @@ async def queue_invoice(session: WriteSession, invoice: Invoice) -> None:
 
 
 class DocumentSending:
-    """One sender; several at once share the documents among them."""
+    """Sends documents; several senders at the same time share the queue."""
 
     def __init__(
         self,
         database: Database,
         gateway: PaymentGateway,
-        standings: Dunning,
+        dunning: Dunning,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._database = database
         self._gateway = gateway
         self._customers = Customers(database, gateway)
-        self._standings = standings
+        self._dunning = dunning
         self._clock = clock
 
     async def send(self) -> Sent:
-        """Send what is due, until none is or the provider is away. Raises DatabaseUnavailable, RedisError."""
+        """Sends due documents until none is left or the provider is unavailable.
+
+        Raises DatabaseUnavailable, RedisError.
+        """
         done = Sent()
         async with self._database.write(EVERY_TENANT) as session:
             await SendingQueue(session).queue_notes(self._clock())
@@ -81,7 +82,7 @@ class DocumentSending:
         return done
 
     async def _claim(self) -> list[Document]:
-        """Take due documents and write down that they are tried."""
+        """Claims due documents and records the attempt before it is made."""
         now = self._clock()
         async with self._database.write(EVERY_TENANT) as session:
             claimed = list(await SendingQueue(session).due_documents(now, CLAIMED))
@@ -121,7 +122,7 @@ class DocumentSending:
 
     async def _send_invoice(self, document: Document) -> None:
         bill = await self._bill(document)
-        made = await self._there(document)
+        made = await self._existing(document)
         if made is None:
             if await self._note_metered(document, bill.month):
                 bill = await self._bill(document)
@@ -141,13 +142,13 @@ class DocumentSending:
             _assert_amount(made, document)
             made = await self._gateway.documents.finalize(made.id, document.id)
         _assert_amount(made, document)
-        # As a webhook would tell it, which may be late.
-        await self._standings.heard(made, self._clock())
+        # As a webhook would report it, but without its delay.
+        await self._dunning.record(made, self._clock())
 
     async def _note_metered(self, document: Document, month: date) -> bool:
-        """Take what was paid for the month's usage under a subscription of an older release, which asked for
-        it by the meter, as paid for our invoice; whether anything was. Nothing is asked for twice: one that
-        is not settled there is for a person, to be voided or paid.
+        """Records payments that an older release's subscription collected for the month's metered usage as
+        payments of our invoice; returns whether there were any. Nothing is collected twice: a metered invoice
+        that is not settled is left to an operator, who voids it or has it paid.
         """
         start, end = span(month)
         async with self._database.read(EVERY_TENANT) as session:
@@ -167,8 +168,8 @@ class DocumentSending:
                 noted = True
         return noted
 
-    async def _there(self, document: Document) -> InvoiceView | None:
-        """What the provider has of it, once it may have something."""
+    async def _existing(self, document: Document) -> InvoiceView | None:
+        """Returns the provider's invoice, if an earlier attempt may have created it."""
         if document.provider_id is not None:
             return await self._gateway.invoice(document.provider_id)
         if document.attempts == 1:
@@ -185,7 +186,7 @@ class DocumentSending:
             return invoice_view(row, await repository.lines([row.id]), (), payments)
 
     async def _settle_amount(self, document: Document, bill: Bill) -> int | None:
-        """What to ask for: what was not paid otherwise already. None: nothing."""
+        """Returns the cents to collect, less what was already paid otherwise; None if nothing is left."""
         async with self._database.write(EVERY_TENANT) as session:
             row = await SendingQueue(session).lock(Document, document.id)
             if bill.due_cents < max(1, bill.minimum_cents):
@@ -222,25 +223,27 @@ class DocumentSending:
                 max(0, document.cents - owed),
             )
         await self._note_provider_id(document, found)
-        await self._standings.heard(await self._gateway.invoice(invoice.provider_id), self._clock())
+        await self._dunning.record(await self._gateway.invoice(invoice.provider_id), self._clock())
 
 
 def provider_lines(bill: Bill, cents: int) -> Sequence[tuple[str, int]]:
-    """An invoice's lines in whole cents, which add up to `cents`: each is what the sum of all lines up to it
-    comes to, less what that of the lines before it does. What was paid otherwise is the last.
+    """Returns an invoice's lines in whole cents, which add up to `cents`.
+
+    Each line is the rounded sum of all lines up to it less the rounded sum of the lines before it. Payments
+    made otherwise are the last line.
     """
-    lines, total, asked = [], 0, 0
+    lines, total, rounded_before = [], 0, 0
     for line in bill.lines:
         total += line.amount
         rounded = (total + MICRO_USD_PER_CENT // 2) // MICRO_USD_PER_CENT
-        lines.append((line.description, rounded - asked))
-        asked = rounded
-    assert asked == bill.total_cents
+        lines.append((line.description, rounded - rounded_before))
+        rounded_before = rounded
+    assert rounded_before == bill.total_cents
     lines = [line for line in lines if line[1]]
     if len(lines) > MOST_LINES:
         rest = sum(amount for _, amount in lines[MOST_LINES - 1 :])
         lines = [*lines[: MOST_LINES - 1], (f"All other lines of {bill.name}", rest)]
-    return [*lines, *([("Paid already", cents - asked)] if cents != asked else [])]
+    return [*lines, *([("Paid already", cents - rounded_before)] if cents != rounded_before else [])]
 
 
 def _assert_amount(made: InvoiceView, document: Document) -> None:

@@ -1,8 +1,7 @@
-"""Whether an account pays: active, in grace, suspended; and what follows for its keys.
+"""Moves accounts between active, grace and suspended as their invoices are paid or not, and tells their keys.
 
-The standing is worked out from the invoices that the provider has open and the time, never from the order in
-which anything was heard: failed since a moment, in grace for some days from then, then suspended; paid,
-active.
+The state is computed from the provider's open invoices and the time, never from the order of webhooks: since
+a payment failed, the account is in grace for some days, then suspended; once it is paid, active.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from billing.notifications.events import (
     ACCOUNT_SUSPENDED,
     PAYMENT_FAILED,
 )
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from billing.payments.gateway import InvoiceView, PaymentGateway
 from billing.payments.repository import PaymentRecords
 from billing.rates import MICRO_USD_PER_CENT
@@ -43,7 +42,7 @@ class DunningState:
 
 
 def dunning_state(failing_since: datetime | None, grace: timedelta, now: datetime) -> DunningState:
-    """Of an account whose oldest unpaid payment failed then; None: nothing is owed."""
+    """Returns the state of an account whose oldest unpaid payment failed then; None means nothing is owed."""
     if failing_since is None:
         return DunningState("active")
     until = failing_since + grace
@@ -51,7 +50,7 @@ def dunning_state(failing_since: datetime | None, grace: timedelta, now: datetim
 
 
 class Dunning:
-    """Everybody's."""
+    """Keeps the dunning state of all accounts."""
 
     def __init__(
         self,
@@ -66,30 +65,31 @@ class Dunning:
         self._gateway = gateway
         self._grace = grace
 
-    async def heard(self, seen: InvoiceView, now: datetime) -> State | None:
-        """Take in what was seen of an invoice; the account's state after it. None: nobody's of ours."""
+    async def record(self, seen: InvoiceView, now: datetime) -> State | None:
+        """Records the invoice as the provider has it, and returns the account's new state; None if the
+        invoice belongs to no tenant.
+        """
         async with self._database.write(EVERY_TENANT) as session:
-            return await self.take_in(session, seen, now)
+            return await self.record_within(session, seen, now)
 
-    async def take_in(self, session: WriteSession, seen: InvoiceView, now: datetime) -> State | None:
-        """The same in a transaction of somebody's."""
+    async def record_within(self, session: WriteSession, seen: InvoiceView, now: datetime) -> State | None:
+        """Does the same within the caller's transaction."""
         records = PaymentRecords(session)
         tenant_id = await records.tenant_of(seen.customer_id)
         if tenant_id is None:
             return None
-        await records.account(tenant_id)  # held: two invoices of a tenant are taken in one after the other
+        await records.account(tenant_id)  # locked, so that two invoices of a tenant are recorded in turn
         await records.keep_invoice(tenant_id, seen, now)
         if seen.failed:
             facts = {"invoice_id": seen.id, "amount_micro_usd": seen.amount_remaining * MICRO_USD_PER_CENT}
             key = f"failed:{seen.id}:{seen.attempt_count}"
-            await tell(session, tenant_id, PAYMENT_FAILED, facts, key=key, now=now)
-        return await self._settle(session, tenant_id, now)
+            await publish(session, tenant_id, PAYMENT_FAILED, facts, key=key, now=now)
+        return await self._update_state(session, tenant_id, now)
 
-    async def look_again(self, now: datetime) -> int:
-        """Ask for the invoices of all accounts that owe something, and move their standing with the time; how
-        many accounts. Nobody is suspended before the provider was asked once more: a webhook may be late.
-
-        Raises DatabaseUnavailable, ProviderUnavailable.
+    async def refresh_overdue(self, now: datetime) -> int:
+        """Reads the invoices of all accounts in arrears from the provider and updates their state; returns
+        how many accounts. An account is suspended only after the provider was asked again, since a webhook
+        may be late. Raises DatabaseUnavailable, ProviderUnavailable.
         """
         async with self._database.read(EVERY_TENANT) as session:
             owing = await PaymentRecords(session).owing()
@@ -102,56 +102,58 @@ class Dunning:
                 await records.account(tenant_id)
                 for one in seen:
                     await records.keep_invoice(tenant_id, one, now)
-                await self._settle(session, tenant_id, now)
+                await self._update_state(session, tenant_id, now)
         return len(owing)
 
-    async def look_at_customers(self, now: datetime) -> int:
-        """Ask for every customer's open invoices: what a lost webhook would have told; how many failed."""
+    async def refresh_all(self, now: datetime) -> int:
+        """Reads every customer's open invoices, in case a webhook was lost; returns how many failed."""
         async with self._database.read(EVERY_TENANT) as session:
             customers = await PaymentRecords(session).customers()
         failed = 0
         for customer in customers:
             for invoice in await self._gateway.open_invoices(customer):
-                await self.heard(invoice, now)
+                await self.record(invoice, now)
                 failed += invoice.failed
         return failed
 
-    async def _settle(self, session: WriteSession, tenant_id: str, now: datetime) -> State:
+    async def _update_state(self, session: WriteSession, tenant_id: str, now: datetime) -> State:
         records = PaymentRecords(session)
         account = await records.account(tenant_id)
         since = await records.failing_since(tenant_id)
-        standing = dunning_state(since, self._grace, now)
+        current = dunning_state(since, self._grace, now)
         before = account.state
-        if standing.state == before:
-            return standing.state
-        account.state, account.grace_until = standing.state, standing.grace_until
+        if current.state == before:
+            return current.state
+        account.state, account.grace_until = current.state, current.grace_until
         tenant = await records.tenant(tenant_id)
-        tenant.billing_state = standing.state
+        tenant.billing_state = current.state
         digests = await KeyRepository(session, tenant_id).digests()
         session.after_commit(lambda: publish_key_changes(self._redis, digests))
-        await self._tell(session, tenant_id, standing, before, since or now, now)
-        details = {"from": before, "to": standing.state}
+        await self._publish(session, tenant_id, current, before, since or now, now)
+        details = {"from": before, "to": current.state}
         await AuditLog.record(
             session, tenant_id, SYSTEM, "billing_account.updated", ("billing_account", tenant_id), details
         )
-        logger.info("the account of %s was %s and is %s", tenant_id, before, standing.state)
-        return standing.state
+        logger.info("billing account of %s changed from %s to %s", tenant_id, before, current.state)
+        return current.state
 
-    async def _tell(
+    async def _publish(
         self,
         session: WriteSession,
         tenant_id: str,
-        standing: DunningState,
+        current: DunningState,
         before: str,
         since: datetime,
         now: datetime,
     ) -> None:
         moment = since.isoformat()
-        if standing.state == "grace":
-            assert standing.grace_until is not None
-            until = {"grace_until": int(standing.grace_until.timestamp())}
-            await tell(session, tenant_id, ACCOUNT_GRACE, until, key=f"grace:{moment}", now=now)
-        elif standing.state == "suspended":
-            await tell(session, tenant_id, ACCOUNT_SUSPENDED, {}, key=f"suspended:{moment}", now=now)
+        if current.state == "grace":
+            assert current.grace_until is not None
+            until = {"grace_until": int(current.grace_until.timestamp())}
+            await publish(session, tenant_id, ACCOUNT_GRACE, until, key=f"grace:{moment}", now=now)
+        elif current.state == "suspended":
+            await publish(session, tenant_id, ACCOUNT_SUSPENDED, {}, key=f"suspended:{moment}", now=now)
         elif before == "suspended":
-            await tell(session, tenant_id, ACCOUNT_RESTORED, {}, key=f"restored:{now.isoformat()}", now=now)
+            await publish(
+                session, tenant_id, ACCOUNT_RESTORED, {}, key=f"restored:{now.isoformat()}", now=now
+            )

@@ -1,30 +1,30 @@
-"""What can be wrong with being paid. Errors carry data, not HTTP."""
+"""Defines the errors of payments. They carry data, not HTTP status codes."""
 
 from __future__ import annotations
 
 
 class PaymentError(Exception):
-    """Any of the below."""
+    """The base of the errors below."""
 
 
 class PaymentsNotConfigured(PaymentError):
-    """No payment provider: there are invoices only."""
+    """No payment provider is configured, so there are invoices only."""
 
     def __init__(self) -> None:
         super().__init__("payments are not set up here: invoices are paid as they say")
 
 
 class ProviderUnavailable(PaymentError):
-    """The provider did not answer, or not in time, or asked to come later. What was asked may be done."""
+    """The provider did not respond in time, or asked to retry later. The request may have taken effect."""
 
     def __init__(self, reason: str, *, maybe_done: bool = True) -> None:
         super().__init__(f"the payment provider is unavailable: {reason}")
         self.maybe_done = maybe_done
-        """False: it is known that nothing was done."""
+        """False if the request certainly had no effect."""
 
 
 class ProviderRefused(PaymentError):
-    """The provider will not do it, however often it is asked."""
+    """The provider rejects the request, however often it is repeated."""
 
     def __init__(self, reason: str, code: str | None = None) -> None:
         super().__init__(f"the payment provider refused: {reason}")
@@ -32,16 +32,16 @@ class ProviderRefused(PaymentError):
 
 
 class BadSignature(PaymentError):
-    """A webhook that the provider did not send, or not now. Says no more: whoever sent it learns nothing."""
+    """A webhook that the provider did not send, or not now. The message tells the sender nothing more."""
 
     def __init__(self, why: str) -> None:
         super().__init__("the signature is not valid")
         self.why = why
-        """For the log."""
+        """The reason, for the log."""
 
 
 class ManualEntryNotFound(PaymentError):
-    """Nothing of this id waits for a person."""
+    """No entry of this id waits for an operator."""
 
     def __init__(self, entry_id: str) -> None:
         super().__init__(f"nothing with the id {entry_id!r} waits for a person")

@@ -1,7 +1,7 @@
-"""What a payment provider is asked, and how it answers: the only words billing has for it.
+"""Defines the payment provider's interface: the requests billing makes and the views it gets back.
 
-Every call raises `ProviderUnavailable` or `ProviderRefused`. Amounts are whole cents, but a meter's, which
-are micro-USD. `key` is what makes asking twice within a day the same as asking once.
+Every call raises `ProviderUnavailable` or `ProviderRefused`. Amounts are whole cents; meter values are
+micro-USD. `key` is an idempotency key: a request repeated within a day takes effect once.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 LEAST_CHARGE = 50
-"""Cents that a card can be charged at least."""
+"""The smallest amount in cents that a card can be charged."""
 InvoiceStatus = Literal["draft", "open", "uncollectible", "void", "paid"]
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What the account at the provider has for us: a meter of micro-USD, and its price."""
+    """Our objects in the provider's catalogue: a meter of micro-USD, and its price."""
 
     meter_id: str
     event_name: str
@@ -45,17 +45,17 @@ class InvoiceView:
     period_start: datetime
     period_end: datetime
     url: str | None
-    """Where the customer pays it."""
+    """The address at which the customer pays it."""
     total: int = 0
-    """Before what is on the customer's balance there, and before credit notes."""
+    """Cents before the customer's balance at the provider and before credit notes."""
     credited: int = 0
-    """By credit notes, before and after it was paid."""
+    """Cents of credit notes, before and after payment."""
     invoice_id: str | None = None
-    """Ours that it stands for, if it does."""
+    """The id of our invoice that it stands for, if any."""
 
     @property
     def failed(self) -> bool:
-        """Its payment was tried in vain, and more is still owed than is too little to be paid."""
+        """Whether a payment attempt failed and the rest is large enough to be charged."""
         return (
             self.status in ("open", "uncollectible")
             and self.attempt_count > 0
@@ -80,12 +80,12 @@ class RefundView:
     succeeded: bool
     payment_id: str | None
     metadata: Mapping[str, str]
-    """The payment's."""
+    """The metadata of the payment."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomerDetails:
-    """What invoices name. Empty: not known."""
+    """The billing details on invoices. Empty means unknown."""
 
     name: str
     email: str = ""
@@ -96,31 +96,29 @@ class CustomerDetails:
 
 
 class DocumentGateway(Protocol):
-    """Invoices and credit notes of ours, at the provider. Each is made in steps, any of which may be asked
-    for again.
-    """
+    """Creates our invoices and credit notes at the provider, in steps that may each be repeated."""
 
     async def find_invoice(self, customer_id: str, invoice_id: str) -> InvoiceView | None:
-        """The one that stands for ours."""
+        """Returns the provider's invoice for ours."""
         ...
 
     async def metered_invoices(self, customer_id: str, start: datetime, end: datetime) -> list[InvoiceView]:
-        """Those of something that are none of ours, for what was used within [start, end]."""
+        """Returns the provider's own invoices with an amount, for usage within [start, end]."""
 
     async def create_invoice(
         self, customer_id: str, tenant_id: str, invoice_id: str, name: str
     ) -> InvoiceView:
-        """A draft with nothing on it."""
+        """Creates an empty draft."""
         ...
 
     async def add_lines(
         self, provider_id: str, lines: Sequence[tuple[str, int]], invoice_id: str
     ) -> InvoiceView:
-        """What is on it: descriptions and cents, all at once or none."""
+        """Adds lines of descriptions and cents to a draft, all or none."""
         ...
 
     async def finalize(self, provider_id: str, invoice_id: str) -> InvoiceView:
-        """Have it paid: final, with the customer's card charged."""
+        """Finalizes the invoice, which charges the customer's card."""
         ...
 
     async def find_credit_note(self, provider_id: str, note_id: str) -> str | None: ...
@@ -128,7 +126,7 @@ class DocumentGateway(Protocol):
     async def create_credit_note(
         self, provider_id: str, note_id: str, memo: str, cents: int, refunded: int
     ) -> str:
-        """Take back `cents` of an invoice; `refunded` of them were paid, and go back where they came from."""
+        """Credits `cents` of an invoice; `refunded` of them were paid and are paid back."""
         ...
 
 
@@ -138,11 +136,11 @@ class PaymentGateway(Protocol):
 
     @property
     def live(self) -> bool:
-        """Whether money moves: not with a key for tests."""
+        """Whether real money moves, which it does not with a test key."""
         ...
 
     async def catalogue(self) -> Catalogue:
-        """The meter and its price, made if they are not there."""
+        """Returns the meter and its price, created if missing."""
         ...
 
     async def find_customer(self, tenant_id: str) -> str | None: ...
@@ -152,13 +150,13 @@ class PaymentGateway(Protocol):
     async def update_customer(self, customer_id: str, details: CustomerDetails) -> None: ...
 
     async def find_subscription(self, customer_id: str) -> SubscriptionView | None:
-        """The one that is not cancelled."""
+        """Returns the subscription that is not cancelled."""
         ...
 
     async def create_subscription(
         self, tenant_id: str, customer_id: str, price_id: str, anchor: datetime, key: str
     ) -> SubscriptionView:
-        """`anchor`: when its first period ends."""
+        """Creates a subscription whose first period ends at `anchor`."""
         ...
 
     async def subscription_status(self, subscription_id: str) -> str: ...
@@ -168,15 +166,15 @@ class PaymentGateway(Protocol):
     async def meter(
         self, customer_id: str, value: int, timestamp: datetime, identifier: str
     ) -> Literal["taken", "known"]:
-        """`known`: the provider had an event with this identifier in the last day."""
+        """Sends a meter event. Returns "known" if the provider had the identifier within the last day."""
         ...
 
     async def metered(self, customer_id: str, start: datetime, end: datetime) -> int:
-        """The sum of what was metered with times in [start, end), whole minutes; it lags behind."""
+        """Returns the sum metered with times in [start, end), whole minutes; it lags behind."""
         ...
 
     async def metered_by_hour(self, customer_id: str, start: datetime, end: datetime) -> dict[datetime, int]:
-        """The same for every hour that has any, `start` and `end` being whole hours."""
+        """Returns the sums by hour with any value; `start` and `end` are whole hours."""
         ...
 
     async def invoice(self, invoice_id: str) -> InvoiceView: ...
@@ -186,17 +184,17 @@ class PaymentGateway(Protocol):
     async def checkout(
         self, customer_id: str, cents: int, metadata: Mapping[str, str], return_url: str, key: str
     ) -> tuple[str, str]:
-        """A page to pay an amount on: its id and address."""
+        """Creates a payment page for an amount; returns its id and address."""
         ...
 
     async def checkout_session(self, session_id: str) -> CheckoutView: ...
 
     async def portal(self, customer_id: str, return_url: str) -> str:
-        """Where the customer keeps cards and sees what was charged."""
+        """Returns the address where the customer manages cards and sees charges."""
         ...
 
     async def refund(self, payment_id: str, cents: int, key: str) -> str:
-        """Pay back what was paid; the refund's id."""
+        """Refunds a payment; returns the refund's id."""
         ...
 
     async def refund_view(self, refund_id: str) -> RefundView: ...

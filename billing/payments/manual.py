@@ -1,7 +1,7 @@
-"""What waits for a person: meter events and documents that were refused, are too old, or fit neither way.
+"""Lists meter events and documents that need an operator, and lets the operator send or waive them.
 
-Owns what the operator may do about one: have it sent now, or leave it, because it was settled otherwise.
-Either way it counts as planned: the books go on adding up.
+An entry is here because the provider refused it, because it is too old, or because the sums do not tell
+whether it arrived. Sent or waived, it counts as planned, so the books still add up.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class ManualEntry:
     """The event's identifier, or our document's id."""
     tenant_id: str
     hour: datetime | None
-    """None of a document."""
+    """None for a document."""
     amount: int
-    """Micro-USD; below zero what is taken back."""
+    """Micro-USD, negative for a credit note."""
     why: str
 
 
 class ManualQueue:
-    """Everybody's."""
+    """Settles the entries of all tenants."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def list(self) -> list[ManualEntry]:
-        """The oldest first, events before documents. Raises DatabaseUnavailable."""
+        """Returns all entries, events before documents, the oldest first. Raises DatabaseUnavailable."""
         async with self._database.read(EVERY_TENANT) as session:
             queue = SendingQueue(session)
             events = await queue.in_state(MeterEvent, "manual")
@@ -49,8 +49,8 @@ class ManualQueue:
         ]
 
     async def send(self, entry_id: str, gateway: PaymentGateway, now: datetime) -> None:
-        """Have an event metered with the present time, a document tried again by the next round. The same
-        within a day changes nothing more.
+        """Meters an event with the present time, or queues a document for the next round. Repeating it within
+        a day changes nothing more.
 
         Raises ManualEntryNotFound, PaymentError, DatabaseUnavailable.
         """
@@ -72,7 +72,7 @@ class ManualQueue:
         await self._settle(entry_id, "sent", now, "")
 
     async def waive(self, entry_id: str, reason: str, now: datetime) -> None:
-        """Leave it: it was settled otherwise, or is given to the tenant. Raises ManualEntryNotFound,
+        """Closes an entry that was settled otherwise or is waived for the tenant. Raises ManualEntryNotFound,
         DatabaseUnavailable.
         """
         await self._settle(entry_id, "waived", now, reason)

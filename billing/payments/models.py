@@ -1,6 +1,6 @@
-"""What the payment provider was told, and what it told us.
+"""Defines the tables of what was sent to the payment provider and what it sent us.
 
-Meter events and documents are only ever added to; what changes is whether they have arrived.
+Meter events and documents are only added; what changes is whether they have arrived.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from db.repository import TenantOwned
 
 
 class Subscription(TenantOwned, Base):
-    """That a customer is billed by the meter, from when on."""
+    """A customer's subscription, and since when its usage is metered."""
 
     __tablename__ = "stripe_subscriptions"
     __table_args__ = (Index(None, "tenant_id"),)
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    """The provider's."""
+    """The provider's id."""
     tenant_id: Mapped[str]
     customer_id: Mapped[str]
     status: Mapped[str]
-    """In the provider's words, when it was last asked."""
+    """The provider's status when it was last read."""
     metered_from: Mapped[datetime]
-    """A whole hour: what was used before is none of the meter's business."""
+    """A whole hour. Earlier usage is not metered."""
     started_at: Mapped[datetime]
-    """Nothing that happened earlier is billed by it, whatever is metered with such a time."""
+    """Nothing earlier is billed by it, whatever time usage is metered with."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 @declarative_mixin
 class Sending:
-    """On its way to the provider."""
+    """The state of sending one row to the provider."""
 
     state: Mapped[str] = mapped_column(server_default=text("'pending'"))
     attempts: Mapped[int] = mapped_column(Integer, server_default=text("0"))
     first_attempt_at: Mapped[datetime | None]
-    """Of those with the present timestamp. Written before anything is sent: set, it may have arrived."""
+    """The first attempt with the present timestamp. Set before anything is sent, so it may have arrived."""
     last_attempt_at: Mapped[datetime | None]
     next_attempt_at: Mapped[datetime] = mapped_column(server_default=func.now())
     error: Mapped[str] = mapped_column(server_default=text("''"))
-    """Why the last attempt failed, or why a person has to look."""
+    """Why the last attempt failed, or why an operator is needed."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     settled_at: Mapped[datetime | None]
 
 
 class MeterEvent(TenantOwned, Sending, Base):
-    """What an hour of a tenant's usage cost, or by how much that changed since the number before."""
+    """The cost of an hour of a tenant's usage, or its change since the previous number."""
 
     __tablename__ = "meter_events"
     __table_args__ = (
@@ -64,17 +64,17 @@ class MeterEvent(TenantOwned, Sending, Base):
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
     hour: Mapped[datetime] = mapped_column(primary_key=True)
     number: Mapped[int] = mapped_column(Integer, primary_key=True)
-    """From 0. The values of an hour's numbers add up to what it cost."""
+    """Counts from 0. The values of an hour's numbers add up to its cost."""
     value: Mapped[int] = mapped_column(BigInteger)
-    """Micro-USD. Below zero it is not metered but `credited`: the invoice has it."""
+    """Micro-USD. A negative value is not metered but `credited`: the invoice contains it."""
     identifier: Mapped[str]
-    """`<tenant>:<hour>:<number>`: sent again within a day, the provider knows it."""
+    """`<tenant>:<hour>:<number>`. The provider recognizes it for a day."""
     timestamp: Mapped[datetime | None]
-    """The time it is metered with, once it was tried: its hour, or later if that was invoiced already."""
+    """The time it is metered with, set at the first attempt: its hour, or later if that was invoiced."""
 
 
 class Document(TenantOwned, Sending, Base):
-    """An invoice or a credit note of ours that the provider is to have as well."""
+    """One of our invoices or credit notes that the provider gets as well."""
 
     __tablename__ = "stripe_documents"
     __table_args__ = (
@@ -87,21 +87,21 @@ class Document(TenantOwned, Sending, Base):
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    """Ours."""
+    """Our id of the document."""
     tenant_id: Mapped[str]
     kind: Mapped[str]
     invoice_id: Mapped[str]
-    """Of the note, or the invoice itself."""
+    """The invoice of the note, or the invoice itself."""
     cents: Mapped[int] = mapped_column(BigInteger)
-    """What is asked for, or taken back. Of an invoice, from the first attempt on, without what was paid
-    otherwise before.
+    """The amount to collect or to credit. For an invoice, from the first attempt on, it excludes earlier
+    payments made otherwise.
     """
     provider_id: Mapped[str | None]
-    """The provider's, once it is known."""
+    """The provider's id, once it is known."""
 
 
 class ProviderInvoice(TenantOwned, Base):
-    """An invoice of the provider's, as far along as we have seen it: it never goes back."""
+    """An invoice at the provider in the latest state we saw. Its state never goes back."""
 
     __tablename__ = "stripe_invoices"
     __table_args__ = (
@@ -112,22 +112,22 @@ class ProviderInvoice(TenantOwned, Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str]
     invoice_id: Mapped[str | None]
-    """Ours that it stands for, if it does."""
+    """The id of our invoice that it stands for, if any."""
     status: Mapped[str]
     attempt_count: Mapped[int] = mapped_column(Integer)
     amount_due: Mapped[int] = mapped_column(BigInteger)
-    """Cents. So are the next two."""
+    """Cents, as the next two."""
     amount_paid: Mapped[int] = mapped_column(BigInteger)
     amount_remaining: Mapped[int] = mapped_column(BigInteger)
     period_start: Mapped[datetime]
     period_end: Mapped[datetime]
     failing_since: Mapped[datetime | None]
-    """When we first heard that its payment failed."""
+    """When we first learned that its payment failed."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class ProviderEvent(Base):
-    """A webhook, by its id: what comes twice is in here once. Nobody's until what it is about is asked."""
+    """A webhook event, stored once by its id. It belongs to no tenant until its object is read."""
 
     __tablename__ = "stripe_events"
     __table_args__ = (

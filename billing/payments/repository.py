@@ -1,4 +1,4 @@
-"""Queries on what goes to the payment provider and what came from it, of all tenants: the workers' side."""
+"""Queries what is sent to the payment provider and what it sent, of all tenants, for the workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tenants.models import OPERATOR_TENANT, Tenant
 S = TypeVar("S", MeterEvent, Document)
 
 _RANKS = ("draft", "open", "uncollectible", "void", "paid")
-"""An invoice of the provider's only moves to the right."""
+"""The states of a provider's invoice, which only moves to the right."""
 
 
 _OWED = (
@@ -39,14 +39,15 @@ _OWED = (
 
 
 class SendingQueue:
-    """What waits to be sent."""
+    """Queries the meter events and documents to be sent."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def due_events(self, now: datetime, limit: int) -> Sequence[Row[MeterEvent, str]]:
-        """Of each tenant the earliest pending event, if it is due, with the customer's id; held against other
-        senders. The next of a tenant waits until this one is settled: two open at once could not be told
+        """Returns each tenant's earliest pending event, if it is due, with the customer's id, and locks it.
+
+        The tenant's next event waits until this one is settled, because two open events could not be told
         apart in a sum.
         """
         first = (
@@ -77,7 +78,7 @@ class SendingQueue:
         return (await self.session.execute(query)).all()  # type: ignore[return-value]
 
     async def due_documents(self, now: datetime, limit: int) -> Sequence[Document]:
-        """Held against other senders. Credit notes wait for their invoice."""
+        """Returns and locks due documents. Credit notes wait for their invoice."""
         invoice = aliased(Document)
         query = (
             select(Document)
@@ -94,8 +95,8 @@ class SendingQueue:
         return (await self.session.execute(query)).scalars().all()
 
     async def queue_notes(self, now: datetime) -> None:
-        """Queue credit notes that change what is owed or was paid, of invoices that the provider has or will
-        have. What a note put into the balance is none of the provider's business.
+        """Queues credit notes that change what is owed or was paid, on invoices that the provider has or will
+        have. A note that was credited to the balance does not concern the provider.
         """
         queued = aliased(Document)
         notes = (
@@ -118,12 +119,12 @@ class SendingQueue:
         await self.session.execute(insert(Document).from_select(columns, notes).on_conflict_do_nothing())
 
     async def started_at(self, tenant_id: str) -> datetime | None:
-        """When the subscription that bills the tenant now began."""
+        """Returns when the tenant's latest subscription began."""
         query = select(func.max(Subscription.started_at)).where(Subscription.tenant_id == tenant_id)
         return (await self.session.execute(query)).scalar_one()
 
     async def was_metered_before(self, tenant_id: str, month: datetime) -> bool:
-        """Whether the month began under a subscription that is not the tenant's any more."""
+        """Returns whether the month began under a subscription that the tenant no longer has."""
         query = (
             select(Subscription.id)
             .join(BillingAccount, BillingAccount.tenant_id == Subscription.tenant_id)
@@ -136,13 +137,13 @@ class SendingQueue:
         return (await self.session.execute(query.limit(1))).first() is not None
 
     async def lock(self, model: type[S], key: Any) -> S:
-        """The row, held against other writers."""
+        """Returns the row, locked."""
         found = await self.session.get(model, key, with_for_update=True)
         assert found is not None, "rows are never deleted"
         return found
 
     async def arrived(self, tenant_id: str, start: datetime) -> int:
-        """The sum of events known to have arrived with times in the hour from `start`."""
+        """Returns the sum of events known to have arrived with times in the hour from `start`."""
         query = select(func.coalesce(func.sum(MeterEvent.value), 0)).where(
             MeterEvent.tenant_id == tenant_id,
             MeterEvent.state == "sent",
@@ -160,7 +161,7 @@ class SendingQueue:
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def count(self, state: str) -> int:
-        """Events and documents together."""
+        """Returns the number of events and documents together."""
         counts = [
             (
                 await self.session.execute(
@@ -172,7 +173,7 @@ class SendingQueue:
         return sum(counts)
 
     async def metered(self, tenant_id: str, start: datetime, end: datetime) -> dict[datetime, int]:
-        """What arrived, by the hour it was metered with."""
+        """Returns the sums that arrived, by the hour they were metered with."""
         hour = func.date_trunc("hour", MeterEvent.timestamp, "UTC")
         query = (
             select(hour, func.sum(MeterEvent.value))
@@ -188,13 +189,13 @@ class SendingQueue:
 
 
 class PaymentRecords:
-    """Accounts, subscriptions and the provider's invoices and events."""
+    """Queries accounts, subscriptions, and the provider's invoices and events."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def account(self, tenant_id: str) -> BillingAccount:
-        """The tenant's, made if it has none; held until the transaction ends."""
+        """Returns the tenant's account, created if missing, locked until the transaction ends."""
         await self.session.execute(
             insert(BillingAccount).values(tenant_id=tenant_id).on_conflict_do_nothing()
         )
@@ -218,7 +219,7 @@ class PaymentRecords:
         ).scalar_one()
 
     async def unsubscribed(self, limit: int) -> list[str]:
-        """Tenants that are billed afterwards and have no subscription yet, those without an account too."""
+        """Returns postpaid tenants without a subscription, including those without an account."""
         query = (
             select(Tenant.id)
             .outerjoin(BillingAccount, BillingAccount.tenant_id == Tenant.id)
@@ -234,14 +235,14 @@ class PaymentRecords:
         return list((await self.session.execute(query)).scalars())
 
     async def owing(self) -> list[tuple[str, str]]:
-        """Tenants that are not in good standing, with their customers' ids."""
+        """Returns tenants in grace or suspended, with their customers' ids."""
         query = select(BillingAccount.tenant_id, BillingAccount.stripe_customer_id).where(
             BillingAccount.state != "active", BillingAccount.stripe_customer_id.is_not(None)
         )
         return [(row[0], str(row[1])) for row in await self.session.execute(query)]
 
     async def customers(self) -> list[str]:
-        """Ids of all customers."""
+        """Returns the ids of all customers."""
         query = select(BillingAccount.stripe_customer_id).where(
             BillingAccount.stripe_customer_id.is_not(None)
         )
@@ -254,7 +255,7 @@ class PaymentRecords:
         return await self.session.get(Subscription, subscription_id, with_for_update=True)
 
     async def subscription(self, tenant_id: str) -> Subscription | None:
-        """The latest."""
+        """Returns the tenant's latest subscription."""
         query = (
             select(Subscription)
             .where(Subscription.tenant_id == tenant_id)
@@ -264,8 +265,8 @@ class PaymentRecords:
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def changed_details(self, limit: int) -> list[tuple[str, str, CustomerDetails]]:
-        """Customers of whom the provider was told something else than our invoices say: tenant, customer, and
-        what they say.
+        """Returns customers whose details at the provider differ from our invoices: tenant, customer, and the
+        current details.
         """
         account = BillingAccount
         names = ("email", "address", "country", "tax_id")
@@ -292,8 +293,8 @@ class PaymentRecords:
     # Invoices ----------------------------------------------------------------------------------------------
 
     async def keep_invoice(self, tenant_id: str, seen: InvoiceView, now: datetime) -> None:
-        """What was seen of an invoice, unless we know it further along already: whatever is heard in
-        whatever order ends the same.
+        """Stores the invoice as read, unless a later state of it is stored: reads in any order have the same
+        result.
         """
         stored = await self.session.get(ProviderInvoice, seen.id, with_for_update=True)
         if stored is None:
@@ -312,7 +313,7 @@ class PaymentRecords:
         await self.session.flush()
 
     async def failing_since(self, tenant_id: str) -> datetime | None:
-        """When the first failed of the payments that are still owed."""
+        """Returns when the first of the payments still owed failed."""
         query = select(func.min(ProviderInvoice.failing_since)).where(
             ProviderInvoice.tenant_id == tenant_id,
             ProviderInvoice.status.in_(("open", "uncollectible")),
@@ -321,7 +322,7 @@ class PaymentRecords:
         return (await self.session.execute(query)).scalar_one()
 
     async def unmatched(self, limit: int) -> list[tuple[ProviderInvoice, str]]:
-        """The provider's invoices that were paid, with ours, where that has no such payment."""
+        """Returns the provider's paid invoices with ours, where ours has no such payment."""
         paid = ProviderInvoice
         query = (
             select(paid, Invoice.id)
@@ -344,17 +345,17 @@ class PaymentRecords:
     # Events ------------------------------------------------------------------------------------------------
 
     async def add_event(self, event: dict[str, Any]) -> bool:
-        """Whether it is new."""
+        """Stores a webhook event; returns whether it is new."""
         added = insert(ProviderEvent).values(**event).on_conflict_do_nothing().returning(ProviderEvent.id)
         return (await self.session.execute(added)).scalar_one_or_none() is not None
 
     async def lock_event(self, event_id: str) -> ProviderEvent | None:
-        """If nobody else has it."""
+        """Returns the event locked, None if another process has locked it."""
         query = select(ProviderEvent).where(ProviderEvent.id == event_id).with_for_update(skip_locked=True)
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def forget_events(self, before: datetime) -> int:
-        """Remove events that came before and that nothing is to be done about any more; how many."""
+        """Deletes handled events received before then; returns how many."""
         old = delete(ProviderEvent).where(
             ProviderEvent.received_at < before, ProviderEvent.state.in_(("done", "ignored"))
         )

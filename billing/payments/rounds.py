@@ -1,4 +1,4 @@
-"""What the workers do about payments again and again, put together over one database and one gateway."""
+"""Runs the workers' recurring payment tasks over one database and one payment gateway."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from db.session import Database
 logger = logging.getLogger(__name__)
 
 SHORT_LOOK = timedelta(days=3)
-"""How far back hours are compared each minute; all of them are once in an hour."""
+"""How far back hours are compared every minute; all hours are compared once an hour."""
 LONG_LOOK_MINUTE = 20
 
 
 class PaymentRounds:
-    """One worker's. Each round may be cut off anywhere, and may run beside another worker's."""
+    """The payment tasks of one worker. Each may be interrupted anywhere, and several workers may run them."""
 
     def __init__(
         self,
@@ -45,19 +45,19 @@ class PaymentRounds:
         self.planning = MeterPlanning(database)
         self.sending = Sending(database, gateway, per_second=settings.events_per_second, clock=clock)
         grace = timedelta(days=settings.grace_days)
-        self.standings = Dunning(database, redis_client, gateway, grace=grace)
-        self.documents = DocumentSending(database, gateway, self.standings, clock=clock)
-        self.follow_ups = FollowUps(database, redis_client, gateway, self.standings, clock=clock)
+        self.dunning = Dunning(database, redis_client, gateway, grace=grace)
+        self.documents = DocumentSending(database, gateway, self.dunning, clock=clock)
+        self.follow_ups = FollowUps(database, redis_client, gateway, self.dunning, clock=clock)
 
     async def meter(self, now: datetime) -> None:
-        """Subscribe who is not, say who has another name, plan what hours cost, send what is due. Raises
+        """Subscribes tenants, updates customer details, plans metered hours and sends what is due. Raises
         DatabaseUnavailable, RedisError.
         """
         try:
             await self.customers.subscribe_all(now)
             await self.customers.push_details()
         except (ProviderUnavailable, ProviderRefused) as error:
-            logger.warning("customers wait for the provider: %s", error)
+            logger.warning("customers are not up to date at the provider: %s", error)
         since = EPOCH if now.minute == LONG_LOOK_MINUTE else now - SHORT_LOOK
         await self.planning.plan(now, since=since)
         for what, sent in (
@@ -67,20 +67,20 @@ class PaymentRounds:
             if sent.arrived or sent.manual:
                 logger.info("%s sent: %d, for a person: %d", what, sent.arrived, sent.manual)
 
-    async def look(self, now: datetime) -> None:
-        """Move the standing of who owes, note payments on invoices; once in an hour, ask for every customer.
-        Raises DatabaseUnavailable.
+    async def check_payments(self, now: datetime) -> None:
+        """Updates the dunning state of accounts in arrears and records payments on invoices; once an hour,
+        reads the open invoices of every customer. Raises DatabaseUnavailable.
         """
         await match_payments(self._database, now)
         try:
-            await self.standings.look_again(now)
+            await self.dunning.refresh_overdue(now)
             if now.minute == LONG_LOOK_MINUTE:
                 await self.follow_ups.forget_old()
-                await self.standings.look_at_customers(now)
+                await self.dunning.refresh_all(now)
         except (ProviderUnavailable, ProviderRefused) as error:
-            logger.warning("standings stay as they are: %s", error)
+            logger.warning("dunning states are not updated: %s", error)
 
     async def follow_up(self) -> None:
-        """Act on all webhooks that are due. Raises DatabaseUnavailable."""
+        """Handles all webhook events that are due. Raises DatabaseUnavailable."""
         while await self.follow_ups.sweep():
             pass

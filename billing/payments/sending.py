@@ -1,8 +1,9 @@
-"""The way of meter events to the provider: once each, whatever fails in between.
+"""Sends meter events to the payment provider, each exactly once whatever fails in between.
 
-An attempt is written down before it is made. Who dies after that leaves a row that may have arrived, and so
-does who hears no answer. Within a day it is sent again: the provider knows the identifier. After that it is
-asked first what it has for the hour. What cannot be told, or is too old to be taken, waits for a person.
+An attempt is recorded before it is made, so a process that dies afterwards, or gets no response, leaves a row
+that may have arrived. Within a day it is sent again, because the provider recognizes the identifier. Later,
+the provider's sum for the hour is compared first. What cannot be decided, or is too old to be accepted, waits
+for an operator.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from db.session import EVERY_TENANT, Database
 logger = logging.getLogger(__name__)
 
 KNOWN_FOR = timedelta(hours=23)
-"""The provider knows identifiers for 24 hours; the rest is for clocks."""
+"""The provider recognizes identifiers for 24 hours; one hour is left for clock differences."""
 OLDEST = timedelta(days=35) - timedelta(hours=1)
-"""The provider takes no older times."""
+"""The provider accepts no older times."""
 MONTH_STAYS_OPEN = timedelta(minutes=50)
-"""A month's invoice is final an hour after the month: until shortly before, its usage is taken."""
+"""A month's invoice is final an hour after the month; until shortly before, its usage is accepted."""
 SUMMED_AFTER = timedelta(minutes=15)
-"""Summaries lag behind: what was sent less than this ago may be missing in one."""
+"""Summaries lag behind: they may lack events sent less than this ago."""
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=5), timedelta(minutes=15)
 CLAIMED = 8
-"""Tenants sent for at once; of one tenant, one event."""
+"""Events sent at the same time, at most one per tenant."""
 
 Clock = Callable[[], datetime]
 HOUR = timedelta(hours=1)
@@ -40,18 +41,18 @@ HOUR = timedelta(hours=1)
 
 @dataclass(slots=True)
 class Sent:
-    """What one round of sending did."""
+    """The result of one round of sending."""
 
     arrived: int = 0
     manual: int = 0
     unavailable: bool = False
-    """The provider was away: what is left waits for the next round."""
+    """The provider was unavailable; the rest waits for the next round."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """An event as it was when it was taken. `ask`: it may have arrived, and is too old to be sent again
-    unasked.
+    """An event as it was claimed. `ask`: it may have arrived, and is too old to be sent again without asking
+    the provider.
     """
 
     key: tuple[str, datetime, int]
@@ -61,11 +62,11 @@ class _Attempt:
     timestamp: datetime
     ask: bool
     renewed: datetime | None
-    """Where it must be given a later time if it has not arrived: the one it can be metered with now."""
+    """The time to meter it with if it has not arrived and its own time can no longer be billed."""
 
 
 class Sending:
-    """One sender; several at once share the rows among them."""
+    """Sends meter events; several senders at the same time share the queue."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Sending:
         self._sleep = sleep
 
     async def send(self, *, max_events: int = 10_000) -> Sent:
-        """Send what is due, until none is or the provider is away. Raises DatabaseUnavailable."""
+        """Sends due events until none is left or the provider is unavailable. Raises DatabaseUnavailable."""
         done = Sent()
         while done.arrived + done.manual < max_events and not done.unavailable:
             attempts = await self._claim(done)
@@ -98,7 +99,7 @@ class Sending:
     # Events -------------------------------------------------------------------------------------------------
 
     async def _claim(self, done: Sent) -> list[_Attempt] | None:
-        """Take due events and write down that they are tried. None: nothing is due."""
+        """Claims due events and records the attempts. Returns None if nothing is due."""
         now = self._clock()
         async with self._database.write(EVERY_TENANT) as session:
             queue = SendingQueue(session)
@@ -118,7 +119,7 @@ class Sending:
     def _prepare(
         self, event: MeterEvent, customer: str, started_at: datetime | None, now: datetime
     ) -> _Attempt | None:
-        """Mark the event as tried; None when it must wait until it can be asked for."""
+        """Records the attempt; returns None if the event must wait until the provider's sum includes it."""
         metered_with = _metered_with(event.hour, started_at, now)
         renewed: datetime | None = None
         ask = False
@@ -167,7 +168,7 @@ class Sending:
             await self._end(attempt, True, done)
 
     async def _has_arrived(self, attempt: _Attempt) -> bool | str:
-        """Or why that cannot be told."""
+        """Returns whether the event arrived, or the reason why that cannot be decided."""
         start = attempt.timestamp.replace(minute=0, second=0, microsecond=0)
         there = await self._gateway.metered(attempt.customer, start, start + HOUR)
         async with self._database.read(EVERY_TENANT) as session:
@@ -179,7 +180,7 @@ class Sending:
         return f"the provider has {there} for {start.isoformat()}, we {known} and perhaps {attempt.value}"
 
     async def _begin_again(self, attempt: _Attempt, timestamp: datetime) -> None:
-        """It has not arrived: the identifier is good for another day."""
+        """Records that the event has not arrived: its identifier is recognized for another day."""
         async with self._database.write(EVERY_TENANT) as session:
             event = await SendingQueue(session).lock(MeterEvent, attempt.key)
             event.first_attempt_at = event.last_attempt_at = self._clock()
@@ -212,13 +213,13 @@ def give_up(row: MeterEvent | Document, why: str, now: datetime) -> None:
 
 
 def _open_since(started_at: datetime | None, now: datetime) -> datetime:
-    """Earlier times are billed no more: their month is invoiced, or there was no subscription yet."""
+    """Returns the earliest time that is still billed: earlier months are invoiced, or not subscribed."""
     month = begin(month_of(now - MONTH_STAYS_OPEN))
     return month if started_at is None else max(month, started_at)
 
 
 def _metered_with(hour: datetime, started_at: datetime | None, now: datetime) -> datetime:
-    """The hour itself while it can be billed; after that the present minute, so that it is billed at all."""
+    """Returns the hour itself while it can be billed, then the present minute so that it is billed."""
     return hour if hour >= _open_since(started_at, now) else now.replace(second=0, microsecond=0)
 
 

@@ -1,4 +1,4 @@
-"""What tenants do about paying: see how they stand, top up, open the provider's portal."""
+"""Lets tenants see their account, top up a balance, and open the payment provider's portal."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 
 LEAST_TOP_UP, MOST_TOP_UP = 500, 1_000_000
-"""Cents."""
+"""The smallest and largest top-up in cents."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccountView:
-    """How a tenant stands."""
+    """A tenant's account, subscription and unpaid invoices."""
 
     account: BillingAccountView
     subscription: Subscription | None
     owed: list[ProviderInvoice]
     live: bool | None
-    """Whether money moves; None: nothing is paid through here."""
+    """Whether real money moves; None without a payment provider."""
 
     @property
     def grace_until(self) -> datetime | None:
@@ -46,7 +46,7 @@ class Checkout:
 
 
 class PaymentService:
-    """Everybody's payments. Without a gateway, there are invoices only."""
+    """Serves the payments of all tenants. Without a gateway there are invoices only."""
 
     def __init__(
         self,
@@ -57,21 +57,21 @@ class PaymentService:
         accounts: BillingAccounts | None = None,
         webhooks: WebhookReceiver | None = None,
     ) -> None:
-        """`accounts`: what changes them; None where nothing does."""
+        """`accounts` changes billing accounts; None in a process that changes none."""
         self._database = database
         self._gateway = gateway
         self._return_url = return_url
         self._accounts = accounts
         self.webhooks = webhooks
-        """None: none are taken."""
+        """None if no webhooks are received."""
 
     @property
     def live(self) -> bool | None:
-        """Whether money moves; None: nothing is paid through here."""
+        """Whether real money moves; None without a payment provider."""
         return None if self._gateway is None else self._gateway.live
 
     async def view(self, tenant_id: str) -> AccountView:
-        """Raises DatabaseUnavailable."""
+        """Returns the tenant's account. Raises DatabaseUnavailable."""
         async with self._database.read(tenant_id) as session:
             account = account_of(tenant_id, await AccountRepository(session, tenant_id).find())
             records = PaymentRecords(session)
@@ -89,13 +89,13 @@ class PaymentService:
         now: datetime,
         confirmed: bool = False,
     ) -> None:
-        """Have invoices name the tenant otherwise, or usage be paid in advance, or afterwards, from now on.
-        `confirmed`: also from an empty balance.
+        """Changes the billing details, or switches between prepaid and postpaid, from now on. `confirmed`
+        allows prepaid with an empty balance.
 
         Raises ValueError naming the field, BalanceEmpty, ModeNotAllowed, DatabaseUnavailable.
         """
         assert self._accounts is not None
-        checked_details(details)  # before the mode is changed: all of it or nothing
+        checked_details(details)  # before the mode changes: everything or nothing
         if mode is not None:
             await self._accounts.set_mode(
                 tenant_id,
@@ -109,8 +109,8 @@ class PaymentService:
             await self._accounts.set_details(tenant_id, actor, details)
 
     async def portal(self, tenant_id: str, actor: Actor) -> str:
-        """The address of a page on which cards are kept and open invoices paid, good for minutes. Raises
-        PaymentError, DatabaseUnavailable.
+        """Returns the address of a page for cards and open invoices, valid for minutes. Raises PaymentError,
+        DatabaseUnavailable.
         """
         gateway = self._needed()
         customer = await Customers(self._database, gateway).ensure(tenant_id)
@@ -121,7 +121,7 @@ class PaymentService:
         return url
 
     async def top_up(self, tenant_id: str, cents: int, actor: Actor) -> Checkout:
-        """A page to pay an amount on; it is in the balance once the provider says that it was paid. Raises
+        """Creates a payment page for an amount; it is credited once the provider reports the payment. Raises
         ValueError naming the field, PaymentError, DatabaseUnavailable.
         """
         if not LEAST_TOP_UP <= cents <= MOST_TOP_UP:

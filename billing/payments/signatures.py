@@ -1,7 +1,7 @@
-"""Signatures of the provider's webhooks: `Stripe-Signature: t=<Unix seconds>,v1=<hex>,...`.
+"""Verifies the signatures of the provider's webhooks: `Stripe-Signature: t=<Unix seconds>,v1=<hex>,...`.
 
-HMAC-SHA256 of `<t>.<body>` by the endpoint's secret. Its time must be near ours on either side: an old one is
-somebody's recording, one of tomorrow a way to keep a recording good until then.
+The signature is HMAC-SHA256 of `<t>.<body>` by the endpoint's secret. Its time must be near ours on either
+side: an old one is a replayed recording, a future one a recording prepared to be replayed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from billing.payments.errors import BadSignature
 
 MAX_HEADER = 2_000
 MAX_SIGNATURES = 16
-"""While a secret is changed there are two."""
+"""There are two while a secret is rotated."""
 
 
 def verify(header: str | None, body: bytes, secrets: Sequence[str], *, now: float, tolerance: float) -> None:
-    """Raises BadSignature."""
+    """Raises BadSignature unless one of the secrets signed the body at about `now`."""
     if not header or len(header) > MAX_HEADER:
         raise BadSignature("no header, or one too long")
     times: list[str] = []
@@ -33,7 +33,7 @@ def verify(header: str | None, body: bytes, secrets: Sequence[str], *, now: floa
         raise BadSignature("no time")
     if not 0 < len(given) <= MAX_SIGNATURES:
         raise BadSignature("no signature")
-    # The time is looked at last: who has no secret learns nothing of our clock.
+    # The time is checked last, so a sender without the secret learns nothing of our clock.
     signed = times[0].encode() + b"." + body
     expected = [hmac.digest(secret.encode(), signed, hashlib.sha256).hex() for secret in secrets]
     matches = [hmac.compare_digest(one.encode(), by.encode()) for one in expected for by in given]

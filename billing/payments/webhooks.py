@@ -1,8 +1,8 @@
-"""What the provider tells us: taken down once, then acted on.
+"""Receives the payment provider's webhooks, stores each event once, and handles it later.
 
-Taking an event down is one row by its id: told twice, it is there once. Acting on it asks the provider for
-the object as it is now, so that neither the order of events nor their contents matter, and commits the effect
-with the mark that it is done. What fails is tried again.
+Storing an event is one row by its id, so a repeated event is stored once. Handling it reads the object from
+the provider as it is now, so neither the order nor the contents of events matter, and commits the effect
+together with the event's done mark. Failed events are retried.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tenants.actors import SYSTEM
 logger = logging.getLogger(__name__)
 
 FOLLOW_UP = "billing.follow_up_webhook"
-"""The task that acts on one event."""
+"""The task that handles one event."""
 PURPOSE, TOP_UP = "purpose", "top_up"
-"""Metadata of a payment, which says what it is for."""
+"""The metadata of a payment that says what it is for."""
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=10), timedelta(hours=1)
 MAX_ATTEMPTS = 100
-"""About four days of trying."""
+"""About four days of retries."""
 KEPT = timedelta(days=60)
-"""How long an event is known, once it was acted on: the provider tells it again for three days at most."""
+"""How long a handled event is kept; the provider repeats an event for at most three days."""
 
 ABOUT = {
     "invoice.created": "invoice",
@@ -56,7 +56,7 @@ ABOUT = {
     "refund.created": "refund",
     "refund.updated": "refund",
 }
-"""Types that are acted on, and what they are about. Others are taken down and left."""
+"""The event types that are handled, and the kind of their object. Other types are stored as ignored."""
 
 Effect = Callable[[WriteSession], Awaitable[None]]
 
@@ -80,7 +80,7 @@ _decoder = msgspec.json.Decoder(_Event)
 
 
 class WebhookReceiver:
-    """Takes events down: in the processes that serve."""
+    """Stores events, in the API processes."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class WebhookReceiver:
         self._secrets = [secret.get_secret_value() for secret in given if secret is not None]
 
     async def receive(self, header: str | None, body: bytes) -> bool:
-        """Once this returns, the event is committed; whether it is new. Raises BadSignature, also for what is
-        no event, and DatabaseUnavailable.
+        """Stores an event and commits it; returns whether it is new. Raises BadSignature, also for a body
+        that is no event, and DatabaseUnavailable.
         """
         verify(header, body, self._secrets, now=self._clock().timestamp(), tolerance=self._tolerance)
         try:
@@ -121,30 +121,30 @@ class WebhookReceiver:
             if new and known and self._outbox is not None:
                 self._outbox.add(session, FOLLOW_UP, {"event_id": event.id})
         if not known:
-            logger.info("an event %s of type %s is left alone", event.id, event.type)
+            logger.info("webhook event %s of type %s is ignored", event.id, event.type)
         return new
 
 
 class FollowUps:
-    """Acts on events: in the workers."""
+    """Handles events, in the workers."""
 
     def __init__(
         self,
         database: Database,
         redis_client: redis.asyncio.Redis,
         gateway: PaymentGateway,
-        standings: Dunning,
+        dunning: Dunning,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._database = database
         self._redis = redis_client
         self._gateway = gateway
-        self._standings = standings
+        self._dunning = dunning
         self._clock = clock
 
     async def sweep(self, *, limit: int = 100) -> int:
-        """Act on what is due; on how many events. Raises DatabaseUnavailable."""
+        """Handles events that are due; returns how many. Raises DatabaseUnavailable."""
         async with self._database.read(EVERY_TENANT) as session:
             due = await PaymentRecords(session).due_events(self._clock(), limit)
         done = 0
@@ -153,17 +153,17 @@ class FollowUps:
         return done
 
     async def forget_old(self) -> int:
-        """Remove events that were acted on long ago; how many. Raises DatabaseUnavailable."""
+        """Deletes events handled long ago; returns how many. Raises DatabaseUnavailable."""
         async with self._database.write(EVERY_TENANT) as session:
             return await PaymentRecords(session).forget_events(self._clock() - KEPT)
 
     async def follow_up(self, event_id: str) -> bool:
-        """Act on one event; whether that was done now. Raises DatabaseUnavailable."""
+        """Handles one event; returns whether it was handled now. Raises DatabaseUnavailable."""
         async with self._database.write(EVERY_TENANT) as session:
             event = await PaymentRecords(session).lock_event(event_id)
             if event is None or event.state != "received":
                 return False
-            # Ours for a while: it is left to the next if we die.
+            # Leased for a while: if this process dies, the event is due again.
             event.attempts += 1
             pause = min(FIRST_PAUSE * 2 ** min(event.attempts - 1, 12), LONGEST_PAUSE)
             event.next_attempt_at = self._clock() + pause
@@ -190,7 +190,7 @@ class FollowUps:
                 event.error, event.state = error, "failed" if gone else "received"
 
     async def _effect(self, kind: str, object_id: str) -> Effect:
-        """Ask what has become of it, and say what is to be done about that."""
+        """Reads the object from the provider and returns what to do about it."""
         if kind == "invoice":
             return await self._of_invoice(object_id)
         if kind == "checkout":
@@ -203,12 +203,12 @@ class FollowUps:
         seen = await self._gateway.invoice(invoice_id)
 
         async def effect(session: WriteSession) -> None:
-            await self._standings.take_in(session, seen, self._clock())
+            await self._dunning.record_within(session, seen, self._clock())
 
         return effect
 
     async def _of_checkout(self, session_id: str) -> Effect:
-        """A top-up that was paid is a credit, once, by the payment's id."""
+        """Credits a paid top-up, once, by the payment's id."""
         seen = await self._gateway.checkout_session(session_id)
 
         async def effect(session: WriteSession) -> None:
@@ -224,7 +224,7 @@ class FollowUps:
         return effect
 
     async def _of_refund(self, refund_id: str) -> Effect:
-        """What was paid back of a top-up leaves the balance, once."""
+        """Takes a refunded top-up off the balance, once."""
         seen = await self._gateway.refund_view(refund_id)
 
         async def effect(session: WriteSession) -> None:
@@ -239,7 +239,7 @@ class FollowUps:
         return effect
 
     async def _of_subscription(self, subscription_id: str) -> Effect:
-        """Cancelled at the provider's, the tenant is subscribed again by the next round, if it is to be."""
+        """Forgets a subscription cancelled at the provider, so that the next round subscribes again."""
         status = await self._gateway.subscription_status(subscription_id)
 
         async def effect(session: WriteSession) -> None:

@@ -1,1 +1,1 @@
-"""What other prices would have made of what was used."""
+"""Previews what other prices or another plan would have cost tenants."""

@@ -1,4 +1,4 @@
-"""Queries on a stretch's sums by what decides the price. Their sessions' scope is every tenant."""
+"""Queries sums of a time range by what decides the price. The session's scope is every tenant."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tenants.models import OPERATOR_TENANT, Plan, Tenant
 
 
 class PricedSums:
-    """Over [start, end), whole UTC days."""
+    """Queries sums over [start, end), whole UTC days."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def used(self, start: datetime, end: datetime) -> Sequence[Any]:
-        """Rows (tenant_id, service_tier, on_adapter, num_requests, prompt_tokens, cached_tokens,
+        """Returns rows (tenant_id, service_tier, on_adapter, num_requests, prompt_tokens, cached_tokens,
         completion_tokens, cost).
         """
         day = UsageRollupDay
@@ -39,9 +39,7 @@ class PricedSums:
         return (await self.session.execute(query)).all()
 
     async def charged(self, start: datetime, end: datetime) -> Sequence[Any]:
-        """Rows (tenant_id, kind, quantity, cost) of what is charged besides requests, less what of it was
-        taken back.
-        """
+        """Returns rows (tenant_id, kind, quantity, cost) of charges, less reversed charges."""
         charged = select(
             Charge.tenant_id, Charge.kind, Charge.quantity.label("quantity"), Charge.cost.label("cost")
         ).where(Charge.at >= start, Charge.at < end)
@@ -60,7 +58,7 @@ class PricedSums:
         return (await self.session.execute(query)).all()
 
     async def plans(self) -> Sequence[Any]:
-        """Rows (tenant_id, tenant_name, terms of its plan) of every tenant."""
+        """Returns rows (tenant_id, tenant_name, terms of its plan) of every tenant."""
         query = (
             select(Tenant.id, Tenant.name, Plan.terms)
             .join(Plan, Plan.id == Tenant.plan_id)
@@ -69,6 +67,6 @@ class PricedSums:
         return (await self.session.execute(query)).all()
 
     async def on_plan(self, plan_id: str) -> dict[str, str]:
-        """Names of the tenants that are on it, by their ids."""
+        """Returns the names of the tenants on a plan, by id."""
         query = select(Tenant.id, Tenant.name).where(Tenant.plan_id == plan_id, Tenant.id != OPERATOR_TENANT)
         return {row.id: row.name for row in await self.session.execute(query)}

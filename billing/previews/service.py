@@ -1,9 +1,9 @@
-"""Other prices, or another plan, tried on a month that is over: what it cost each tenant, and what it would.
+"""Previews what the last complete month would have cost each tenant at other prices or on another plan.
 
-Requests are taken from the sums of days: they are rounded up one by one when they are billed, which sums
-cannot be, so a line is exact but for less than a micro-USD for each of its requests. A class of service pays
-the percentage of the tenant's plan as it is now, which may have been another one then. Storage is computed
-anew from what was stored; calibrations count where they were charged for. Changes nothing.
+Requests come from the daily rollups. Billing rounds up each request, which sums cannot reproduce, so a line
+is exact to less than a micro-USD per request. A service tier pays the percentage of the tenant's current
+plan, which may have been different then. Storage is computed again from what was stored; calibrations count
+where they were charged. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from billing.previews.repository import PricedSums
 from billing.pricing import AMOUNTS, PriceVersion
 from db.session import EVERY_TENANT, Database
 from engine.protocol import Usage
-from tenants.terms import read
+from tenants.tier_terms import read
 
 
 @dataclass(frozen=True, slots=True)
 class PreviewLine:
-    """Of one tenant. Money is micro-USD."""
+    """One tenant's costs before and after. Money is micro-USD."""
 
     tenant_id: str
     tenant_name: str
     requests: int
     before: int
-    """What it cost."""
+    """What the month cost."""
     after: int
 
     @property
@@ -40,7 +40,7 @@ class PreviewLine:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Of all tenants that used anything, whom it changes most first."""
+    """The lines of all tenants with usage, the largest change first."""
 
     month: date
     lines: Sequence[PreviewLine]
@@ -56,26 +56,26 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class PlanCosts:
-    """What of a plan decides what its tenants pay. Money is micro-USD."""
+    """The parts of a plan that decide what its tenants pay. Money is micro-USD."""
 
     percents: Mapping[str, int]
-    """Of the price, by class of service."""
+    """Percentages of the price, by service tier."""
     monthly_fee: int
     included_usage: int
 
     def due(self, used: int) -> int:
-        """For a month in which usage came to so much."""
+        """Returns what is due for a month with usage worth `used`."""
         return self.monthly_fee + max(0, used - self.included_usage)
 
 
 class PricePreviews:
-    """For the operator."""
+    """Previews prices and plans, for the operator."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def preview(self, draft: PriceVersion, now: datetime) -> Preview:
-        """The last month that is over by `now`. Raises DatabaseUnavailable."""
+        """Previews the last complete month at the prices of `draft`. Raises DatabaseUnavailable."""
         month = _last_month(now)
         start, end = span(month)
         async with self._database.read(EVERY_TENANT) as session:
@@ -102,9 +102,9 @@ class PricePreviews:
     async def preview_plan(
         self, version: PriceVersion, plan_id: str, before: PlanCosts, after: PlanCosts, now: datetime
     ) -> Preview:
-        """What the last month that is over would come to for the tenants that are on the plan now, at the
-        prices of `version`: fee and usage, by the plan as it is and as it would be. What is charged besides
-        requests stays as it was. Raises DatabaseUnavailable.
+        """Previews the last complete month for the tenants on the plan now, at the prices of `version`: fee
+        and usage, under the plan as it is and as it would be. Charges besides requests stay as they were.
+        Raises DatabaseUnavailable.
         """
         month = _last_month(now)
         start, end = span(month)
@@ -137,7 +137,7 @@ def _last_month(now: datetime) -> date:
 
 
 def _sorted(lines: list[PreviewLine]) -> list[PreviewLine]:
-    """Whom it changes most first."""
+    """Returns the lines, the largest change first."""
     return sorted(lines, key=lambda line: (-abs(line.difference), line.tenant_name))
 
 
@@ -153,7 +153,7 @@ def _percents(terms: Mapping[str, Mapping[str, object]]) -> dict[str, int]:
 def _storage(
     stored: Sequence[StoredAdapter], start: datetime, end: datetime, draft: PriceVersion
 ) -> Iterator[tuple[str, int]]:
-    """By version and day, as it is charged."""
+    """Yields (tenant_id, cost) by version and day, as it is charged."""
     if not draft.adapter_gb_day:
         return
     price = Price(id=draft.id, **{name: getattr(draft, name) for name in AMOUNTS})

@@ -1,0 +1,1 @@
+"""Comparison of every book of usage and money with the one before it."""

@@ -1,7 +1,7 @@
-"""A comparison of the books that an operator asks for: sent to a worker, and watched as it goes on.
+"""Starts a reconciliation that an operator asked for in a worker, and reports its progress.
 
-Owns the one place in Redis where it is told how far it is; what it found is kept where every comparison is.
-One at a time: whoever asks meanwhile watches that one. Refuses to know what is compared.
+The progress is one key in Redis; the result is stored like that of every reconciliation. Only one runs at a
+time: an operator who asks meanwhile watches that one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from secrets import token_hex
 import msgspec
 import redis.asyncio
 
-from billing.errors import BooksBusy
+from billing.errors import ReconciliationRunning
 from billing.payments.gateway import PaymentGateway
 from billing.reconciliation.differences import CHECKS, Report
 from billing.reconciliation.service import ReconciliationService
@@ -24,29 +24,29 @@ from db.tasks import RECONCILE_NOW
 from tenants.actors import Actor
 from tenants.audit.service import OPERATOR_CHAIN, AuditLog
 
-_PLACE = "rootstock:billing:comparing"
+_KEY = "rootstock:billing:comparing"
 KEPT_S = 24 * 3600
 SILENT_S = 600.0
-"""Seconds without a word after which it is taken for lost."""
+"""Seconds without progress after which a comparison counts as lost."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """How far it is."""
+    """The progress of a comparison."""
 
     ticket: str
     start: datetime
     end: datetime
     asked_by: str
     told_at: float
-    """Unix seconds of this word."""
+    """Unix seconds of the last progress."""
     state: str = "waiting"
-    """Or `running`, `done`, `failed`."""
+    """`waiting`, `running`, `done` or `failed`."""
     check: str = ""
-    """That is being made."""
+    """The check that is running."""
     num_done: int = 0
     reconciliation_id: str = ""
     why: str = ""
-    """It failed."""
+    """Why it failed."""
 
     @property
     def num_checks(self) -> int:
@@ -61,8 +61,8 @@ class Comparison(msgspec.Struct, frozen=True):
         return self.state in ("waiting", "running")
 
 
-class Comparing:
-    """From the side of whoever asks."""
+class Comparisons:
+    """Starts comparisons and reads their progress, in the processes that serve operators."""
 
     def __init__(self, database: Database, client: redis.asyncio.Redis, outbox: Outbox) -> None:
         self._database = database
@@ -70,21 +70,24 @@ class Comparing:
         self._outbox = outbox
 
     async def start(self, start: datetime, end: datetime, actor: Actor) -> Comparison:
-        """Have [start, end), whole UTC days, compared. Raises BooksBusy, ValueError naming the field."""
+        """Queues a comparison of [start, end), whole UTC days.
+
+        Raises ReconciliationRunning, ValueError naming the field.
+        """
         if start >= end:
             raise ValueError("end must be after start")
         known = await self.latest()
         if known is not None and known.is_open and not known.is_lost:
-            raise BooksBusy(known.ticket)
-        asked = Comparison(token_hex(8), start, end, actor.email or actor.id, time.time())
+            raise ReconciliationRunning(known.ticket)
+        comparison = Comparison(token_hex(8), start, end, actor.email or actor.id, time.time())
         async with self._database.write(EVERY_TENANT) as session:
             span = {"start": start.isoformat(), "end": end.isoformat()}
-            self._outbox.add(session, RECONCILE_NOW, {"ticket": asked.ticket, **span})
-            # Before the worker can say anything of it.
-            await self._redis.set(_PLACE, msgspec.json.encode(asked), ex=KEPT_S)
-            target = ("reconciliation", asked.ticket)
+            self._outbox.add(session, RECONCILE_NOW, {"ticket": comparison.ticket, **span})
+            # Written before the commit, so that the worker's progress cannot be overwritten.
+            await self._redis.set(_KEY, msgspec.json.encode(comparison), ex=KEPT_S)
+            target = ("reconciliation", comparison.ticket)
             await AuditLog.record(session, OPERATOR_CHAIN, actor, "reconciliation.started", target, span)
-        return asked
+        return comparison
 
     async def latest(self) -> Comparison | None:
         return await _read(self._redis)
@@ -99,32 +102,34 @@ async def compare(
     end: datetime,
     engines: Sequence[str] = (),
 ) -> Report | None:
-    """From the worker's side; None when somebody asked for another one meanwhile, or it was made."""
-    asked = await _read(client)
-    if asked is None or asked.ticket != ticket or not asked.is_open:
+    """Runs a comparison in the worker. Returns None if another was started meanwhile, or it already ran."""
+    comparison = await _read(client)
+    if comparison is None or comparison.ticket != ticket or not comparison.is_open:
         return None
     done = 0
 
-    async def heard(check: str) -> None:
+    async def on_check(check: str) -> None:
         nonlocal done
-        await _tell(client, asked, state="running", check=check, num_done=done)
+        await _save_progress(client, comparison, state="running", check=check, num_done=done)
         done += 1
 
     try:
-        service = ReconciliationService(database, client, gateway, engines=engines, heard=heard)
+        service = ReconciliationService(database, client, gateway, engines=engines, on_check=on_check)
         report = await service.reconcile(start, end)
     except Exception as error:
-        await _tell(client, asked, state="failed", num_done=done, why=str(error)[:300])
+        await _save_progress(client, comparison, state="failed", num_done=done, why=str(error)[:300])
         raise
-    await _tell(client, asked, state="done", num_done=asked.num_checks, reconciliation_id=report.id)
+    await _save_progress(
+        client, comparison, state="done", num_done=comparison.num_checks, reconciliation_id=report.id
+    )
     return report
 
 
 async def _read(client: redis.asyncio.Redis) -> Comparison | None:
-    raw = await client.get(_PLACE)
+    raw = await client.get(_KEY)
     return None if raw is None else msgspec.json.decode(raw, type=Comparison)
 
 
-async def _tell(client: redis.asyncio.Redis, asked: Comparison, **changes: object) -> None:
-    told = msgspec.structs.replace(asked, told_at=time.time(), **changes)
-    await client.set(_PLACE, msgspec.json.encode(told), ex=KEPT_S)
+async def _save_progress(client: redis.asyncio.Redis, comparison: Comparison, **changes: object) -> None:
+    progress = msgspec.structs.replace(comparison, told_at=time.time(), **changes)
+    await client.set(_KEY, msgspec.json.encode(progress), ex=KEPT_S)

@@ -1,4 +1,4 @@
-"""The words of a reconciliation: its checks, what each came to, and one difference. Plain values."""
+"""Defines the results of a reconciliation: its checks, their outcomes, and differences. Plain values."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 from datetime import datetime
 
 CHECKS = {
-    "journal": "entries that should long be in the ledger are",
-    "spools": "what waits on engines' disks is on its way, says what the ledger does, and is whole",
-    "event_numbers": "every usage event that engines have numbered has come in",
-    "dead_letters": "every entry of the journal made a row",
-    "prices": "records carry the prices of the version they name, and name one",
-    "charges": "storage and calibrations are charged once, by what was stored and done",
-    "rollups": "sums of minutes, hours and days are those of the rows",
-    "usage_api": "the usage API says what the rows come to",
-    "costs_api": "the costs API says what rows, charges and reversals come to",
-    "invoices": "invoices are what the ledger says, priced anew",
-    "meter_events": "hours are planned for the payment provider, and no event waits for a person",
+    "journal": "journal entries reach the ledger in time",
+    "spools": "events on engines' disks are on their way, whole, and agree with the ledger",
+    "event_numbers": "every numbered usage event of the engines arrived",
+    "dead_letters": "every journal entry became a ledger row",
+    "prices": "records name a version of the price list and carry its prices",
+    "charges": "storage and calibrations are charged once, for what was stored and done",
+    "rollups": "sums by minute, hour and day equal the ledger's rows",
+    "usage_api": "the usage API reports what the ledger's rows add up to",
+    "costs_api": "the costs API reports what rows, charges and reversals add up to",
+    "invoices": "invoices equal the ledger, priced again",
+    "meter_events": "hours are planned for the payment provider, and no event needs an operator",
     "stripe": "the payment provider has metered what was sent",
-    "stripe_invoices": "it asks for what invoices and credit notes say, and was paid what is noted",
+    "stripe_invoices": "the provider's invoices and payments equal ours",
 }
-"""By name, what holds when it finds nothing. In the order in which they are made."""
+"""What each check proves when it finds nothing, by name, in the order in which the checks run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two books that do not say the same of one thing."""
+    """Two books that disagree on one thing."""
 
     check: str
     tenant_id: str
-    """Empty: nobody's."""
+    """Empty if it belongs to no tenant."""
     what: str
     at: datetime | None
     expected: int
@@ -40,7 +40,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class OnItsWay:
-    """What a book has yet to be told, and will be: no difference."""
+    """What a book does not have yet but will get: not a difference."""
 
     tenant_id: str
     what: str
@@ -49,18 +49,18 @@ class OnItsWay:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a check came to."""
+    """The result of one check."""
 
     differences: int
     why_not: str = ""
-    """Why it was not made, or not with all; empty: it was."""
+    """Why the check did not run, or not completely; empty if it did."""
     on_its_way: int = 0
-    """What was merely not there yet."""
+    """The number of things that were merely not there yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A reconciliation as it was kept."""
+    """The stored result of a reconciliation."""
 
     id: str
     started_at: datetime
@@ -71,11 +71,11 @@ class Report:
     num_differences: int
     differences: Sequence[Difference]
     on_their_way: Sequence[OnItsWay] = ()
-    """The oldest, first; outcomes have how many there are."""
+    """The oldest ones; the outcomes have their number."""
 
     @property
     def balanced(self) -> bool:
-        """Every check that applies was made, and found nothing."""
+        """Whether every applicable check ran and found nothing."""
         return not self.num_differences and not any(
             outcome.why_not and not outcome.why_not.startswith(NOT_THERE)
             for outcome in self.outcomes.values()
@@ -83,7 +83,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """In one sentence. What could not be asked is no difference."""
+        """Returns the result in one sentence. A check that could not run is no difference."""
         if self.balanced:
             return "The books balance"
         if self.num_differences:
@@ -92,7 +92,7 @@ class Report:
 
 
 NOT_THERE = "there is no "
-"""What a reason begins with that is no failure: what would be compared does not exist here."""
+"""The beginning of a reason that is no failure: what would be compared does not exist here."""
 
 
 def outcomes_of(
@@ -100,7 +100,7 @@ def outcomes_of(
     why_not: Mapping[str, str],
     on_their_way: Mapping[str, int] | None = None,
 ) -> dict[str, Outcome]:
-    """`on_their_way`: how much, by check."""
+    """Returns the outcome of each check. `on_their_way` counts by check."""
     counts = Counter(difference.check for difference in differences)
     waiting = on_their_way or {}
     return {check: Outcome(counts[check], why_not.get(check, ""), waiting.get(check, 0)) for check in CHECKS}

@@ -1,7 +1,7 @@
-"""The journal beside the ledger: what waits in it for longer than a drain takes, and what no row was made of.
+"""Compares the journal with the ledger: entries that wait too long, and entries that became no row.
 
-An entry leaves the journal once its row is committed. One that is still there though its row has all that it
-says was merely not taken off, and is none of this module's business.
+An entry leaves the journal once its row is committed. An entry that is still there although its row has all
+of it was merely not removed yet, which is no difference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAGE = 1000
 async def compare_journal(
     database: Database, client: redis.asyncio.Redis, now: datetime, stream: str = JOURNAL_STREAM
 ) -> list[Difference]:
-    """Entries written before the last minute that the ledger lacks. `client` answers bytes. Raises
+    """Returns the entries older than a minute that the ledger lacks. `client` must return bytes. Raises
     DatabaseUnavailable, RedisError.
     """
     found: list[Difference] = []
@@ -58,7 +58,7 @@ async def compare_journal(
 
 
 async def dead_letters(client: redis.asyncio.Redis) -> list[Difference]:
-    """Entries that no row could be made of. Raises RedisError."""
+    """Returns the entries that could not become a row. Raises RedisError."""
     found: list[Difference] = []
     async for page in entries_in(client, DEAD_LETTERS):
         for letter_id, fields in page:
@@ -69,7 +69,7 @@ async def dead_letters(client: redis.asyncio.Redis) -> list[Difference]:
 
 
 async def entries_in(client: redis.asyncio.Redis, stream: str, last: str = "+") -> AsyncIterator[list[Entry]]:
-    """Entries of a stream up to the id `last`, a page at a time. Raises RedisError."""
+    """Yields the entries of a stream up to the id `last`, a page at a time. Raises RedisError."""
     after = "-"
     while True:
         answer: Any = await client.xrange(stream, after, last, count=_PAGE)
@@ -84,5 +84,5 @@ def _text(value: Any) -> str:
 
 
 def _moment(entry_id: bytes) -> datetime:
-    """When Redis took it."""
+    """Returns when Redis received the entry."""
     return datetime.fromtimestamp(int(entry_id.partition(b"-")[0]) / 1000, UTC)

@@ -1,6 +1,6 @@
-"""The ledger beside itself: prices that records carry, charges, sums, and what the APIs say.
+"""Compares the ledger with itself: prices on records, charges, sums, and what the APIs report.
 
-What is read in several statements is read while nobody writes records: for one tenant at a time, which takes
+What takes several statements is read while records are not written: for one tenant at a time, which takes
 milliseconds.
 """
 
@@ -20,7 +20,7 @@ from db.session import EVERY_TENANT, Database
 
 DAY = timedelta(days=1)
 CHARGED_WITHIN = timedelta(hours=2)
-"""Of a day's end, or of a job's."""
+"""The time from a day's end, or a job's, until it must be charged."""
 MOST_MISPRICED = 10_000
 _MOST_BUCKETS = 31
 _USAGE_FIELDS = {
@@ -32,7 +32,7 @@ _USAGE_FIELDS = {
 
 
 async def compare_prices(database: Database, start: datetime, end: datetime) -> list[Difference]:
-    """Records in [start, end) beside the price list. Raises DatabaseUnavailable."""
+    """Compares records in [start, end) with the price list. Raises DatabaseUnavailable."""
     async with database.read(EVERY_TENANT) as session:
         rows = await BooksRepository(session).mispriced(start, end, MOST_MISPRICED)
     return [
@@ -51,7 +51,7 @@ async def compare_prices(database: Database, start: datetime, end: datetime) -> 
 async def compare_charges(
     database: Database, start: datetime, end: datetime, now: datetime
 ) -> list[Difference]:
-    """What was stored and calibrated beside what was charged. Raises DatabaseUnavailable."""
+    """Compares stored bytes and finished jobs with the charges. Raises DatabaseUnavailable."""
     found: list[Difference] = []
     long_ago = now - CHARGED_WITHIN
     async with database.read(EVERY_TENANT) as session:
@@ -94,7 +94,7 @@ def _charged(
 
 
 async def compare_rollups(database: Database, start: datetime, end: datetime) -> list[Difference]:
-    """The three grains beside the rows, a day at a time. Raises DatabaseUnavailable."""
+    """Compares the three rollups with the rows, a day at a time. Raises DatabaseUnavailable."""
     found: list[Difference] = []
     day = start
     while day < end:
@@ -122,7 +122,7 @@ def _rollup(difference: RollupDifference) -> list[Difference]:
 
 
 async def compare_reports(database: Database, start: datetime, end: datetime) -> list[Difference]:
-    """What tenants are told of [start, end), whole UTC days, beside their rows. Raises
+    """Compares the reports of [start, end), whole UTC days, with the tenants' rows. Raises
     DatabaseUnavailable.
     """
     reports = UsageReports(database)
@@ -151,13 +151,13 @@ async def _reports_of(
         rows = await BooksRepository(session).days(tenant_id, start, end)
         usage = await reports.completions(tenant_id, **span)
         costs = await reports.costs.page(tenant_id, **span)
-    told = {_day(bucket): bucket["results"] for bucket in usage["data"]}
+    reported = {_day(bucket): bucket["results"] for bucket in usage["data"]}
     charged = {_day(bucket): bucket["results"] for bucket in costs["data"]}
     found: list[Difference] = []
-    for day in sorted(rows.keys() | told.keys() | charged.keys()):
+    for day in sorted(rows.keys() | reported.keys() | charged.keys()):
         totals = rows.get(day) or DayTotals(day, dict.fromkeys([*_USAGE_FIELDS, "cost"], 0), 0)
         pairs = [
-            ("usage_api", name, totals.sums[name], _sum(told.get(day, ()), field))
+            ("usage_api", name, totals.sums[name], _sum(reported.get(day, ()), field))
             for name, field in _USAGE_FIELDS.items()
         ]
         cost = totals.sums["cost"] + totals.charged

@@ -1,4 +1,4 @@
-"""What the books were compared with, and where they differed. Rows are only ever added."""
+"""Defines the tables of reconciliations and the differences they found. Rows are only added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from db.repository import TenantOwned
 
 
 class Reconciliation(Base):
-    """One comparison of everything, over a stretch of time."""
+    """One comparison of all books over a time range."""
 
     __tablename__ = "reconciliations"
     __table_args__ = (Index(None, "started_at"),)
@@ -26,14 +26,14 @@ class Reconciliation(Base):
     span_start: Mapped[datetime]
     span_end: Mapped[datetime]
     outcomes: Mapped[dict[str, Any]] = mapped_column(JSONB)
-    """By check: how many differences, and why it was not made where it was not."""
+    """By check: the number of differences, and why it did not run if it did not."""
     num_differences: Mapped[int] = mapped_column(BigInteger)
-    """All that were found; of very many the first are kept."""
+    """All differences found; only the first 10 000 are stored as rows."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class ReconciliationDifference(TenantOwned, Base):
-    """Two books that do not say the same of one thing. Of no tenant: `tenant_id` is empty."""
+    """Two books that disagree on one thing. `tenant_id` is empty if it belongs to no tenant."""
 
     __tablename__ = "reconciliation_differences"
 
@@ -43,6 +43,6 @@ class ReconciliationDifference(TenantOwned, Base):
     check_name: Mapped[str]
     what: Mapped[str]
     at: Mapped[datetime | None]
-    """The moment, minute, hour or day it is of."""
+    """The moment, minute, hour or day that differs."""
     expected: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
     found: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))

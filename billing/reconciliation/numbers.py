@@ -1,8 +1,8 @@
-"""Usage events that engines numbered and that the ledger never got: each gap is named, with its count.
+"""Finds numbered usage events that the ledger never received: each gap, with the number of its events.
 
-A gap is what is missing between two events that came in, or behind the last one up to what the engine says it
-has issued. What waits on an engine's disk or in the journal is not missing. What is missing for less than two
-minutes is on its way: another worker may have it.
+A gap is what is missing between two events that arrived, or after the last up to the number the engine says
+it issued. Events on an engine's disk or in the journal are not missing. Events missing for less than two
+minutes are on their way, since another worker may have them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from db.session import EVERY_TENANT, Database
 from engine.protocol import JOURNAL_STREAM, IssuedEvents, UsageEvent
 
 LATE_AFTER = timedelta(minutes=2)
-"""Workers drain the journal every second, and take over from one that died within ten."""
+"""Workers drain the journal every second, and take over from a dead worker within ten."""
 
 
 class NumberComparison:
-    """One look at the numbers, after one at the engines' disks. Afterwards it has what is on its way."""
+    """Compares the numbers once, after the engines' disks were read. Then has what is on its way."""
 
     def __init__(
         self, database: Database, client: redis.asyncio.Redis, spools: SpoolComparison, now: datetime
     ) -> None:
-        """`client` answers bytes."""
+        """`client` must return bytes."""
         self._database = database
         self._redis = client
         self._spools = spools
@@ -40,8 +40,8 @@ class NumberComparison:
         self.on_their_way: list[OnItsWay] = []
 
     async def compare(self, start: datetime, end: datetime) -> list[Difference]:
-        """Gaps that became known in [start, end). Raises DatabaseUnavailable, RedisError."""
-        # Downstream, so that an event that moves meanwhile is seen: disks first, the ledger last.
+        """Returns gaps that became known in [start, end). Raises DatabaseUnavailable, RedisError."""
+        # Read in the direction of flow, disks first and the ledger last, so that a moving event is seen.
         waiting = [self._spools.numbers, await self._in_journal()]
         async with self._database.read(EVERY_TENANT) as session:
             numbers = EventNumbers(session)
@@ -66,7 +66,7 @@ class NumberComparison:
                 try:
                     events.append(decode(fields.get(b"e")))
                 except MalformedEvent:
-                    continue  # the dead letters' matter
+                    continue  # the dead letters report it
         return ranges_of(events, self._now)
 
 
@@ -77,7 +77,7 @@ def _gaps(ranges: list[NumberRange], issued: IssuedEvents | None) -> list[Gap]:
 
 
 def _largest(issued: Iterable[IssuedEvents], since: datetime) -> dict[Incarnation, IssuedEvents]:
-    """The most that was said of each incarnation that issued anything since then."""
+    """Returns the largest report of each incarnation that issued anything since then."""
     found: dict[Incarnation, IssuedEvents] = {}
     for one in issued:
         if one.events and one.at >= since.timestamp():

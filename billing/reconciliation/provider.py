@@ -1,4 +1,4 @@
-"""What was sent to the payment provider, beside the ledger before it and the provider's sums behind it."""
+"""Compares what was sent to the payment provider with the ledger, and with the provider's sums."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from db.session import EVERY_TENANT, Database
 PLANNED_WITHIN = timedelta(hours=3)
 SENT_WITHIN = timedelta(hours=3)
 SUMMED_WITHIN = timedelta(hours=2)
-"""The provider's sums lag behind what it took."""
+"""The provider's sums lag behind what it accepted."""
 
 
 async def compare_planning(database: Database, now: datetime) -> list[Difference]:
-    """Hours of the ledger that should long be planned, and events that wait for a person. Raises
+    """Returns hours of the ledger that should be planned by now, and events that need an operator. Raises
     DatabaseUnavailable.
     """
     found = [
@@ -45,7 +45,7 @@ async def compare_planning(database: Database, now: datetime) -> list[Difference
 async def compare_provider(
     database: Database, gateway: PaymentGateway, start: datetime, end: datetime, now: datetime
 ) -> list[Difference]:
-    """Every customer's hours in [start, end), as far as the provider can have summed them up. Raises
+    """Compares every customer's hours in [start, end), as far as the provider can have summed them. Raises
     DatabaseUnavailable, ProviderUnavailable, ProviderRefused.
     """
     end = min(end, (now - SUMMED_WITHIN).replace(minute=0, second=0, microsecond=0))
@@ -79,8 +79,9 @@ async def compare_provider(
 async def compare_documents(
     database: Database, gateway: PaymentGateway, start: datetime, end: datetime, now: datetime
 ) -> list[Difference]:
-    """Invoices issued in [start, end) and their credit notes: each is at the provider with its amount, and
-    what was paid there is noted here. Raises DatabaseUnavailable, ProviderUnavailable, ProviderRefused.
+    """Compares invoices issued in [start, end) and their credit notes with the provider: each is there with
+    its amount, and payments there are recorded here. Raises DatabaseUnavailable, ProviderUnavailable,
+    ProviderRefused.
     """
     async with database.read(EVERY_TENANT) as session:
         rows = await BooksRepository(session).documents(start, end)

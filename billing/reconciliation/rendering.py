@@ -1,4 +1,4 @@
-"""A reconciliation as text, JSON and CSV."""
+"""Renders a reconciliation as text, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def as_json(report: Report) -> str:
 
 
 def as_csv(report: Report) -> str:
-    """A line for each difference; safe to open in a spreadsheet."""
+    """Returns a line for each difference, safe to open in a spreadsheet."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(COLUMNS)
@@ -97,7 +97,7 @@ def as_text(report: Report) -> str:
 
 
 def _age(report: Report, one: OnItsWay) -> int:
-    """Seconds for which it had waited when it was found."""
+    """Returns the seconds for which it had waited when it was found."""
     return max(0, round((report.started_at - one.since).total_seconds()))
 
 

@@ -1,6 +1,4 @@
-"""Queries that look at all books at once, and those on what comparisons found. Their sessions' scope is every
-tenant.
-"""
+"""Queries all books at once, and the results of comparisons. The session's scope is every tenant."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ _STANDING = text(
     """
 )
 _PAID_BY_JOB = "calibration"
-"""Endpoint of the requests that score an adapter's samples: its job is charged, they are not."""
+"""The endpoint of requests that score an adapter's samples: the job is charged, not the requests."""
 _MISPRICED = text(
     f"""
     SELECT r.tenant_id, r.request_id, r.submitted_at, f.name, f.expected, f.found
@@ -129,18 +127,18 @@ _METERED = text(
 )
 _LOCK = text("SELECT pg_try_advisory_xact_lock(:lock)")
 RECONCILER_LOCK = 0x52636E63
-"""Advisory lock, "Rcnc": one that is due is made by one worker."""
+"""The advisory lock ("Rcnc") of the worker that runs a due reconciliation."""
 
 
 @dataclass(frozen=True, slots=True)
 class DayTotals:
-    """A tenant's UTC day, by its rows."""
+    """The sums of a tenant's UTC day, from its rows."""
 
     day: datetime
     sums: dict[str, int]
-    """By the names in DAY_SUMS."""
+    """Values by the names in DAY_SUMS."""
     charged: int
-    """Micro-USD that are no request's."""
+    """Micro-USD of charges."""
 
 
 _DOCUMENTS = text(
@@ -164,17 +162,17 @@ _DOCUMENTS = text(
 
 
 class BooksRepository:
-    """All that is written down anywhere, side by side."""
+    """Queries every book, to compare them."""
 
     FIXED = _FIXED
-    """What every word on a request says alike, of what it is billed by."""
+    """What every event of a request has alike, of what it is billed by."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def behind(self, rows: Sequence[Measured]) -> list[Any]:
-        """Where the ledger has less than journal entries say: (tenant_id, request_id, submitted_at, name,
-        expected, found).
+        """Returns where the ledger has less than journal entries say: (tenant_id, request_id, submitted_at,
+        name, expected, found).
         """
         if not rows:
             return []
@@ -198,7 +196,7 @@ class BooksRepository:
         return list((await self.session.execute(_BEHIND, values)).all())
 
     async def standing(self, rows: Sequence[Measured]) -> dict[str, Any]:
-        """What the ledger has of requests, by their ids: FIXED and counts of tokens."""
+        """Returns the ledger's rows of requests by id: FIXED and token counts."""
         if not rows:
             return {}
         documents = [{"request_id": row.request_id, "submitted": row.submitted_at} for row in rows]
@@ -211,33 +209,33 @@ class BooksRepository:
         return {row.request_id: row for row in await self.session.execute(_STANDING, values)}
 
     async def mispriced(self, start: datetime, end: datetime, most: int) -> list[Any]:
-        """Records whose prices are not those of the version they name, or that name none although there was
-        one: (tenant_id, request_id, submitted_at, name, expected, found).
+        """Returns records whose prices differ from their version of the price list, or that name no version
+        although there was one: (tenant_id, request_id, submitted_at, name, expected, found).
         """
         values = {"start": start, "end": end, "most": most}
         return list((await self.session.execute(_MISPRICED, values)).all())
 
     async def storage_charges(self, day: datetime) -> dict[str, tuple[str, int]]:
-        """Tenant and cost by id, of one day."""
+        """Returns (tenant, cost) of one day's storage charges by id."""
         values = {"pattern": f"storage:{day:%Y-%m-%d}:%"}
         return {
             row.id: (row.tenant_id, row.cost) for row in await self.session.execute(_STORAGE_CHARGES, values)
         }
 
     async def uncharged_days(self, start: datetime, end: datetime) -> list[Any]:
-        """Whole days in [start, end) on which something was stored, and that are not charged."""
+        """Returns whole days in [start, end) with stored bytes that are not charged."""
         return list((await self.session.execute(_UNCHARGED, {"start": start, "end": end})).scalars())
 
     async def calibrations_due(self, before: datetime) -> list[Any]:
-        """(tenant_id, job_id, finished_at) of jobs that ended before that and are not charged."""
+        """Returns (tenant_id, job_id, finished_at) of jobs that ended before then and are not charged."""
         return list((await self.session.execute(_CALIBRATIONS_DUE, {"before": before})).all())
 
     async def active_tenants(self, start: datetime, end: datetime) -> list[str]:
-        """Who has anything in any book of [start, end)."""
+        """Returns the tenants that have anything in any book of [start, end)."""
         return list((await self.session.execute(_ACTIVE, {"start": start, "end": end})).scalars())
 
     async def days(self, tenant_id: str, start: datetime, end: datetime) -> dict[datetime, DayTotals]:
-        """What a tenant's rows come to, by day."""
+        """Returns the sums of a tenant's rows by day."""
         values = {"tenant": tenant_id, "start": start, "end": end}
         return {
             row.day: DayTotals(row.day, {name: getattr(row, name) for name in DAY_SUMS}, row.charged)
@@ -245,35 +243,34 @@ class BooksRepository:
         }
 
     async def stuck_events(self) -> list[Any]:
-        """(tenant_id, identifier, hour, value, error) of meter events that a person has to look at."""
+        """Returns (tenant_id, identifier, hour, value, error) of meter events that need an operator."""
         return list((await self.session.execute(_STUCK)).all())
 
     async def metered(self, start: datetime, end: datetime) -> list[Any]:
-        """(tenant_id, customer_id, hour, value) of what arrived at the payment provider; for a customer of
-        whom nothing did, one with neither hour nor value.
+        """Returns (tenant_id, customer_id, hour, value) of what arrived at the payment provider; for a
+        customer with nothing, one row without hour and value.
         """
         return list((await self.session.execute(_METERED, {"start": start, "end": end})).all())
 
     async def documents(self, start: datetime, end: datetime) -> list[Any]:
-        """(id, tenant_id, issued_at, cents, state, error, provider_id, credited, paid) of invoices that the
-        payment provider is to have: what was taken back by notes that were issued, and what is noted of its
-        payments.
+        """Returns (id, tenant_id, issued_at, cents, state, error, provider_id, credited, paid) of invoices
+        that the payment provider gets, with the credit notes issued and the payments recorded here.
         """
         return list((await self.session.execute(_DOCUMENTS, {"start": start, "end": end})).all())
 
 
 class ReconciliationRepository:
-    """What comparisons found."""
+    """Queries the results of reconciliations."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def take_turn(self) -> bool:
-        """Whether nobody else is at it until the transaction ends."""
+        """Takes the lock until the transaction ends; returns False if another worker has it."""
         return bool((await self.session.execute(_LOCK, {"lock": RECONCILER_LOCK})).scalar_one())
 
     async def add(self, report: Report, most: int) -> None:
-        """Keep a report, with the first `most` of its differences."""
+        """Stores a report, with the first `most` of its differences."""
         self.session.add(
             Reconciliation(
                 id=report.id,
@@ -303,7 +300,7 @@ class ReconciliationRepository:
             await self.session.execute(insert(ReconciliationDifference), rows)
 
     async def latest(self) -> Report | None:
-        """Without its differences."""
+        """Returns the latest report, without its differences."""
         query = (
             select(Reconciliation)
             .order_by(Reconciliation.started_at.desc(), Reconciliation.id.desc())
@@ -313,7 +310,7 @@ class ReconciliationRepository:
         return None if row is None else _report(row, ())
 
     async def page(self, *, after: str | None, limit: int) -> list[Report]:
-        """The newest first, beyond the one whose id is `after`; without their differences."""
+        """Returns reports older than the id `after`, the newest first, without their differences."""
         query = select(Reconciliation).order_by(Reconciliation.id.desc()).limit(limit)
         if after is not None:
             query = query.where(Reconciliation.id < after)
@@ -338,7 +335,7 @@ class ReconciliationRepository:
         )
 
     async def was_made(self, since: datetime, until: datetime) -> bool:
-        """Whether anything up to `until` was compared at or after `since`."""
+        """Returns whether a reconciliation at or after `since` covered everything up to `until`."""
         query = select(Reconciliation.id).where(
             Reconciliation.started_at >= since, Reconciliation.span_end >= until
         )

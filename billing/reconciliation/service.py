@@ -1,12 +1,11 @@
-"""Do the books balance? Every book that is kept of usage and money, compared with the one before it.
+"""Reconciles the books: compares every book of usage and money with the one before it.
 
     engines' disks <= journal = ledger = its sums = usage and costs API = invoices;
     ledger = meter events = payment provider;
-    invoices = those it asks to be paid
+    invoices = the provider's invoices
 
-Owns which checks are made over which time, that one which cannot be made does not hide the others, and that
-what was found is kept. What a check compares is its own module's. Repairs nothing: a difference is for a
-person, or for `rederive`.
+A check that cannot run does not hide the others, and every result is stored. Each check is in a module of its
+own. Nothing is repaired: a difference needs an operator, or `rederive`.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ from db.session import EVERY_TENANT, Database
 logger = logging.getLogger(__name__)
 
 NIGHTLY_DAYS = 2
-"""Whole UTC days that a night's comparison covers: what is recorded late falls into the second night."""
+"""Whole UTC days of a nightly reconciliation: what is recorded late falls into the second night."""
 NIGHTLY_HOUR = 1
-"""UTC, from which the day before can be compared."""
+"""The UTC hour from which the previous day can be compared."""
 MOST_KEPT = 10_000
-"""Differences of one comparison that are kept row by row; all are counted."""
+"""Differences of one reconciliation that are stored as rows; all are counted."""
 MOST_NAMED = 200
-"""Of what waits on engines' disks, the oldest are named; all is counted."""
+"""The oldest events on engines' disks that are named; all are counted."""
 Check = Callable[[], Awaitable[list[Difference]]]
-Heard = Callable[[str], Awaitable[None]]
+OnCheck = Callable[[str], Awaitable[None]]
 
 
 class ReconciliationService:
-    """For a worker at night, and for the operator. `client` answers bytes; without a `gateway` there is no
-    payment provider, without `engines` (their endpoints) nobody is asked what waits on a disk.
+    """Reconciles the books, every night in a worker and for the operator. `client` must return bytes. Without
+    a `gateway` there is no payment provider; without `engines` (their endpoints) no disk is read.
     """
 
     def __init__(
@@ -64,20 +63,20 @@ class ReconciliationService:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         *,
         engines: Sequence[str] = (),
-        heard: Heard | None = None,
+        on_check: OnCheck | None = None,
     ) -> None:
-        """`heard`: is told which check is made next."""
+        """`on_check` is called with the name of each check before it runs."""
         self._database = database
         self._redis = client
         self._gateway = gateway
         self._clock = clock
         self._engines = tuple(engines)
-        self._heard = heard
+        self._on_check = on_check
 
     async def reconcile(self, start: datetime, end: datetime) -> Report:
-        """Compare all there is of [start, end), whole UTC days, and keep what was found.
+        """Compares all books of [start, end), whole UTC days, and stores the result.
 
-        Raises ValueError naming the field, DatabaseUnavailable when it cannot be kept.
+        Raises ValueError naming the field, DatabaseUnavailable when the result cannot be stored.
         """
         for name, moment in (("start", start), ("end", end)):
             if moment != moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0):
@@ -113,7 +112,7 @@ class ReconciliationService:
         return report
 
     async def reconcile_if_due(self) -> Report | None:
-        """The night's comparison, unless it was made or it is too early; None then. Raises
+        """Runs the nightly reconciliation; returns None if it already ran or it is too early. Raises
         DatabaseUnavailable.
         """
         now = self._clock()
@@ -125,21 +124,21 @@ class ReconciliationService:
             repository = ReconciliationRepository(session)
             if not await repository.take_turn() or await repository.was_made(night, today):
                 return None
-            # The turn is held while the work goes on, in sessions of its own.
+            # The lock is held while the checks run in sessions of their own.
             return await self.reconcile(today - timedelta(days=NIGHTLY_DAYS), today)
 
     async def latest(self) -> Report | None:
-        """The last one, without its differences. Raises DatabaseUnavailable."""
+        """Returns the latest report, without its differences. Raises DatabaseUnavailable."""
         async with self._database.read(EVERY_TENANT) as session:
             return await ReconciliationRepository(session).latest()
 
     async def page(self, *, after: str | None = None, limit: int = 30) -> list[Report]:
-        """The newest first, without their differences. Raises DatabaseUnavailable."""
+        """Returns reports, the newest first, without their differences. Raises DatabaseUnavailable."""
         async with self._database.read(EVERY_TENANT) as session:
             return await ReconciliationRepository(session).page(after=after, limit=limit)
 
     async def find(self, reconciliation_id: str) -> Report | None:
-        """With its differences. Raises DatabaseUnavailable."""
+        """Returns a report with its differences. Raises DatabaseUnavailable."""
         async with self._database.read(EVERY_TENANT) as session:
             return await ReconciliationRepository(session).find(reconciliation_id)
 
@@ -172,7 +171,7 @@ class ReconciliationService:
         return checks
 
     async def _compare(self, checks: Mapping[str, Check]) -> tuple[list[Difference], dict[str, str]]:
-        """What was found, and why which checks were not made."""
+        """Returns the differences, and the reason for each check that did not run."""
         found: list[Difference] = []
         absent = {
             "stripe": "payment provider",
@@ -181,8 +180,8 @@ class ReconciliationService:
         }
         why_not = {name: NOT_THERE + what for name, what in absent.items() if name not in checks}
         for name, check in checks.items():
-            if self._heard is not None:
-                await self._heard(name)
+            if self._on_check is not None:
+                await self._on_check(name)
             try:
                 found += await check()
             except (DatabaseUnavailable, RedisError, ProviderUnavailable, ProviderRefused) as error:

@@ -1,9 +1,8 @@
-"""What waits on engines' disks, beside the ledger.
+"""Compares the events on engines' disks with the ledger.
 
-An engine keeps on its disk what the journal's Redis has not been seen to have, and answers what that is. What
-the ledger lacks of it is on its way, and named, for so long as an outage may last; after that, or when the
-two say different things of one request, it is a difference. Of an engine that does not answer nobody knows,
-so it counts as not compared. Refuses to know files: whoever compares has not the engines' disks.
+An engine keeps events on its disk until the journal's Redis has them, and reports these events on request.
+What the ledger lacks of them is on its way for as long as an outage may last; after that, or when the two
+disagree on a request, it is a difference. An engine that does not respond counts as not compared.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from engine.client import EngineClient, EngineError
 from engine.protocol import IssuedEvents, SetAside, Spooled, UsageEvent
 
 LATE_AFTER = timedelta(hours=1)
-"""Since an engine wrote it to its disk. Redis that is started anew is back in a minute."""
+"""The time since an engine wrote an event to disk. A restarted Redis is back in a minute."""
 ANSWERED_WITHIN = 5.0
-"""Seconds for an engine to say all that waits on its disk, beginning with the connection."""
+"""Seconds for an engine to report all events on its disk, including the connection."""
 MOST_HELD = 100_000
-"""Events of one engine that are looked at: the oldest. What comes after them is younger."""
+"""The oldest events of one engine that are compared."""
 _BATCH = 1000
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 CUT_OFF = "error"
-"""How a request ended whose engine died: what is billed then is what was counted, not what it was asked."""
+"""The finish reason of a request whose engine died: it is billed for what was counted by then."""
 
 
 class SpoolComparison:
-    """One look at every engine's disk. Afterwards it has what is on its way, and who did not answer."""
+    """Reads every engine's disk once. Then has what is on its way, and which engines did not respond."""
 
     def __init__(self, database: Database, endpoints: Sequence[str], now: datetime) -> None:
         self._database = database
@@ -44,14 +43,14 @@ class SpoolComparison:
         self.on_their_way: list[OnItsWay] = []
         """The oldest first."""
         self.why_not = ""
-        """Engines that did not answer; empty when all did."""
+        """The engines that did not respond; empty when all did."""
         self.numbers: dict[Incarnation, list[NumberRange]] = {}
-        """Of the events that wait."""
+        """The number ranges of the events on disk."""
         self.issued: list[IssuedEvents] = []
-        """What engines say they and those before them have issued."""
+        """What the engines report their incarnations to have issued."""
 
     async def compare(self) -> list[Difference]:
-        """Raises DatabaseUnavailable."""
+        """Returns the differences. Raises DatabaseUnavailable."""
         answers = await asyncio.gather(*(_disk(endpoint) for endpoint in self._endpoints))
         self.why_not = "; ".join(answer for answer in answers if isinstance(answer, str))
         disks = {
@@ -72,7 +71,7 @@ class SpoolComparison:
         self.numbers = ranges_of(events)
         for endpoint, disk in disks.items():
             found += [_set_aside(endpoint, one) for one in disk.set_aside]
-            # What an engine has that was not looked at cannot be told from what is missing.
+            # Events beyond the limit cannot be told from missing ones, so the last report is left out.
             self.issued += disk.issued if len(disk.events) <= MOST_HELD else disk.issued[:-1]
         waiting = [held[key] for key in sorted(held)]
         for first in range(0, len(waiting), _BATCH):
@@ -109,18 +108,18 @@ class SpoolComparison:
 
 
 class _Held:
-    """What engines' disks have of one request, put together."""
+    """The events of one request on engines' disks, merged."""
 
     __slots__ = ("row", "since")
 
     def __init__(self, row: Measured) -> None:
         self.row = row
         self.since = datetime.fromtimestamp(row.recorded_at, UTC)
-        """When the oldest of it was recorded."""
+        """When the oldest of the events was recorded."""
 
 
 async def _disk(endpoint: str) -> Spooled | str:
-    """What is on one engine's disk, or why that is not known."""
+    """Returns what is on one engine's disk, or the reason why that is unknown."""
     client = EngineClient(endpoint, "books")
     await client.start()
     try:
@@ -148,7 +147,7 @@ def _keep(held: dict[tuple[float, str], _Held], event: UsageEvent) -> None:
 
 
 def _contradictions(row: Measured, record: Any) -> list[Difference]:
-    """Where both say something, and not the same."""
+    """Returns where the disk and the ledger disagree."""
     found = [
         _difference(row, f"{name}: {on_disk!r} there, {in_ledger!r} in the ledger", 1, 0)
         for name, on_disk, in_ledger in _fixed(row, record)
@@ -169,7 +168,7 @@ def _fixed(row: Measured, record: Any) -> Iterable[tuple[str, Any, Any]]:
 
 
 def _missing(row: Measured, record: Any) -> dict[str, tuple[int, int]]:
-    """What the ledger has less of: on the disk, and in the ledger."""
+    """Returns what the ledger has less of: (on disk, in the ledger) by name."""
     if record is None:
         return {"requests": (1, 0)} | {name: (getattr(row, name), 0) for name in COUNTS if getattr(row, name)}
     return {

@@ -1,0 +1,1 @@
+"""Reports on usage, costs and margin, receipts, and exports of the ledger."""

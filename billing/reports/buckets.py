@@ -1,8 +1,4 @@
-"""Time in buckets and pages, as OpenAI's organization reports have it.
-
-Owns which buckets a question spans, which of them are on a page, and what pages are called. Knows nothing of
-what is counted in a bucket.
-"""
+"""Divides a time range into buckets and pages, as OpenAI's organization reports do."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Generic, Literal, TypedDict, TypeVar
 
 from billing.errors import InvalidReportQuery
-from billing.rollups import Unit
+from db.rollup_intervals import Unit
 
 ResultT = TypeVar("ResultT")
 
@@ -51,7 +47,7 @@ _MAX_VALUE_LEN = 512
 
 @dataclass(frozen=True, slots=True)
 class Width:
-    """Of a bucket, and how many a page may have."""
+    """The width of a bucket, and how many buckets a page may have."""
 
     seconds: int
     unit: Unit
@@ -69,12 +65,12 @@ COST_WIDTHS: dict[str, Width] = USAGE_WIDTHS | {"1d": Width(86400, "day", 7, 180
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The buckets of one page, as (start, end) in Unix seconds: they join without gap or overlap."""
+    """The buckets of one page as (start, end) in Unix seconds, without gap or overlap."""
 
     width: Width
     spans: Sequence[tuple[int, int]]
     more: bool
-    """Whether others follow."""
+    """Whether more pages follow."""
 
     @property
     def start(self) -> datetime:
@@ -85,8 +81,8 @@ class Page:
         return instant(self.spans[-1][1])
 
     def filled(self, results: Iterable[tuple[datetime, ResultT]]) -> BucketPage[ResultT]:
-        """The page as it is answered: each result in the bucket that begins then, or, of the first, that is
-        begun by then. A bucket without results is there, empty.
+        """Returns the page's JSON, with each result in the bucket that contains its time. A bucket without
+        results is included, empty.
         """
         by_bucket: dict[int, list[ResultT]] = {}
         for begins, result in results:
@@ -108,7 +104,7 @@ class Page:
 
 
 def width_of(name: str, widths: dict[str, Width]) -> Width:
-    """Raises InvalidReportQuery."""
+    """Returns the width of that name. Raises InvalidReportQuery."""
     width = widths.get(name)
     if width is None:
         raise InvalidReportQuery("bucket_width", f"must be one of {', '.join(widths)}")
@@ -118,11 +114,11 @@ def width_of(name: str, widths: dict[str, Width]) -> Width:
 def page_of(
     width: Width, start_time: int, end_time: int | None, limit: int | None = None, page: str | None = None
 ) -> Page:
-    """Of [start_time, end_time) in Unix seconds, the page that `page` names, or the first.
+    """Returns the page of [start_time, end_time), Unix seconds, that `page` names, or the first.
 
-    Times are whole minutes: `start_time` is taken down to its minute, `end_time` (now when absent) up.
-    Buckets begin at whole UTC minutes, hours or days, but the first at `start_time` and the last ends at
-    `end_time`. Raises InvalidReportQuery.
+    Times are whole minutes: `start_time` is rounded down, `end_time` (default now) up. Buckets begin at whole
+    UTC minutes, hours or days, but the first begins at `start_time` and the last ends at `end_time`. Raises
+    InvalidReportQuery.
     """
     if limit is None:
         limit = width.default_limit
@@ -143,7 +139,7 @@ def page_of(
 
 
 def whole_minutes(start_time: int, end_time: int | None) -> tuple[int, int]:
-    """The minutes that [start_time, end_time) touches; until now when it has no end. Raises
+    """Returns the whole minutes that [start_time, end_time) touches; without an end, until now. Raises
     InvalidReportQuery.
     """
     if not 0 <= start_time <= MAX_TIME:
@@ -157,14 +153,14 @@ def whole_minutes(start_time: int, end_time: int | None) -> tuple[int, int]:
 
 
 def check_groups(group_by: Sequence[str], known: Sequence[str]) -> None:
-    """Raises InvalidReportQuery for what cannot be grouped by."""
+    """Raises InvalidReportQuery for a name that cannot be grouped by."""
     for name in group_by:
         if name not in known:
             raise InvalidReportQuery("group_by", f"must be among {', '.join(known)}")
 
 
 def check_filters(**filters: Sequence[str] | None) -> None:
-    """Raises InvalidReportQuery naming the filter that no query could take."""
+    """Raises InvalidReportQuery naming a filter with invalid values."""
     for field, values in filters.items():
         if values is None:
             continue

@@ -1,7 +1,7 @@
-"""Reports on costs, in the shape of OpenAI's organization costs API.
+"""Reports costs in the shape of OpenAI's organization costs API.
 
-Owns line items: what is told apart of a cost, and what it is called. All money is the ledger's, in whole
-micro-USD: `amount_micro_usd` is exact, `amount` is the same in dollars, as the stock client reads it.
+A line item is a kind of token of a model and service tier, or a kind of charge. All money is the ledger's, in
+whole micro-USD: `amount_micro_usd` is exact, `amount` is the same in dollars, as the stock client reads it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _BYTE_DAYS_PER_GIBIBYTE_HOUR = 2**30 / 24
 
 
 class CostReports:
-    """One tenant's costs at a time."""
+    """Reports the costs of one tenant per call."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -74,9 +74,9 @@ class CostReports:
         line_items: Sequence[str] | None = None,
         page: str | None = None,
     ) -> BucketPage[CostResult]:
-        """A page of buckets with what the tenant's usage in each costs, its charges among it; times are as
-        usage reports have them. What was reversed counts negative when it was reversed. Charges are of no
-        project and no key: who asks for some is shown none.
+        """Returns a page of buckets with the cost of the tenant's usage, charges included; times are as in
+        usage reports. Reversals count negative at their own time. Charges belong to no project and no key, so
+        a filter on these excludes them.
 
         Raises InvalidReportQuery, DatabaseUnavailable.
         """
@@ -84,23 +84,23 @@ class CostReports:
         check_groups(group_by, GROUP_BYS)
         check_filters(line_items=line_items)
         wanted = filters(api_key_ids=api_key_ids, project_ids=project_ids)
-        asked = page_of(width, start_time, end_time, limit, page)
+        report_page = page_of(width, start_time, end_time, limit, page)
         by_item = "line_item" in group_by or bool(line_items)
         groups = {*group_by, *(("model", "service_tier") if by_item else ())}
         found: Iterable[CostLine] = ()
-        if asked.spans:
+        if report_page.spans:
             async with self._database.read(tenant_id) as session:
                 found = await LedgerTotals(session, tenant_id).costs(
-                    asked.start, asked.end, unit=width.unit, group_by=columns_of(groups), **wanted
+                    report_page.start, report_page.end, unit=width.unit, group_by=columns_of(groups), **wanted
                 )
         if line_items:
             found = (line for line in found if item_of(line) in line_items)
-        return asked.filled(_results(found, group_by))
+        return report_page.filled(_results(found, group_by))
 
 
 def item_of(line: CostLine) -> str:
-    """What a line is called: a kind of tokens after its model, and after its class if that is not `default`;
-    or a kind of charge.
+    """Returns a line's name: a kind of token after its model, and after its service tier unless that is
+    `default`; or a kind of charge.
     """
     if line.kind not in _TOKENS:
         return line.kind
@@ -109,7 +109,7 @@ def item_of(line: CostLine) -> str:
 
 
 def _results(lines: Iterable[CostLine], group_by: Sequence[str]) -> Iterator[tuple[datetime, CostResult]]:
-    """The lines of each bucket and group, added up."""
+    """Yields the sums of each bucket and group."""
     sums: dict[tuple[datetime, tuple[str | None, ...], str], list[CostLine]] = {}
     for line in lines:
         names = tuple(named(line, group_by).values())
@@ -145,7 +145,7 @@ def _result(item: str | None, lines: Sequence[CostLine], group_by: Sequence[str]
 
 
 def _measured(lines: Sequence[CostLine]) -> tuple[float, str | None]:
-    """How much of one item, in a unit that OpenAI's list has, where it has one."""
+    """Returns an item's quantity and unit, in one of OpenAI's units where there is one."""
     quantity = sum(line.quantity for line in lines)
     kind = lines[0].kind
     if kind == "adapter_storage":

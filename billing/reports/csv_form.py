@@ -1,6 +1,6 @@
-"""Tables as CSV: RFC 4180, UTF-8, a header, moments in ISO 8601.
+"""Writes tables as CSV: RFC 4180, UTF-8, with a header and ISO 8601 times.
 
-Owns making text harmless: a spreadsheet takes a cell that begins like a formula for one, and runs it.
+Text cells that begin like a formula are escaped, because a spreadsheet would execute them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from billing.reports.tables import Cell, Column, Row
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""What makes a formula at the head of a cell, wide forms too."""
+"""Characters that begin a formula, including their wide forms."""
 
 
 class CsvForm:
-    """As `TableForm` asks."""
+    """Writes CSV, as a `TableForm`."""
 
     media_type = "text/csv; charset=utf-8"
     ending = "csv"
@@ -47,7 +47,7 @@ class CsvForm:
         return written.encode()
 
     def _written(self, row: Row) -> list[Cell]:
-        """Numbers stay numbers, however they begin."""
+        """Returns the row with text and times written out. Numbers stay numbers, even negative ones."""
         cells = list(row)
         for place in self._texts:
             cell = cells[place]

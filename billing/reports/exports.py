@@ -1,8 +1,8 @@
-"""Exports: tables as files, streamed as they are read.
+"""Streams tables as files while they are read.
 
-Owns the pace. Rows are read in pages, each in a transaction of its own that is over before its bytes are
-sent: a client that reads slowly holds neither a connection nor more than a page, and few pages are read and
-written at a time, whoever asks. Knows neither what is in a table nor how a form writes it.
+Rows are read in pages, each in a transaction of its own that ends before its bytes are sent: a slow client
+holds neither a connection nor more than a page in memory. Only a few pages are read and written at a time,
+over all clients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AT_ONCE = 2
 
 
 class Exports:
-    """Of one process."""
+    """Limits the exports of one process to `at_once` pages at a time."""
 
     def __init__(self, at_once: int = _AT_ONCE) -> None:
         self._turns = asyncio.Semaphore(at_once)
@@ -27,8 +27,8 @@ class Exports:
     async def written(
         self, name: str, columns: Sequence[Column], pages: AsyncIterator[Sequence[Row]]
     ) -> tuple[TableForm, AsyncIterator[bytes]]:
-        """The form of that name, and the bytes of the file. Raises InvalidReportQuery; the bytes raise what
-        the pages do, before the first of them or in the middle: a file that is cut off has no end.
+        """Returns the form of that name and the file's bytes. Raises InvalidReportQuery. The bytes raise what
+        the pages raise, before the first or in the middle: a file that breaks off has no end.
         """
         if name not in FORMATS:
             raise InvalidReportQuery("format", f"must be one of {', '.join(FORMATS)}")
@@ -42,7 +42,7 @@ class Exports:
                 rows = await anext(pages, None)
                 if rows is None:
                     break
-                # In a thread: a page takes milliseconds, and others' tokens are waiting.
+                # In a thread: writing a page takes milliseconds in which token streams would wait.
                 waiting += await asyncio.to_thread(form.add, rows)
             if waiting:
                 yield waiting

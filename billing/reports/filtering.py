@@ -1,4 +1,4 @@
-"""What of a tenant's usage is meant: a slice of it, by the values that count. Knows no queries."""
+"""Defines a slice of a tenant's usage: the values that count in each dimension."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Of each dimension the values that count; none: all. An empty text is what has none of it."""
+    """The values that count in each dimension; no values means all. An empty text means none of it."""
 
     project_ids: tuple[str, ...] = ()
     user_ids: tuple[str, ...] = ()
@@ -23,12 +23,12 @@ class Slice:
 
     @property
     def filters(self) -> dict[str, Sequence[str] | None]:
-        """As `UsageRepository.sums` takes them."""
+        """The filters of `UsageRepository.sums`."""
         return {name: values or None for name, values in asdict(self).items()}
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """By the ledger's column, the values that count."""
+        """The values that count, by the ledger's column."""
         return {_FIELDS[name]: values for name, values in asdict(self).items() if values}
 
 

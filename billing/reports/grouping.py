@@ -1,7 +1,6 @@
-"""What usage and costs can be grouped by and filtered to, in OpenAI's words and in the ledger's.
+"""Maps OpenAI's names for groupings and filters of usage and costs to the ledger's columns.
 
-Owns the mapping from one to the other. Fields that are the same for every request here are known and tell
-nothing apart.
+Fields that are the same for every request here are accepted and have no effect.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ COLUMNS = {
     "service_tier": "service_tier",
     "adapter_id": "adapter_id",
 }
-"""What can be grouped by, and the ledger's column of it: `adapter_id` is ours, the others are OpenAI's."""
+"""The ledger's column by the name to group by: `adapter_id` is ours, the others are OpenAI's."""
 
 
 def columns_of(group_by: Collection[str]) -> list[str]:
-    """The ledger's columns to group by, in an order of their own."""
+    """Returns the ledger's columns to group by, in a fixed order."""
     return [column for name, column in COLUMNS.items() if name in group_by]
 
 
 def named(row: Any, group_by: Collection[str]) -> dict[str, str | None]:
-    """By OpenAI's names, what a row was grouped by; what it has none of is None."""
+    """Returns what a row was grouped by, by OpenAI's names; None where it has no value."""
     return {name: getattr(row, column) or None for name, column in COLUMNS.items() if name in group_by}
 
 
-def filters(**asked: Sequence[str] | None) -> dict[str, Sequence[str] | None]:
-    """As `UsageRepository.sums` takes them, by OpenAI's names. Raises InvalidReportQuery."""
-    check_filters(**asked)
-    return {("key_ids" if name == "api_key_ids" else name): values or None for name, values in asked.items()}
+def filters(**given: Sequence[str] | None) -> dict[str, Sequence[str] | None]:
+    """Returns the filters of `UsageRepository.sums` for OpenAI's names. Raises InvalidReportQuery."""
+    check_filters(**given)
+    return {("key_ids" if name == "api_key_ids" else name): values or None for name, values in given.items()}
 
 
-def slice_of(**asked: Sequence[str] | None) -> Slice:
-    """What is meant by these filters, by OpenAI's names. Raises InvalidReportQuery."""
-    return Slice(**{name: tuple(values or ()) for name, values in filters(**asked).items()})
+def slice_of(**given: Sequence[str] | None) -> Slice:
+    """Returns the slice for these filters, by OpenAI's names. Raises InvalidReportQuery."""
+    return Slice(**{name: tuple(values or ()) for name, values in filters(**given).items()})

@@ -1,8 +1,7 @@
-"""The ledger as a table: a row for every request, every charge, and every reversal of one of these.
+"""Reads the ledger as a table: a row for every request, every charge, and every reversal of one of these.
 
-Owns the columns, and that they add up: what a reversal takes back stands in its row with a minus, so that the
-sums of a column are those of the usage and cost reports over the same time. Requests come first, then
-charges, then reversals, each in the order of time.
+A reversal's amounts are negative, so the sums of a column equal those of the usage and cost reports over the
+same time. Requests come first, then charges, then reversals, each ordered by time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from billing.reports.tables import Column, Row
 from db.session import Database
 
 PAGE_ROWS = 500
-"""Few enough that reading them keeps an event loop for milliseconds only."""
+"""Few enough that reading them blocks an event loop for milliseconds only."""
 
 COLUMNS: tuple[Column, ...] = (
     Column("kind", "text", repeats=True),
@@ -55,14 +54,14 @@ COLUMNS: tuple[Column, ...] = (
     Column("cost_micro_usd", "count"),
     Column("reference", "text"),
 )
-"""Prices are micro-USD: per million tokens, or of a charge per unit."""
+"""Prices are micro-USD: per million tokens, or per unit of a charge."""
 
 
 def _unless_empty(column: Any) -> Any:
     return func.nullif(column, "")
 
 
-# What stands in the columns, for each kind of row: the database writes them, so that a row costs little here.
+# The columns of each kind of row. The database writes them, which keeps a row cheap here.
 _REQUESTS: dict[str, Any] = {
     "kind": literal("request"),
     "id": UsageRecord.request_id,
@@ -137,10 +136,10 @@ async def ledger_pages(
     page_rows: int = PAGE_ROWS,
     slice: Slice = WHOLE,
 ) -> AsyncIterator[Sequence[Row]]:
-    """The table's rows of [start, end), at most so many at a time. No transaction is open between two pages.
-    Of a slice there are no charges, nor reversals of such: they are no project's and no key's.
+    """Yields the table's rows of [start, end) in pages. No transaction is open between two pages.
 
-    Raises DatabaseUnavailable.
+    A slice excludes charges and their reversals, which belong to no project and no key. Raises
+    DatabaseUnavailable.
     """
     wanted = slice.columns
     for model, cells in ((UsageRecord, _REQUESTS), (Charge, _CHARGES), (Reversal, _REVERSALS)):

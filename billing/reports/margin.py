@@ -1,9 +1,9 @@
-"""The operator's margin: what a month brought in, and what it took to serve it.
+"""Reports the operator's margin: a month's revenue, and what serving it cost.
 
-Owns how the GPUs' price is shared out. A GPU is busy while any request runs on its engine, which the ledger's
-own timings say; that time, at the price of an hour, is what serving cost, and each tenant and class bears it
-by the time its requests held rows of the batch. The hours that are paid and not busy are a line of their own.
-Money is whole micro-USD, and the lines add up to the totals exactly.
+A GPU is busy while any request runs on its engine, by the ledger's timings. That time at the hourly price is
+the cost of serving, and each tenant and service tier bears the share of the time its requests ran. Paid hours
+that were not busy are a line of their own. Money is whole micro-USD, and the lines add up to the totals
+exactly.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from billing.reports.repository import OperatorLedger
 from db.session import EVERY_TENANT, Database
 
 HOUR = 3_600_000_000
-"""Microseconds."""
-Heard = Callable[[int, int], Awaitable[None]]
+"""Microseconds of an hour."""
+OnProgress = Callable[[int, int], Awaitable[None]]
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 _EARLIEST, _LATEST = 2000, 2099
 
 
 @dataclass(frozen=True, slots=True)
 class MarginLine:
-    """Of one tenant and class of service, over the month. What is charged besides requests has no class."""
+    """One tenant and service tier over the month. Charges besides requests have no service tier."""
 
     tenant_id: str
     service_tier: str
@@ -37,7 +37,7 @@ class MarginLine:
     cached_tokens: int
     output_tokens: int
     gpu_us: int
-    """Microseconds of the busy GPUs that are its share."""
+    """Its share of the busy GPU time, in microseconds."""
     revenue: int
     cost: int
 
@@ -48,7 +48,7 @@ class MarginLine:
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """Of a month, or of what has passed of it."""
+    """The margin of a month, or of its part that has passed."""
 
     month: str
     until: datetime
@@ -71,7 +71,7 @@ class Margin:
 
     @property
     def tokens_per_busy_second(self) -> int | None:
-        """Throughput as measured; None when nothing ran."""
+        """Measured throughput; None when nothing ran."""
         return self.tokens * 1_000_000 // self.busy_us if self.busy_us else None
 
     def per_million_tokens(self, amount: int) -> int | None:
@@ -100,7 +100,7 @@ class Margin:
 
 
 class MarginReports:
-    """Over all tenants: for the operator alone."""
+    """Reports the margin over all tenants, for the operator."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -112,14 +112,14 @@ class MarginReports:
         *,
         now: datetime,
         num_gpus: int | None = None,
-        heard: Heard | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Margin:
-        """The month `YYYY-MM`, in UTC, as far as it has come.
+        """Returns the margin of the month `YYYY-MM`, in UTC, as far as it has passed.
 
         Args:
-            gpu_hour_price: micro-USD that an hour of one GPU costs.
-            num_gpus: how many were paid for all of that time; as many as engines have served, when None.
-            heard: is told how many days of how many are looked through.
+            gpu_hour_price: micro-USD per GPU-hour.
+            num_gpus: GPUs paid for over all that time; None means one per engine that served.
+            heard: called with the number of days read and the number of all days.
 
         Raises InvalidReportQuery, DatabaseUnavailable.
         """
@@ -131,9 +131,9 @@ class MarginReports:
         busy: dict[str, int] = {}
         held: dict[tuple[str, str], int] = {}
         day = start
-        while day < end:  # one at a time: the database sorts each by itself
-            if heard is not None:
-                await heard((day - start).days, -((start - end) // timedelta(days=1)))
+        while day < end:  # one day at a time, because the database sorts each on its own
+            if on_progress is not None:
+                await on_progress((day - start).days, -((start - end) // timedelta(days=1)))
             until = min(day + timedelta(days=1), end)
             async with self._database.read(EVERY_TENANT) as session:
                 ledger = OperatorLedger(session)
@@ -174,8 +174,8 @@ def _lines(
 ) -> list[MarginLine]:
     keys = sorted({*used, *held})
     weights = [held.get(key, 0) for key in keys]
-    times = shared_out(busy_us, weights)
-    costs = shared_out(busy_cost, weights)
+    times = apportion(busy_us, weights)
+    costs = apportion(busy_cost, weights)
     lines = []
     for key, gpu_us, cost in zip(keys, times, costs, strict=True):
         row = used.get(key)
@@ -192,9 +192,9 @@ def _lines(
     return sorted(lines, key=lambda line: (line.tenant_id, line.service_tier))
 
 
-def shared_out(amount: int, weights: Sequence[int]) -> list[int]:
-    """`amount` by `weights`, in whole numbers that add up to it: who lost most by rounding down gets the rest
-    first. Nobody bears anything where nobody weighs anything.
+def apportion(amount: int, weights: Sequence[int]) -> list[int]:
+    """Divides `amount` by `weights` into whole numbers that add up to it. The largest remainders are rounded
+    up first. All shares are zero if all weights are.
     """
     total = sum(weights)
     if not total:
@@ -207,7 +207,7 @@ def shared_out(amount: int, weights: Sequence[int]) -> list[int]:
 
 
 def _rounded(amount: int, divisor: int) -> int:
-    """Half up."""
+    """Returns the quotient, rounded half up."""
     return (2 * amount + divisor) // (2 * divisor)
 
 

@@ -1,7 +1,7 @@
-"""The margin's report, made beside the requests of whoever waits for it: it looks through a month's requests.
+"""Computes margin reports in the background, because they read all requests of a month.
 
-Owns that a question is worked on once, how far that is, and how long an answer is good for. All of it lies in
-Redis: any process may be asked, and one that dies leaves a question that is soon taken up again.
+A report is computed once, and its progress and result are kept in Redis for a while: any process may be
+asked, and if the process that computes it dies, another soon starts again.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from db.errors import DatabaseUnavailable
 logger = logging.getLogger(__name__)
 
 ALIVE_S = 30
-"""Seconds for which whoever works on a question holds it between two words."""
+"""Seconds for which a process holds a report between two reports of progress."""
 FINAL_S, RUNNING_S = 24 * 3600, 120
-"""How long an answer is good for, of a month that is over and of this one."""
+"""Seconds for which a result is kept: of a past month, and of the current one."""
 
 
 class MarginRun(msgspec.Struct, frozen=True):
-    """A question, and how far the answer is."""
+    """The progress of a report, and its result."""
 
     num_done: int = 0
     num_days: int = 0
     report: dict[str, Any] | None = None
-    """As `Margin.as_json`, once it is there."""
+    """`Margin.as_json`, once it is computed."""
     why_not: str = ""
 
 
 class MarginRuns:
-    """Of this process. Tasks end with it."""
+    """Computes reports in this process, in tasks that end with it."""
 
     def __init__(self, reports: MarginReports, client: redis.asyncio.Redis) -> None:
         self._reports = reports
@@ -45,33 +45,33 @@ class MarginRuns:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def look(self, month: str, gpu_hour_price: int, num_gpus: int | None) -> MarginRun:
-        """The answer, or how far it is: the first to ask has it worked on. Raises InvalidReportQuery."""
-        place = f"rootstock:billing:margin:{month[:7]}:{gpu_hour_price}:{num_gpus}"
-        raw = await self._redis.get(place)
+        """Returns the report or its progress; the first call starts it. Raises InvalidReportQuery."""
+        key = f"rootstock:billing:margin:{month[:7]}:{gpu_hour_price}:{num_gpus}"
+        raw = await self._redis.get(key)
         if raw is not None:
             return msgspec.json.decode(raw, type=MarginRun)
-        begun = MarginRun()
-        if await self._redis.set(place, msgspec.json.encode(begun), ex=ALIVE_S, nx=True):
-            task = asyncio.create_task(self._work(place, month, gpu_hour_price, num_gpus))
+        started = MarginRun()
+        if await self._redis.set(key, msgspec.json.encode(started), ex=ALIVE_S, nx=True):
+            task = asyncio.create_task(self._work(key, month, gpu_hour_price, num_gpus))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return begun
+        return started
 
-    async def _work(self, place: str, month: str, gpu_hour_price: int, num_gpus: int | None) -> None:
-        async def tell(run: MarginRun, seconds: int = ALIVE_S) -> None:
-            await self._redis.set(place, msgspec.json.encode(run), ex=seconds)
+    async def _work(self, key: str, month: str, gpu_hour_price: int, num_gpus: int | None) -> None:
+        async def save(run: MarginRun, seconds: int = ALIVE_S) -> None:
+            await self._redis.set(key, msgspec.json.encode(run), ex=seconds)
 
-        async def heard(done: int, days: int) -> None:
-            await tell(MarginRun(done, days))
+        async def on_progress(done: int, days: int) -> None:
+            await save(MarginRun(done, days))
 
         now = datetime.now(UTC)
         try:
             report = await self._reports.report(
-                month, gpu_hour_price, now=now, num_gpus=num_gpus, heard=heard
+                month, gpu_hour_price, now=now, num_gpus=num_gpus, on_progress=on_progress
             )
         except (InvalidReportQuery, DatabaseUnavailable) as error:
-            logger.warning("no margin of %s: %s", month, error)
-            await tell(MarginRun(why_not=str(error)), 5)
+            logger.warning("margin of %s cannot be computed: %s", month, error)
+            await save(MarginRun(why_not=str(error)), 5)
         else:
             is_over = f"{now:%Y-%m}" != month
-            await tell(MarginRun(report=report.as_json()), FINAL_S if is_over else RUNNING_S)
+            await save(MarginRun(report=report.as_json()), FINAL_S if is_over else RUNNING_S)

@@ -1,7 +1,7 @@
-"""Tables as Parquet, a row group at a time. The only importer of pyarrow: whoever imports this pays for it.
+"""Writes tables as Parquet, a row group at a time. Only this module imports pyarrow, which is large.
 
-Owns the file's schema and the size of its row groups: rows are kept as Arrow's, a few megabytes, until there
-are enough for one, so that memory does not grow with the file.
+Rows wait in Arrow's form, a few megabytes, until there are enough for a row group, so memory does not grow
+with the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TYPES: dict[str, Any] = {
 
 
 class ParquetForm:
-    """As `TableForm` asks."""
+    """Writes Parquet, as a `TableForm`."""
 
     media_type = "application/vnd.apache.parquet"
     ending = "parquet"
@@ -71,7 +71,7 @@ class ParquetForm:
 
 
 class _Sink:
-    """A file that can only be appended to: what was written is taken away and sent."""
+    """An append-only file whose bytes are taken and sent as they are written."""
 
     closed = False
 
@@ -89,7 +89,7 @@ class _Sink:
         return self._position
 
     def flush(self) -> None:
-        """Everything is out already."""
+        """Does nothing: every byte is written at once."""
 
     def close(self) -> None:
         self.closed = True

@@ -1,7 +1,7 @@
-"""The receipt of one request: what it used, at which prices, what that costs, and how it was served.
+"""Builds the receipt of one request: its usage, prices, cost and timings.
 
-Owns the receipt's form. It is read from the ledger, where a request stands about a second after it was
-written down; while it runs, its receipt grows.
+It is read from the ledger, which has a request about a second after its event was recorded. While the request
+runs, its receipt grows.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from billing.request_ids import submitted_at_of
 from db.session import Database
 
 _CLOCK = timedelta(milliseconds=1)
-"""The name has whole microseconds; so has the row, rounded by somebody else."""
+"""The id and the row both have whole microseconds, but rounded separately."""
 
 OfKey = tuple[str | None, str]
-"""The project of the key that asks, and the key: what it may see."""
+"""(project of the API key, the key): what the key may see."""
 
 
 class ReceiptAdapter(TypedDict):
@@ -120,16 +120,16 @@ class ReceiptObject(TypedDict):
 
 
 class Receipts:
-    """Of one tenant's requests at a time."""
+    """Builds receipts of one tenant per call."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def of(self, tenant_id: str, request_id: str, of_key: OfKey | None = None) -> ReceiptObject:
-        """The receipt of the request whose answer had that id; of a list of prompts, of all of them together,
-        or of one by the id with its place appended.
+        """Returns the receipt of the request whose response had that id: of a list of prompts, of all of them
+        together, or of one by the id with its position appended.
 
-        Raises GenerationNotFound: there is none, it is another tenant's, or not of the project or key that
+        Raises GenerationNotFound if there is none, it is another tenant's, or not of the project or key that
         `of_key` names; DatabaseUnavailable.
         """
         at = submitted_at_of(request_id)
@@ -223,7 +223,7 @@ def _receipt(request_id: str, records: Sequence[UsageRecord], reversals: Sequenc
 
 
 def _joined(records: Sequence[UsageRecord]) -> str | None:
-    """The reasons of the prompts in order, one where all are the same; None while any of them runs."""
+    """Returns the finish reasons in order, one if all are the same; None while any prompt runs."""
     reasons = [record.finish_reason for record in records]
     if None in reasons:
         return None
@@ -236,7 +236,7 @@ def _longest(durations: Any) -> float | None:
 
 
 def _place(request_id: str) -> tuple[int, str]:
-    """Prompts in the order of their list, the tenth after the ninth."""
+    """Returns a sort key that puts prompts in the order of their list, the tenth after the ninth."""
     return (len(request_id), request_id)
 
 

@@ -1,5 +1,5 @@
-"""Queries of reports that are not sums of one tenant's usage: the ledger's rows, page by page, those of one
-request or of a slice, the values a slice can have, and what the operator's margin is made of.
+"""Queries what reports need besides sums: pages of ledger rows, rows of one request or slice, the values of a
+slice, and the operator's margin.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from sqlalchemy.orm import aliased
 
 from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay, UsageRollupHour
 from billing.repository import INSTANT, bounds
-from billing.rollups import KEYS, ROLLUPS, Unit, intervals
+from billing.rollups import KEYS, ROLLUPS
 from db.repository import TenantRepository, select_owned
+from db.rollup_intervals import Unit, intervals
 
 Place = tuple[datetime, str]
-"""Of a row in the ledger's order: its moment, and its id among those of the same moment."""
+"""A row's position in the ledger's order: its time, and its id among rows of the same time."""
 
 
 class LedgerRows(TenantRepository):
-    """One tenant's rows."""
+    """Queries one tenant's rows."""
 
     async def page(
         self,
@@ -51,8 +52,8 @@ class LedgerRows(TenantRepository):
         limit: int,
         wanted: Mapping[str, Sequence[str]],
     ) -> Sequence[Any]:
-        """`columns` of rows of `model` in [start, end), the oldest first, beginning after a place: `at` and
-        `name` are the columns of it. By column, `wanted` are the values that count.
+        """Returns `columns` of rows of `model` in [start, end), the oldest first, after a position, whose
+        columns are `at` and `name`. `wanted` lists the values that count, by column.
         """
         query = self.select_own(model, *columns).where(
             at >= (start if after is None else after[0]),
@@ -66,8 +67,8 @@ class LedgerRows(TenantRepository):
     async def of_request(
         self, request_id: str, submitted_from: datetime, submitted_to: datetime
     ) -> Sequence[UsageRecord]:
-        """The rows of a request submitted between the two, inclusive: its own, or one for each prompt of its
-        list.
+        """Returns the rows of a request submitted between the two, inclusive: its own, or one for each prompt
+        of its list.
         """
         query = self.select_own(UsageRecord).where(
             UsageRecord.submitted_at.between(submitted_from, submitted_to),
@@ -85,19 +86,19 @@ class LedgerRows(TenantRepository):
 
 
 class SliceRepository(LedgerRows):
-    """One tenant's rows, by what they are of."""
+    """Queries one tenant's slices."""
 
     async def values(self, start: datetime, end: datetime) -> dict[str, list[tuple[str, int]]]:
-        """By column of the sums' keys, each value in [start, end) and how many requests have it, the most
-        frequent first.
+        """Returns, by key column, each value in [start, end) with its number of requests, the most frequent
+        first.
         """
         found: dict[str, list[tuple[str, int]]] = {name: [] for name in KEYS}
-        stretch = intervals(start, end, "day")
-        if not stretch:
+        time_intervals = intervals(start, end)
+        if not time_intervals:
             return found
-        statement = _values(tuple(piece.unit for piece in stretch))
-        for *values, number in (await self.execute_own(statement, **bounds(stretch))).all():
-            # Of a set's columns all but its own are NULL, and its own never is.
+        statement = _values(tuple(interval.unit for interval in time_intervals))
+        for *values, number in (await self.execute_own(statement, **bounds(time_intervals))).all():
+            # In a grouping set all keys but its own are NULL, and its own never is.
             name, value = next(pair for pair in zip(KEYS, values, strict=True) if pair[1] is not None)
             found[name].append((value, number))
         return found
@@ -109,7 +110,7 @@ class SliceRepository(LedgerRows):
     async def hours(
         self, start: datetime, end: datetime, wanted: Mapping[str, Sequence[str]], limit: int
     ) -> list[datetime]:
-        """Hours that touch [start, end) and in which anything is of the slice, the latest first."""
+        """Returns hours that overlap [start, end) and have anything of the slice, the latest first."""
         hour = UsageRollupHour.hour
         query = self.select_own(UsageRollupHour, hour).where(
             hour > start - timedelta(hours=1),
@@ -128,8 +129,8 @@ class SliceRepository(LedgerRows):
         before: Place | None,
         limit: int,
     ) -> Sequence[UsageRecord]:
-        """Rows of the slice submitted in [start, end), the latest first, beginning below `before`. Only in
-        these hours, if they are told.
+        """Returns rows of the slice submitted in [start, end), the latest first, from below `before`. With
+        `hours`, only rows in these hours.
         """
         at = UsageRecord.submitted_at
         query = self.select_own(UsageRecord).where(
@@ -154,14 +155,16 @@ class SliceRepository(LedgerRows):
 
 
 @lru_cache(maxsize=64)
-def _values(grains: tuple[Unit, ...]) -> Select[Any]:
-    """Of a stretch of time in pieces of these grains. What has all keys alike is added up first: of many days
-    there are few such, and each is counted once for every key.
+def _values(interval_units: tuple[Unit, ...]) -> Select[Any]:
+    """Returns the statement of `SliceRepository.values` over intervals of these units.
+
+    Rows that are alike in all keys are added up first: many days have few of them, and each is then counted
+    once for every key.
     """
     parts = []
-    for number, grain in enumerate(grains):
-        rollup: Any = ROLLUPS[grain]
-        at, keys = getattr(rollup, grain), [getattr(rollup, name) for name in KEYS]
+    for number, interval_unit in enumerate(interval_units):
+        rollup: Any = ROLLUPS[interval_unit]
+        at, keys = getattr(rollup, interval_unit), [getattr(rollup, name) for name in KEYS]
         sums = select_owned(rollup, *keys, func.sum(rollup.num_requests).label("num_requests"))
         within = (at >= bindparam(f"start_{number}"), at < bindparam(f"end_{number}"))
         parts.append(sums.where(*within).group_by(*keys))
@@ -173,13 +176,13 @@ def _values(grains: tuple[Unit, ...]) -> Select[Any]:
 
 
 def _is_among(column: Any, values: Sequence[str]) -> ColumnElement[bool]:
-    """Where the sums have an empty text, the rows have nothing."""
+    """Matches the values. What is an empty text in the sums is NULL in the rows."""
     found: ColumnElement[bool] = column.in_([value for value in values if value])
     return or_(found, column.is_(None), column == "") if "" in values else found
 
 
-# The union of the times in which a request was on its engine: each adds what it goes beyond those before it.
-# What is submitted in an hour before `start` may still run then.
+# The union of the times in which a request was on its engine: each row adds what exceeds the rows before it.
+# A request submitted up to an hour before `start` may still run then.
 _RUNS = """
     WITH runs AS (
         SELECT engine_id, tenant_id, service_tier,
@@ -216,22 +219,22 @@ _HELD = text(
 
 
 class OperatorLedger:
-    """All tenants' ledger, over [start, end)."""
+    """Queries all tenants' ledger over [start, end), for the operator."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def busy(self, start: datetime, end: datetime) -> Sequence[Any]:
-        """Rows (engine_id, microseconds): for how long any request ran on each engine."""
+        """Returns rows (engine_id, microseconds): how long any request ran on each engine."""
         return (await self.session.execute(_BUSY, {"start": start, "end": end})).all()
 
     async def held(self, start: datetime, end: datetime) -> Sequence[Any]:
-        """Rows (tenant_id, service_tier, microseconds): how long requests ran, each counted by itself."""
+        """Returns rows (tenant_id, service_tier, microseconds): the total running time of requests."""
         return (await self.session.execute(_HELD, {"start": start, "end": end})).all()
 
     async def used(self, start: datetime, end: datetime) -> Sequence[Any]:
-        """Rows (tenant_id, service_tier, num_requests, prompt_tokens, cached_tokens, completion_tokens, cost)
-        of whole UTC days.
+        """Returns rows (tenant_id, service_tier, num_requests, prompt_tokens, cached_tokens,
+        completion_tokens, cost) of whole UTC days.
         """
         day = UsageRollupDay
         sums = (day.num_requests, day.prompt_tokens, day.cached_tokens, day.completion_tokens, day.cost)
@@ -243,7 +246,7 @@ class OperatorLedger:
         return (await self.session.execute(query)).all()
 
     async def charged(self, start: datetime, end: datetime) -> dict[str, int]:
-        """By tenant, what was charged besides requests, less what of such charges was taken back."""
+        """Returns micro-USD of charges besides requests, less reversed ones, by tenant."""
         costs: dict[str, int] = {}
         for model, sign, condition in (
             (Charge, 1, Charge.cost > 0),

@@ -1,8 +1,7 @@
-"""Slices of a tenant's usage for those who look into it: what was used, with what it costs, in buckets and
-groups; which values there are to choose from; and the requests behind it, newest first.
+"""Reads slices of a tenant's usage: costs in buckets and groups, the values to filter by, and the requests.
 
-The sums are those of the usage and cost reports over the same time, from the same rows:
-what is asked with the same groups and filters comes to the same.
+The sums come from the same rows as the usage and cost reports, so the same groups and filters give the same
+numbers.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from billing.reports.filtering import WHOLE, Slice
 from billing.reports.grouping import COLUMNS
 from billing.reports.repository import SliceRepository
 from billing.repository import UsageRepository
-from billing.rollups import Unit
+from db.rollup_intervals import Unit
 from db.session import Database, ReadSession
 
 REQUEST = "request"
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """Of one bucket and group: the requests, or the charges of one kind."""
+class UsageRow:
+    """The usage of one bucket and group: its requests, or its charges of one kind."""
 
     bucket: datetime
     group: str
-    """Empty where nothing was grouped by, or what was used has none of it."""
+    """Empty if nothing was grouped by, or the usage has no such value."""
     kind: str
     requests: int
     input_tokens: int
-    """Cached ones among them."""
+    """Includes cached tokens."""
     cached_tokens: int
     output_tokens: int
     cost: int
@@ -42,21 +41,21 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """At a stretch of time."""
+class UsageView:
+    """The usage in a time range, and the values to filter it by."""
 
-    used: list[Used]
+    used: list[UsageRow]
     values: Mapping[str, list[tuple[str, int]]]
-    """By OpenAI's name of each dimension, the values that its requests have, whatever is filtered, with how
-    many do, the most frequent first.
+    """By OpenAI's name of each dimension, each value with its number of requests, whatever the filters, the
+    most frequent first.
     """
-    was_ever: bool
-    """Whether the tenant asked for anything, in this time or in another."""
+    has_any_usage: bool
+    """Whether the tenant has any usage, at any time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Of a request in the list: what is older stands below it."""
+class RequestPosition:
+    """A request's position in the list; older requests come after it."""
 
     submitted_at: datetime
     request_id: str
@@ -66,13 +65,13 @@ class Place:
 class Requests:
     rows: Sequence[UsageRecord]
     reversed_ids: frozenset[str]
-    """Of them, those that were taken back."""
-    next: Place | None
+    """The ids of those rows that were reversed."""
+    next: RequestPosition | None
     """Where the next page begins."""
 
 
 class UsageSlices:
-    """Of one tenant at a time."""
+    """Reads the slices of one tenant per call."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -86,10 +85,10 @@ class UsageSlices:
         unit: Unit,
         group_by: str | None = None,
         slice: Slice = WHOLE,
-    ) -> Look:
-        """What was used in [start, end), whole minutes, by bucket and by the values of `group_by`, one of
-        `COLUMNS`. Charges are among it where nothing is filtered: they are no project's, no key's and no
-        model's; storage is its adapter's.
+    ) -> UsageView:
+        """Returns the usage in [start, end), whole minutes, by bucket and by the values of `group_by`, one of
+        `COLUMNS`. Without filters it includes charges, which belong to no project, key or model; storage
+        belongs to its adapter.
 
         Raises InvalidReportQuery, DatabaseUnavailable.
         """
@@ -98,13 +97,13 @@ class UsageSlices:
             rows = SliceRepository(session, tenant_id)
             used = await _used(session, tenant_id, start, end, unit, group_by, slice)
             values = await rows.values(start, end)
-            was_ever = bool(used or values["model"]) or await rows.is_used()
-        return Look(used, {name: values[column] for name, column in COLUMNS.items()}, was_ever)
+            has_any_usage = bool(used or values["model"]) or await rows.is_used()
+        return UsageView(used, {name: values[column] for name, column in COLUMNS.items()}, has_any_usage)
 
     async def by_day(
         self, tenant_id: str, start: datetime, end: datetime, adapter_ids: Sequence[str], since: datetime
-    ) -> tuple[list[Used], list[Used]]:
-        """What was used in [start, end), by day; and what of these adapters, since `since`, by day and
+    ) -> tuple[list[UsageRow], list[UsageRow]]:
+        """Returns the usage in [start, end) by day, and that of these adapters since `since` by day and
         adapter. Raises DatabaseUnavailable.
         """
         adapters = Slice(adapter_ids=tuple(adapter_ids))
@@ -115,7 +114,7 @@ class UsageSlices:
             return whole, await _used(session, tenant_id, since, end, "day", "adapter_id", adapters)
 
     async def is_used(self, tenant_id: str) -> bool:
-        """Whether the tenant ever asked for anything."""
+        """Returns whether the tenant has any usage, at any time."""
         async with self._database.read(tenant_id) as session:
             return await SliceRepository(session, tenant_id).is_used()
 
@@ -126,13 +125,13 @@ class UsageSlices:
         end: datetime,
         *,
         slice: Slice = WHOLE,
-        after: Place | None = None,
+        after: RequestPosition | None = None,
         limit: int = 50,
     ) -> Requests:
-        """Requests submitted in [start, end), the newest first, those beyond `after`.
+        """Returns requests submitted in [start, end) and after the position `after`, the newest first.
 
-        Of a slice, only hours are read in which its sums say that there is something of it.
-        Raises InvalidReportQuery, DatabaseUnavailable.
+        For a slice, only hours whose sums have anything of it are read. Raises InvalidReportQuery,
+        DatabaseUnavailable.
         """
         check_filters(**slice.filters)
         wanted = slice.columns
@@ -153,7 +152,7 @@ class UsageSlices:
         return Requests(
             page,
             frozenset(reversal.request_id for reversal in reversals if reversal.request_id is not None),
-            None if last is None else Place(last.submitted_at, last.request_id),
+            None if last is None else RequestPosition(last.submitted_at, last.request_id),
         )
 
 
@@ -165,7 +164,7 @@ async def _used(
     unit: Unit,
     group_by: str | None,
     slice: Slice,
-) -> list[Used]:
+) -> list[UsageRow]:
     groups = [] if group_by is None else [COLUMNS[group_by]]
     rows = await UsageRepository(session, tenant_id).sums(
         start, end, unit=unit, group_by=groups, **slice.filters
@@ -175,9 +174,9 @@ async def _used(
     for row in rows:
         bucket, *group, requests, prompt, cached, completion, cost, _, _ = row
         name = str(group[0]) if group else ""
-        found.append(Used(bucket, name, REQUEST, requests, prompt, cached, completion, cost))  # type: ignore[arg-type]
+        found.append(UsageRow(bucket, name, REQUEST, requests, prompt, cached, completion, cost))  # type: ignore[arg-type]
     for row in charges:
         is_stored = group_by == "adapter_id" and row.kind == "adapter_storage"
         name = row.reference.partition("@")[0] if is_stored else ""
-        found.append(Used(row.bucket, name, row.kind, 0, 0, 0, 0, row.cost))
+        found.append(UsageRow(row.bucket, name, row.kind, 0, 0, 0, 0, row.cost))
     return found

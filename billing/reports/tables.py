@@ -1,7 +1,6 @@
-"""Tables that are exported: their columns and the types of these.
+"""Defines tables for export: their columns, and the types of these.
 
-Owns what a column may be. Forms (`csv_form`, `parquet_form`) write any such table; what is in one is
-`ledger_table`'s and `usage_table`'s.
+Forms (`csv_form`, `parquet_form`) write any such table; `ledger_table` and `usage_table` are the tables.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 Kind = Literal["text", "count", "seconds", "moment"]
-"""`count`: a whole number, of micro-USD too. `moment`: an instant in UTC. `seconds`: a duration."""
+"""`count`: a whole number, also of micro-USD. `moment`: a time in UTC. `seconds`: a duration."""
 Cell = str | int | float | datetime | None
 Row = Sequence[Cell]
 
@@ -22,15 +21,15 @@ class Column:
     name: str
     kind: Kind
     repeats: bool = False
-    """Few different texts stand in it."""
+    """Whether the column has few different texts."""
 
 
 class TableForm(Protocol):
-    """Writes one table, piece by piece. Each call returns the bytes that are ready, maybe none."""
+    """Writes one table in parts. Each call returns the bytes that are ready, possibly none."""
 
     media_type: str
     ending: str
-    """Of a file's name."""
+    """The suffix of a file's name."""
 
     def begin(self) -> bytes: ...
 

@@ -1,4 +1,4 @@
-"""A tenant's ledger as a file: which table it is, and what the file is called."""
+"""Exports a tenant's ledger as a file: which table it holds, and its name."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from db.session import Database
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A file that is made as its pieces are taken."""
+    """A file that is written as its parts are read."""
 
     filename: str
     media_type: str
     pieces: AsyncIterator[bytes]
-    """Raises DatabaseUnavailable: what was taken by then is no whole file."""
+    """Raises DatabaseUnavailable, after which the file is incomplete."""
 
 
 class UsageExports:
-    """Of one tenant at a time, however many ask."""
+    """Exports the ledger of one tenant per call."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -50,8 +50,8 @@ class UsageExports:
         group_by: Sequence[str] = (),
         slice: Slice = WHOLE,
     ) -> Export:
-        """Every row of the ledger in [start_time, end_time), as usage reports take these; with `group_by` or
-        `bucket_width` (`1d` when only grouped) their sums. Of a slice, what is of it: no charges. Raises
+        """Exports every ledger row in [start_time, end_time), with times as in usage reports; with `group_by`
+        or `bucket_width` (default `1d` if grouped), their sums. A slice excludes charges. Raises
         InvalidReportQuery.
         """
         check_filters(**slice.filters)

@@ -1,6 +1,6 @@
-"""Usage in buckets as a table: a row for every bucket and group, and one for each kind of charge in it.
+"""Reads usage in buckets as a table: a row for every bucket and group, and one for each kind of charge in it.
 
-Owns the columns, and that they add up to the usage and cost reports over the same time.
+Its columns add up to the usage and cost reports over the same time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MEASURES = ("num_requests", "input_tokens", "input_cached_tokens", "output_toke
 
 
 def usage_columns(group_by: Sequence[str]) -> tuple[Column, ...]:
-    """Of the table of usage grouped by these."""
+    """Returns the columns of the table of usage grouped by these."""
     return (
         Column("start_time", "moment", repeats=True),
         Column("end_time", "moment", repeats=True),
@@ -42,14 +42,14 @@ async def usage_pages(
     group_by: Sequence[str],
     slice: Slice = WHOLE,
 ) -> AsyncIterator[Sequence[Row]]:
-    """The table's rows of [start, end), Unix seconds of whole minutes. No transaction is open between two
-    pages. Of a slice there are no charges. Raises DatabaseUnavailable.
+    """Yields the table's rows of [start, end), Unix seconds of whole minutes. No transaction is open between
+    two pages. A slice excludes charges. Raises DatabaseUnavailable.
     """
     async with database.read(tenant_id) as session:
         used = await LedgerTotals(session, tenant_id).used_between()
     if used is None:
         return
-    # Not page by page over years in which nothing was used.
+    # Years without usage are skipped rather than read page by page.
     start, end = max(start, int(used[0].timestamp())), min(end, int(used[1].timestamp()))
     while start < end:
         page = page_of(width, start, end)

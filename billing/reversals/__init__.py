@@ -1,6 +1,6 @@
-"""Reversals: one request's record or one charge taken back, whole and at most once, as a new row.
+"""Reversals of one request's record or one charge, whole and at most once, as a new row.
 
-A reversal counts in the minute in which it is made, so that a month that is over stays as it was.
+A reversal counts in the minute in which it is made, so a past month never changes.
 """
 
 from billing.reversals.repository import ReversalRepository

@@ -1,4 +1,4 @@
-"""Queries on reversals; what one takes back comes off the rollups with it."""
+"""Queries reversals, and takes what a reversal takes back off the rollups."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from datetime import datetime
 from sqlalchemy import text
 
 from billing.models import Reversal
-from billing.rollups import KEYS, SUMS, UNITS, add_sql
+from billing.rollups import KEYS, SUMS, add_sql
 from db.repository import TenantRepository
+from db.rollup_intervals import UNITS
 
 _TAKE_BACK = [
     text(
@@ -23,7 +24,7 @@ _TAKE_BACK = [
 
 
 class ReversalRepository(TenantRepository):
-    """One tenant's reversals."""
+    """Queries one tenant's reversals."""
 
     async def of_request(self, submitted_at: datetime, request_id: str) -> Reversal | None:
         query = self.select_own(Reversal).where(
@@ -36,7 +37,7 @@ class ReversalRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def add(self, reversal: Reversal) -> None:
-        """Write it down, and take what it takes back off the rollups of its minute. Hold the ledger."""
+        """Adds the reversal and subtracts it from the rollups of its minute. The ledger must be held."""
         self.add_own(reversal)
         await self.session.flush()
         if reversal.request_id is not None:

@@ -1,6 +1,6 @@
-"""Takes back one request's record or one charge.
+"""Reverses one request's record or one charge that was billed in error.
 
-Owns what is taken back and by whom; refuses to know what becomes of money that was paid.
+Refunds of money that was paid are made elsewhere, by credit notes (`billing.invoices.corrections`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tenants.audit.service import AuditLog
 
 
 class ReversalService:
-    """Takes back what was billed in error, for the operator."""
+    """Reverses records and charges, for the operator."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -35,10 +35,10 @@ class ReversalService:
         by: Actor,
         now: datetime | None = None,
     ) -> Reversal:
-        """Take back all that a request was billed for. `submitted_at` within a second; one prompt of a list
-        is a request of its own.
+        """Reverses all that a request was billed for. `submitted_at` is exact to a second; each prompt of a
+        list is a request of its own.
 
-        What the journal says of it later is billed: its end must have been. Raises NothingToReverse,
+        The request must have ended, since later usage events would be billed. Raises NothingToReverse,
         StillRunning, AlreadyReversed, DatabaseUnavailable.
         """
         async with self._database.write(tenant_id) as session:
@@ -60,7 +60,7 @@ class ReversalService:
     async def reverse_charge(
         self, tenant_id: str, charge_id: str, *, reason: str, by: Actor, now: datetime | None = None
     ) -> Reversal:
-        """Take back a charge. Raises NothingToReverse, AlreadyReversed, DatabaseUnavailable."""
+        """Reverses a charge. Raises NothingToReverse, AlreadyReversed, DatabaseUnavailable."""
         async with self._database.write(tenant_id) as session:
             await hold_ledger(session)
             charge = await ChargeRepository(session, tenant_id).find(charge_id)

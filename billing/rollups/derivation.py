@@ -1,4 +1,4 @@
-"""Summing the ledger up again: whether its rollups are what its rows come to, and making them so."""
+"""Compares a month's rollups with the ledger's rows they are sums of, and corrects them on request."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from db.session import EVERY_TENANT, Database
 async def rederive(
     database: Database, month: date, *, fix: bool = False, until: datetime | None = None
 ) -> list[RollupDifference]:
-    """Sum a UTC month's rows up again, a day at a time, and name every row of a rollup that differs; with
-    `fix`, make it right, with no other writer meanwhile. Raises DatabaseUnavailable.
+    """Sums a UTC month's rows again, a day at a time, and returns every rollup row that differs. With `fix`,
+    corrects them while holding off other writers. Raises DatabaseUnavailable.
 
-    `until`: days that begin later have no rows yet.
+    Days that begin at `until` or later have no rows yet.
     """
     day, end = span(month)
     end = min(end, until or end)

@@ -1,4 +1,4 @@
-"""Queries on the ledger's sums beside the rows they are sums of, of all tenants."""
+"""Queries the rollups of all tenants beside the ledger's rows that they are sums of."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ import msgspec
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.rollups.granularity import KEYS, SUMS, TABLES, UNITS, Unit, add_sql
+from billing.rollups.tables import KEYS, SUMS, TABLES, add_sql
+from db.rollup_intervals import UNITS, Unit
 
 WRITER_LOCK = 0x4C656467
-"""Advisory lock, "Ledg": whoever writes records or their sums holds it, so that a difference is taken against
-what is stored.
+"""The advisory lock ("Ledg") of every writer of records and rollups, so that each difference is computed
+against what is stored.
 """
 
 
 async def hold_ledger(session: AsyncSession) -> None:
-    """Be the only writer of records and rollups until the transaction ends."""
+    """Takes the lock of the ledger's only writer until the transaction ends."""
     await session.execute(select(func.pg_advisory_xact_lock(WRITER_LOCK)))
 
 
 @dataclass(frozen=True, slots=True)
 class RollupDifference:
-    """A row of a rollup that is not what the ledger's rows come to."""
+    """A rollup row that differs from the sums of the ledger's rows."""
 
     unit: Unit
     tenant_id: str
     start: datetime
-    """Of its minute, hour or day."""
+    """The start of its minute, hour or day."""
     key: dict[str, str]
-    """By the names in KEYS."""
+    """Values by the names in KEYS."""
     expected: dict[str, int]
-    """The sums, by the names in SUMS. All zero where there should be no row."""
+    """Sums by the names in SUMS, all zero if there should be no row."""
     found: dict[str, int]
 
 
-# What the ledger's rows come to: records when they were submitted, less reversals when they were made.
+# The rows of the rollups: records at their submission, less reversals at their own time.
 _ROWS = f"""
     SELECT tenant_id, submitted_at AS at, key_id, model, service_tier, coalesce(project_id, '') AS project_id,
            coalesce(user_id, '') AS user_id, coalesce(adapter_id, '') AS adapter_id, 1 AS num_requests,
@@ -54,7 +55,7 @@ _ROWS = f"""
 def _comparison(unit: Unit) -> str:
     keys = ", ".join(KEYS)
     sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
-    # No row and a row of zeros say the same.
+    # No row means the same as a row of zeros.
     expected = [f"CAST(coalesce(e.{name}, 0) AS bigint)" for name in SUMS]
     found = [f"coalesce(f.{name}, 0)" for name in SUMS]
     return f"""
@@ -86,14 +87,14 @@ _CORRECTIONS = {
 
 
 class RollupBooks:
-    """All tenants' rollups beside the rows they are sums of. Its session's scope is every tenant."""
+    """Compares and corrects all tenants' rollups. Its session's scope is every tenant."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def differences(self, start: datetime, end: datetime) -> list[RollupDifference]:
-        """Every row of the three rollups in [start, end), whole UTC days, that is not what the ledger's rows
-        come to. One statement for each grain: what is written meanwhile is in both or in neither.
+        """Returns every row of the three rollups in [start, end), whole UTC days, that differs from the
+        ledger's rows. Each unit takes one statement, so a concurrent write is on both sides or on neither.
         """
         found = []
         for unit in UNITS:
@@ -102,7 +103,7 @@ class RollupBooks:
         return found
 
     async def correct(self, differences: Sequence[RollupDifference]) -> None:
-        """Make the rollups what the differences say is expected. Hold the ledger since they were taken."""
+        """Sets the rollups to the expected values. The ledger must be held since the comparison."""
         for unit in UNITS:
             rows = [
                 {

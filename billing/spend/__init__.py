@@ -1,1 +1,1 @@
-"""Keeping what is spent within what tenants allow: alerts, the prepaid balance, costs that are not tokens."""
+"""Spend control: alerts, the prepaid balance, and costs that no request reserved."""

@@ -1,8 +1,8 @@
-"""Telling budgets of costs that no request reserved: storage, calibration, and what is taken back.
+"""Reports costs that no request reserved to the budgets in Redis: storage, calibration, and reversals.
 
-Owns that each counts once, and from when: held in Redis first, then noted, then settled. Until it is noted it
-is in no count that begins with the ledger (`billing.window_usage`), from then on in all of them, whoever dies
-in between. What a month's limit has of it is what the ledger dates in that month.
+Each cost counts once: it is held in Redis, then recorded as reported, then settled. Until it is recorded, it
+is in no count that starts from the ledger (`billing.window_usage`), and from then on in all of them, even if
+a process dies in between. A month's limit counts what the ledger dates in that month.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from billing.invoices.repository import AccountRepository
 from billing.months import begin, month_of
-from billing.spend.repository import AdjustmentRepository, AllAdjustments, Untold
+from billing.spend.repository import AdjustmentRepository, AllAdjustments, UnreportedCost
 from db.session import EVERY_TENANT, Database
 from tenants.limits.kinds import Limit, Metric
 from tenants.limits.repository import LimitRepository
@@ -25,31 +25,31 @@ BATCH = 500
 
 
 class SpendAdjusting:
-    def __init__(self, database: Database, outside: UnreservedSpend) -> None:
+    def __init__(self, database: Database, unreserved: UnreservedSpend) -> None:
         self._database = database
-        self._outside = outside
+        self._unreserved = unreserved
 
-    async def tell(self, now: datetime, *, lately: timedelta | None = None) -> int:
-        """Tell budgets of what the ledger has and they do not; how many costs. `lately` looks for what was
-        made within it: what is older waits for a call without.
+    async def report(self, now: datetime, *, lately: timedelta | None = None) -> int:
+        """Reports costs that the ledger has and the budgets do not; returns how many. `lately` limits the
+        search to costs made within it; older ones wait for a call without it.
 
-        Raises DatabaseUnavailable, RedisError: then the rest is told the next time.
+        Raises DatabaseUnavailable, RedisError: the rest is reported by the next call.
         """
         async with self._database.read(EVERY_TENANT) as session:
             adjustments = AllAdjustments(session)
             unsettled = await adjustments.unsettled(BATCH)
-            untold = await adjustments.untold(BATCH, lately)
+            unreported = await adjustments.unreported(BATCH, lately)
         for one in unsettled:
             await self._settle(one, await self._budgets(one, now), now)
-        told = 0
-        for one in untold:
-            told += await self._tell(one, now)
-        return told
+        num_reported = 0
+        for one in unreported:
+            num_reported += await self._report(one, now)
+        return num_reported
 
-    async def _tell(self, one: Untold, now: datetime) -> bool:
+    async def _report(self, one: UnreportedCost, now: datetime) -> bool:
         budgets = await self._budgets(one, now)
         if budgets:
-            await self._outside.hold(one.tenant_id, one.id, budgets, one.amount)
+            await self._unreserved.hold(one.tenant_id, one.id, budgets, one.amount)
         async with self._database.write(one.tenant_id) as session:
             adjustments = AdjustmentRepository(session, one.tenant_id)
             noted = await adjustments.note(one, settled=not budgets, now=now)
@@ -57,20 +57,18 @@ class SpendAdjusting:
             await self._settle(one, budgets, now)
         return noted
 
-    async def _settle(self, one: Untold, budgets: Sequence[Limit], now: datetime) -> None:
-        if not await self._outside.settle(one.tenant_id, one.id, one.amount):
-            # Redis has lost what it held. Perhaps a count has begun since that has it: then it counts twice
-            # until the next begins; never not at all.
-            logger.warning("the cost %s is told anew", one.id)
-            await self._outside.hold(one.tenant_id, one.id, budgets, one.amount)
-            await self._outside.settle(one.tenant_id, one.id, one.amount)
+    async def _settle(self, one: UnreportedCost, budgets: Sequence[Limit], now: datetime) -> None:
+        if not await self._unreserved.settle(one.tenant_id, one.id, one.amount):
+            # Redis lost what it held. A count that started from the ledger since then has the cost already,
+            # and counts it twice until its next window: better than not at all.
+            logger.warning("cost %s was lost by Redis and is reported again", one.id)
+            await self._unreserved.hold(one.tenant_id, one.id, budgets, one.amount)
+            await self._unreserved.settle(one.tenant_id, one.id, one.amount)
         async with self._database.write(one.tenant_id) as session:
             await AdjustmentRepository(session, one.tenant_id).note_settled(one.id, now)
 
-    async def _budgets(self, one: Untold, now: datetime) -> Sequence[Limit]:
-        """Those of the tenant as a whole that count it. What a project, a key or a model may spend does not
-        have it.
-        """
+    async def _budgets(self, one: UnreportedCost, now: datetime) -> Sequence[Limit]:
+        """Returns the tenant's own limits that count the cost. It belongs to no project, key or model."""
         async with self._database.read(one.tenant_id) as session:
             limits = await LimitRepository(session, one.tenant_id).in_force()
             periods = await AccountRepository(session, one.tenant_id).periods()

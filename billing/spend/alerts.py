@@ -1,7 +1,7 @@
-"""Spend alerts: told when what was spent in a calendar month (UTC) reaches a threshold, once for each.
+"""Manages spend alerts, and raises one when a calendar month's spend (UTC) reaches its threshold.
 
-Owns the alerts and when one is raised. What was spent is what budgets count, from the ledger. Soft: nothing
-is refused here.
+An alert is raised once per month and threshold. Spend is what budgets count, from the ledger. Alerts are
+soft: they refuse no request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy import Row
 from billing.months import begin, month_of
 from billing.notifications.events import SPEND_ALERT
 from billing.notifications.models import Delivery, Notification
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from billing.notifications.repository import NotificationRepository
 from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
 from billing.spend.models import SpendAlert
@@ -36,7 +36,7 @@ MAX_ALERTS = 100
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """An amount in micro-USD, or a percentage of the hard limit, and who is mailed when it is reached."""
+    """An amount in micro-USD, or a percentage of the hard limit, and the recipients of the mail."""
 
     amount: int | None
     percent: int | None
@@ -59,19 +59,19 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """An alert, and what came of it."""
+    """An alert with its state and its recent mail."""
 
     alert: SpendAlert
     raised_at: datetime | None
-    """This month."""
+    """When it was raised this month."""
     mailed: Sequence[Row[Delivery, Notification]]
-    """In the last thirty days, tests among it, the newest first."""
+    """Mail of the last thirty days, including tests, the newest first."""
     default_recipients: Sequence[str]
-    """Who hears of alerts that name nobody."""
+    """The recipients of alerts without recipients of their own."""
 
 
 class SpendAlertService:
-    """Alerts of every tenant. `project_id` None: of the tenant as a whole."""
+    """Manages the alerts of every tenant. `project_id` None means the tenant as a whole."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -79,7 +79,7 @@ class SpendAlertService:
     async def create(
         self, tenant_id: str, project_id: str | None, actor: Actor, threshold: Threshold
     ) -> SpendAlert:
-        """Raises ProjectNotFound, TooManyAlerts, ValueError naming the field."""
+        """Creates an alert. Raises ProjectNotFound, TooManyAlerts, ValueError naming the field."""
         threshold.check()
         now = datetime.now(UTC)
         alert = SpendAlert(
@@ -103,7 +103,7 @@ class SpendAlertService:
     async def list(
         self, tenant_id: str, project_id: str | None, *, after: str | None, limit: int, newest_first: bool
     ) -> Sequence[SpendAlert]:
-        """Raises ProjectNotFound."""
+        """Returns a page of alerts. Raises ProjectNotFound."""
         async with self._database.read(tenant_id) as session:
             if (
                 project_id is not None
@@ -114,7 +114,7 @@ class SpendAlertService:
             return await alerts.page(project_id, after=after, limit=limit, newest_first=newest_first)
 
     async def get(self, tenant_id: str, project_id: str | None, alert_id: str) -> SpendAlert:
-        """Raises SpendAlertNotFound."""
+        """Returns an alert. Raises SpendAlertNotFound."""
         async with self._database.read(tenant_id) as session:
             found = await SpendAlertRepository(session, tenant_id).find(alert_id, project_id)
         if found is None:
@@ -122,7 +122,7 @@ class SpendAlertService:
         return found
 
     async def find(self, tenant_id: str, alert_id: str) -> SpendAlert:
-        """Of whichever project. Raises SpendAlertNotFound."""
+        """Returns an alert of the tenant or of any of its projects. Raises SpendAlertNotFound."""
         async with self._database.read(tenant_id) as session:
             found = await SpendAlertRepository(session, tenant_id).one(alert_id)
         if found is None:
@@ -130,7 +130,7 @@ class SpendAlertService:
         return found
 
     async def every(self, tenant_id: str, now: datetime) -> Sequence[tuple[SpendAlert, datetime | None]]:
-        """All alerts, of projects too, with when each was raised this month."""
+        """Returns all alerts, also those of projects, with when each was raised this month."""
         async with self._database.read(tenant_id) as session:
             alerts = SpendAlertRepository(session, tenant_id)
             raised = await alerts.raised(month_of(now))
@@ -139,7 +139,9 @@ class SpendAlertService:
     async def update(
         self, tenant_id: str, project_id: str | None, alert_id: str, actor: Actor, threshold: Threshold
     ) -> SpendAlert:
-        """Another threshold may be reached again in the same month. Raises SpendAlertNotFound, ValueError."""
+        """Changes the threshold; a new one may be reached again in the same month. Raises SpendAlertNotFound,
+        ValueError.
+        """
         threshold.check()
         async with self._database.write(tenant_id) as session:
             alert = await _locked(session, tenant_id, project_id, alert_id)
@@ -149,7 +151,7 @@ class SpendAlertService:
         return alert
 
     async def delete(self, tenant_id: str, project_id: str | None, alert_id: str, actor: Actor) -> None:
-        """Raises SpendAlertNotFound."""
+        """Deletes an alert. Raises SpendAlertNotFound."""
         async with self._database.write(tenant_id) as session:
             alert = await _locked(session, tenant_id, project_id, alert_id)
             await session.delete(alert)
@@ -158,9 +160,9 @@ class SpendAlertService:
     async def test(
         self, tenant_id: str, project_id: str | None, alert_id: str, actor: Actor, *, now: datetime
     ) -> Sequence[str] | None:
-        """Mail a test to whoever the alert goes to, soon; the addresses. None when there was one in the same
-        minute: others' mailboxes are not for filling. Endpoints do not hear of it: what listens there could
-        take it for true. Raises SpendAlertNotFound.
+        """Queues a test mail to the alert's recipients; returns their addresses. Returns None if there was a
+        test in the same minute, to protect mailboxes. Webhook endpoints get no test, since a receiver could
+        take it for a real alert. Raises SpendAlertNotFound.
         """
         async with self._database.write(tenant_id) as session:
             alert = await _locked(session, tenant_id, project_id, alert_id)
@@ -171,7 +173,7 @@ class SpendAlertService:
                 list(alert.recipients) or await NotificationRepository(session, tenant_id).mail_recipients()
             )
             key = f"{SPEND_ALERT}:{alert_id}:test:{now:%Y-%m-%dT%H:%M}"
-            if not await tell(
+            if not await publish(
                 session, tenant_id, SPEND_ALERT, facts, key=key, now=now, recipients=recipients,
                 only_mailed=True,
             ):  # fmt: skip
@@ -180,32 +182,32 @@ class SpendAlertService:
         return recipients
 
     async def watched(self, tenant_id: str, alert_id: str, now: datetime, *, num_mailed: int) -> Watched:
-        """One, of whichever project. Raises SpendAlertNotFound."""
+        """Returns one alert of the tenant or any of its projects. Raises SpendAlertNotFound."""
         async with self._database.read(tenant_id) as session:
             alerts = SpendAlertRepository(session, tenant_id)
             alert = await alerts.one(alert_id)
             if alert is None:
                 raise SpendAlertNotFound(alert_id)
             raised = await alerts.raised(month_of(now))
-            told = NotificationRepository(session, tenant_id)
-            mailed = await told.mailed(f"{SPEND_ALERT}:{alert_id}:", num_mailed)
-            return Watched(alert, raised.get(alert_id), mailed, await told.mail_recipients())
+            notifications = NotificationRepository(session, tenant_id)
+            mailed = await notifications.mailed(f"{SPEND_ALERT}:{alert_id}:", num_mailed)
+            return Watched(alert, raised.get(alert_id), mailed, await notifications.mail_recipients())
 
     async def recipients(self, tenant_id: str) -> Sequence[str]:
-        """Who hears of alerts that name nobody."""
+        """Returns the recipients of alerts without recipients of their own."""
         async with self._database.read(tenant_id) as session:
             return await NotificationRepository(session, tenant_id).mail_recipients()
 
 
 class SpendWatch:
-    """Raises alerts. `spent` says what budgets count: see `tenants.quotas.Seed`."""
+    """Raises alerts. `spent` returns what budgets count: see `tenants.quotas.Seed`."""
 
     def __init__(self, database: Database, spent: Seed) -> None:
         self._database = database
         self._spent = spent
 
-    async def look(self, now: datetime) -> int:
-        """Raise what is reached; how many. Raises DatabaseUnavailable."""
+    async def raise_due(self, now: datetime) -> int:
+        """Raises the alerts whose threshold is reached; returns how many. Raises DatabaseUnavailable."""
         start = begin(month_of(now))
         async with self._database.read(EVERY_TENANT) as session:
             waiting = await AllSpendAlerts(session).waiting(start.date())
@@ -242,7 +244,7 @@ class SpendWatch:
                 return False
             key = f"{SPEND_ALERT}:{alert.id}:{start:%Y-%m}:{threshold}"
             recipients = list(alert.recipients) or None
-            return await tell(
+            return await publish(
                 session, alert.tenant_id, SPEND_ALERT, facts, key=key, now=now, recipients=recipients
             )
 
@@ -260,13 +262,13 @@ def _facts(alert: SpendAlert, threshold: int, spent: int, start: datetime) -> di
 
 
 def _budget(alert: SpendAlert) -> Limit:
-    """All that counts to the alert, in the words of limits."""
+    """Returns a limit that counts everything the alert counts."""
     scope: Scope = "tenant" if alert.project_id is None else "project"
     return Limit(scope, alert.project_id or alert.tenant_id, "", Metric.SPEND_PER_MONTH, 0)
 
 
 def _amount(alert: SpendAlert, limits: Sequence[Limit]) -> int | None:
-    """Micro-USD; None where it is a percentage of a limit that nobody set."""
+    """Returns micro-USD; None for a percentage of a limit that is not set."""
     if alert.amount is not None:
         return alert.amount
     assert alert.percent is not None

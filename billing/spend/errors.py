@@ -1,10 +1,10 @@
-"""What can be wrong with spend control. Errors carry data, not HTTP."""
+"""Defines the errors of spend control. They carry data, not HTTP status codes."""
 
 from __future__ import annotations
 
 
 class SpendAlertNotFound(Exception):
-    """No such alert of this tenant, or of this project."""
+    """The tenant or the project has no such alert."""
 
     def __init__(self, alert_id: str) -> None:
         super().__init__(f"there is no spend alert {alert_id[:100]!r}")
@@ -12,7 +12,7 @@ class SpendAlertNotFound(Exception):
 
 
 class TooManyAlerts(Exception):
-    """A tenant has as many alerts as it may."""
+    """The tenant has reached the maximum number of alerts."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"there can be at most {most} spend alerts")

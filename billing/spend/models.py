@@ -1,4 +1,4 @@
-"""Rows of spend control: alerts, when they were raised, and costs other than tokens as budgets have them."""
+"""Defines the tables of spend control: alerts, when they were raised, and costs reported to budgets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from db.repository import TenantOwned
 
 
 class SpendAlert(TenantOwned, Base):
-    """Tells when what a tenant, or a project of it, has spent in a month reaches a threshold."""
+    """An alert for when a tenant's or a project's spend in a month reaches a threshold."""
 
     __tablename__ = "spend_alerts"
     __table_args__ = (
@@ -37,20 +37,20 @@ class SpendAlert(TenantOwned, Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     project_id: Mapped[str | None]
-    """None: of all that the tenant spends."""
+    """None means all that the tenant spends."""
     amount: Mapped[int | None] = mapped_column(BigInteger)
     """Micro-USD."""
     percent: Mapped[int | None] = mapped_column(Integer)
-    """Of the month's hard limit of the same scope."""
+    """Percent of the month's hard limit of the same scope."""
     recipients: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
-    """E-mail addresses. Empty: the account's."""
+    """E-mail addresses. Empty means the account's."""
     subject_prefix: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class SpendAlertRaised(TenantOwned, Base):
-    """That an alert was raised: once a month for each threshold it has had."""
+    """A raised alert: once a month for each threshold it has had."""
 
     __tablename__ = "spend_alerts_raised"
 
@@ -63,7 +63,7 @@ class SpendAlertRaised(TenantOwned, Base):
 
 
 class SpendAdjustment(TenantOwned, Base):
-    """A cost that no request of the API reserved, or one taken back, as budgets were told of it."""
+    """A cost that no API request reserved, or its reversal, as reported to the budgets."""
 
     __tablename__ = "spend_adjustments"
     __table_args__ = (
@@ -72,12 +72,12 @@ class SpendAdjustment(TenantOwned, Base):
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    """Of the charge or the reversal."""
+    """The id of the charge or the reversal."""
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     at: Mapped[datetime]
-    """When the ledger has it: which month it counts to."""
+    """The ledger's time of it, which decides the month it counts to."""
     amount: Mapped[int] = mapped_column(BigInteger)
-    """Micro-USD; less than nothing where a cost is taken back."""
+    """Micro-USD, negative for a reversal."""
     told_at: Mapped[datetime] = mapped_column(server_default=func.now())
     settled_at: Mapped[datetime | None]
-    """Not set: Redis may not have heard of it yet."""
+    """None while Redis may not have settled it."""

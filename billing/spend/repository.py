@@ -1,4 +1,4 @@
-"""Queries on spend alerts, and on costs that budgets have not been told of."""
+"""Queries spend alerts, and costs that are not yet reported to the budgets."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class SpendAlertRepository(TenantRepository):
         return list(page.scalars())
 
     async def all(self) -> list[SpendAlert]:
-        """Of the tenant as a whole and of its projects, the oldest first."""
+        """Returns the alerts of the tenant and of its projects, the oldest first."""
         query = self.select_own(SpendAlert).order_by(SpendAlert.id)
         return list((await self.session.execute(query)).scalars())
 
     async def one(self, alert_id: str) -> SpendAlert | None:
-        """Whosever it is of the tenant's."""
+        """Returns an alert of the tenant or of any of its projects."""
         if not is_id(alert_id):
             return None
         query = self.select_own(SpendAlert).where(SpendAlert.id == alert_id)
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def raised(self, month: date) -> dict[str, datetime]:
-        """By alert, when it was raised last for a month."""
+        """Returns when each alert was last raised for a month."""
         row = SpendAlertRaised
         query = (
             self.select_own(row, row.alert_id, func.max(row.at))
@@ -68,7 +68,7 @@ class SpendAlertRepository(TenantRepository):
         return (await self.session.execute(self.select_own(SpendAlert, func.count()))).scalar_one()
 
     async def note_raised(self, alert_id: str, month: date, threshold: int, now: datetime) -> bool:
-        """Whether it was not, for that month and threshold."""
+        """Records that an alert was raised; returns whether it is the first time for month and threshold."""
         values = {
             "alert_id": alert_id,
             "month": month,
@@ -81,18 +81,18 @@ class SpendAlertRepository(TenantRepository):
         return found.scalar_one_or_none() is not None
 
     def _of(self, project_id: str | None) -> Select[Any]:
-        """Those of a project; None: of the tenant as a whole."""
+        """Selects the alerts of a project; None means those of the tenant as a whole."""
         return self.select_own(SpendAlert).where(SpendAlert.project_id.is_not_distinct_from(project_id))
 
 
 class AllSpendAlerts:
-    """Of every tenant, for whoever raises them."""
+    """Queries the alerts of every tenant, to raise them."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def waiting(self, month: date) -> list[SpendAlert]:
-        """But for those with an amount that was reached this month already."""
+        """Returns all alerts except those whose amount was already reached this month."""
         raised = exists().where(
             SpendAlertRaised.alert_id == SpendAlert.id,
             SpendAlertRaised.month == month,
@@ -103,50 +103,50 @@ class AllSpendAlerts:
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
-    """A charge or a reversal, as budgets count it."""
+class UnreportedCost:
+    """A charge or a reversal that the budgets do not have yet."""
 
     id: str
     tenant_id: str
     at: datetime
     amount: int
-    """Micro-USD; less than nothing where a cost is taken back."""
+    """Micro-USD, negative for a reversal."""
 
 
 def _adjustments(lately: timedelta | None = None) -> Any:
-    """Rows (id, tenant_id, at, amount) of the ledger that no request's reservation has; `lately`: those alone
-    that were made within it.
+    """Selects the ledger's rows (id, tenant_id, at, amount) that no request reserved; with `lately`, those
+    made within it.
     """
     charges = select(Charge.id, Charge.tenant_id, Charge.at, Charge.cost.label("amount"))
     reversals = select(Reversal.id, Reversal.tenant_id, Reversal.at, (-Reversal.cost).label("amount"))
     if lately is not None:
-        # By the database's clock, which has dated them.
+        # By the database's clock, which set the times.
         charges = charges.where(Charge.created_at >= func.now() - lately)
         reversals = reversals.where(Reversal.created_at >= func.now() - lately)
     return union_all(charges, reversals).subquery("adjustments")
 
 
 class AdjustmentRepository(TenantRepository):
-    """One tenant's costs that are no request's, as far as its budgets know of them."""
+    """Queries one tenant's costs that no request reserved, and which of them its budgets have."""
 
-    async def untold(self, start: datetime, end: datetime | None) -> int:
-        """Micro-USD in [start, end) that the ledger has and budgets were not told of."""
+    async def unreported(self, start: datetime, end: datetime | None) -> int:
+        """Returns micro-USD in [start, end) that the ledger has and the budgets do not."""
         found = _adjustments()
-        told = exists().where(SpendAdjustment.id == found.c.id)
+        reported = exists().where(SpendAdjustment.id == found.c.id)
         query = select(cast(func.coalesce(func.sum(found.c.amount), 0), BigInteger)).where(
-            found.c.tenant_id == self.tenant_id, found.c.at >= start, ~told
+            found.c.tenant_id == self.tenant_id, found.c.at >= start, ~reported
         )
         if end is not None:
             query = query.where(found.c.at < end)
         return int((await self.session.execute(query)).scalar_one())
 
-    async def note(self, untold: Untold, settled: bool, now: datetime) -> bool:
-        """That budgets are told of it; whether they were not before."""
+    async def note(self, unreported: UnreportedCost, settled: bool, now: datetime) -> bool:
+        """Records that a cost is reported to the budgets; returns whether it was not before."""
         values = {
-            "id": untold.id,
+            "id": unreported.id,
             "tenant_id": self.tenant_id,
-            "at": untold.at,
-            "amount": untold.amount,
+            "at": unreported.at,
+            "amount": unreported.amount,
             "told_at": now,
             "settled_at": now if settled else None,
         }
@@ -160,24 +160,25 @@ class AdjustmentRepository(TenantRepository):
 
 
 class AllAdjustments:
-    """Of every tenant, for whoever tells budgets."""
+    """Queries the unreported costs of every tenant, to report them."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
-    async def untold(self, limit: int, lately: timedelta | None = None) -> list[Untold]:
-        """The earliest first; with `lately`, of those made within it: all there ever were take longer to look
-        through with every year.
+    async def unreported(self, limit: int, lately: timedelta | None = None) -> list[UnreportedCost]:
+        """Returns unreported costs, the earliest first; with `lately`, those made within it, since searching
+        all takes longer with every year.
         """
         found = _adjustments(lately)
-        told = exists().where(SpendAdjustment.id == found.c.id)
-        query = select(found).where(~told).order_by(found.c.at, found.c.id).limit(limit)
+        reported = exists().where(SpendAdjustment.id == found.c.id)
+        query = select(found).where(~reported).order_by(found.c.at, found.c.id).limit(limit)
         return [
-            Untold(row.id, row.tenant_id, row.at, row.amount) for row in await self.session.execute(query)
+            UnreportedCost(row.id, row.tenant_id, row.at, row.amount)
+            for row in await self.session.execute(query)
         ]
 
-    async def unsettled(self, limit: int) -> list[Untold]:
-        """Told, and Redis may not have heard the end of it."""
+    async def unsettled(self, limit: int) -> list[UnreportedCost]:
+        """Returns reported costs that Redis may not have settled."""
         query = (
             select(SpendAdjustment)
             .where(SpendAdjustment.settled_at.is_(None))
@@ -185,4 +186,4 @@ class AllAdjustments:
             .limit(limit)
         )
         rows = (await self.session.execute(query)).scalars()
-        return [Untold(row.id, row.tenant_id, row.at, row.amount) for row in rows]
+        return [UnreportedCost(row.id, row.tenant_id, row.at, row.amount) for row in rows]

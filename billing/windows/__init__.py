@@ -1,1 +1,1 @@
-"""Which windows of budgets have begun: of most tenants that come anew, none has."""
+"""Finds out whether a tenant has any usage in a budget's window; most new tenants have none."""

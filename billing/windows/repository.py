@@ -1,4 +1,4 @@
-"""One query for many tenants: has anything of theirs been counted since a moment?"""
+"""Asks for many tenants at once whether anything was used or charged since a moment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datetime import datetime
 from sqlalchemy import ARRAY, DateTime, Text, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-# By indexes that begin with the tenant and the time, whatever the number of rows.
-_BEGUN = text(
+# Each EXISTS uses an index on the tenant and the time, so the number of rows does not matter.
+_USED = text(
     """
     SELECT asked.tenant_id, asked.since FROM unnest(:tenants, :since) AS asked(tenant_id, since)
     WHERE EXISTS (SELECT FROM usage_rollups u WHERE u.tenant_id = asked.tenant_id AND u.minute >= asked.since)
@@ -22,15 +22,15 @@ _BEGUN = text(
 
 
 class Windows:
-    """Of every tenant."""
+    """Queries the windows of all tenants. Its session's scope is every tenant."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
-    async def begun(self, windows: Sequence[tuple[str, datetime]]) -> set[tuple[str, datetime]]:
-        """Those of (tenant_id, since) in which something was used or charged."""
-        asked = {
+    async def used(self, windows: Sequence[tuple[str, datetime]]) -> set[tuple[str, datetime]]:
+        """Returns the (tenant_id, since) in which something was used or charged."""
+        parameters = {
             "tenants": [tenant_id for tenant_id, _ in windows],
             "since": [since for _, since in windows],
         }
-        return {(row.tenant_id, row.since) for row in await self.session.execute(_BEGUN, asked)}
+        return {(row.tenant_id, row.since) for row in await self.session.execute(_USED, parameters)}

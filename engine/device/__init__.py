@@ -1,1 +1,1 @@
-"""Runs a planned step on a CPU or a GPU: batch state, model execution, sampling, scoring, CUDA graphs."""
+"""Runs planned steps on a CPU or a GPU: batch state, model execution, sampling, scoring, CUDA graphs."""

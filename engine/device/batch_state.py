@@ -1,7 +1,6 @@
-"""What a runner remembers of the rows of its batch between steps, on the host.
+"""Keeps the state of the batch's rows between steps, on the host: tokens, lengths, slots and block tables.
 
-Owns tokens, lengths, slots and block tables by row, and reading a plan against them. Refuses to know devices
-and models: numpy only.
+Plans are checked against it. numpy only.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from engine.batch import NO_SLOT, Batch, NewRow
 
 UNKNOWN = -1
-"""A token that has been drawn, or will be, and that the host has not seen."""
+"""A token that is drawn, or will be, and whose value the host does not have."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -33,13 +32,13 @@ class BatchState:
     """`max_rows` sequences of at most `max_len` tokens, prompt and completion together.
 
     Invariant of a running row: computed < total, and its block table covers computed + scheduled tokens. A
-    row's total counts a token as soon as the step that draws it is launched.
+    row's total includes a token as soon as the step that draws it is launched.
     """
 
     def __init__(self, max_rows: int, max_len: int, block_size: int) -> None:
         self._block_size = block_size
         self.tokens = np.full((max_rows, max_len), UNKNOWN, np.int32)
-        """[rows, positions]; `UNKNOWN` beyond what the host has been told."""
+        """[rows, positions]; `UNKNOWN` where the host does not have the value."""
         self.prompt_len = np.zeros(max_rows, np.int64)
         self.total_len = np.zeros(max_rows, np.int64)
         self.computed_len = np.zeros(max_rows, np.int64)
@@ -49,12 +48,12 @@ class BatchState:
         self._known_len = np.zeros(max_rows, np.int64)
 
     def free(self, row: int) -> None:
-        """A row is nobody's."""
+        """Frees a row."""
         self.total_len[row] = self.computed_len[row] = self.num_blocks[row] = 0
         self.slot[row] = NO_SLOT
 
     def enter(self, new: NewRow) -> None:
-        """A request takes a row, in whatever state the last one left it."""
+        """Assigns a row to a request, in whatever state the last one left it."""
         row, total_len = new.row, len(new.token_ids)
         assert 0 < new.prompt_len <= total_len, (
             f"row {row}: a prompt of {new.prompt_len} in {total_len} tokens"
@@ -70,14 +69,14 @@ class BatchState:
         self.append_blocks(row, new.block_ids)
 
     def append_blocks(self, row: int, block_ids: Sequence[int]) -> int:
-        """A row's table grows. Returns the place of the first new entry."""
+        """Appends blocks to a row's table. Returns the index of the first new entry."""
         first = int(self.num_blocks[row])
         self.tables[row, first : first + len(block_ids)] = block_ids
         self.num_blocks[row] = first + len(block_ids)
         return first
 
     def shares(self, batch: Batch) -> Shares:
-        """What is scheduled, checked against the state."""
+        """Returns what is scheduled, checked against the state."""
         num_rows = len(batch.scheduled)
         flat = np.fromiter(chain.from_iterable(batch.scheduled), np.int64, count=3 * num_rows)
         table = flat.reshape(num_rows, 3)
@@ -89,11 +88,11 @@ class BatchState:
         return Shares(rows, query_lens, samples)
 
     def advance(self, shares: Shares) -> None:
-        """The step of these shares has been launched: its tokens are computed, what it draws exists."""
+        """Advances the rows of a launched step: its tokens are computed, and the tokens it draws exist."""
         self.computed_len[shares.rows] += shares.query_lens
         self.total_len[shares.rows[shares.samples]] += 1
 
     def learn(self, rows: Ints, token_ids: npt.NDArray[np.integer]) -> None:
-        """What the last step drew for `rows`, where the host sees it before the next."""
+        """Stores what the last step drew for `rows`, where the host reads it before the next step."""
         self.tokens[rows, self.total_len[rows] - 1] = token_ids
         self._known_len[rows] = self.total_len[rows]

@@ -1,7 +1,6 @@
-"""What an engine can run on, and what it can do there.
+"""Says what an engine can run on, and which weight formats it supports there.
 
-Owns the table of weight formats by kind of device, the refusals, and how a process that must not load torch
-learns whether this machine has a GPU. Refuses to know memory, models and kernels.
+Detects a GPU without torch, for processes that must not load it.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ _NAMES = {"cpu": "a CPU", "cuda": "a GPU"}
 
 
 def refusal(kind: str, quantization: str, kv_dtype: str = "auto") -> str | None:
-    """Why `kind` ("cpu" or "cuda") cannot serve so; None when it can."""
+    """Returns why `kind` ("cpu" or "cuda") cannot serve with these formats; None when it can."""
     known = QUANTIZATIONS[kind]
     if quantization not in known:
         there = ", ".join(known)
-        return f"quantization {quantization} is not for {_NAMES[kind]}; the formats there: {there}"
+        return f"quantization {quantization} is not supported on {_NAMES[kind]}; use one of {there}"
     if kv_dtype == "fp8" and kind == "cpu":
-        return "keys and values in fp8 need a GPU"
+        return "kv_dtype fp8 needs a GPU; use auto"
     return None
 
 
-def kind_of_device(wanted: str) -> str:
-    """ "cpu" or "cuda" for "auto", "cpu" or "cuda". Raises ValueError when there is no GPU to be had."""
+def device_kind(wanted: str) -> str:
+    """Returns "cpu" or "cuda" for "auto", "cpu" or "cuda". Raises ValueError when there is no GPU."""
     if wanted == "cpu":
         return "cpu"
     found = num_gpus()
@@ -37,7 +36,7 @@ def kind_of_device(wanted: str) -> str:
 
 
 def num_gpus() -> int:
-    """GPUs that the NVIDIA driver shows this process; 0 without a driver."""
+    """Returns the number of GPUs that the NVIDIA driver shows this process; 0 without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -49,7 +48,7 @@ def num_gpus() -> int:
 
 
 def host_memory() -> int:
-    """Bytes of memory that this process may hope for: the machine's, or its container's limit."""
+    """Returns the bytes of memory available to this process: the machine's, or its container's limit."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()

@@ -1,8 +1,7 @@
 """Runs one batch on a CPU: from the scheduler's plan to drawn tokens.
 
-Owns the KV cache, the flattening of a plan into the model's inputs, and the order of a step. Host work per
-step is a few vectorised passes over the rows that run, plus what changed. Refuses to know requests, queues
-and block accounting: a plan is complete.
+Owns the KV cache and flattens a plan into the model's inputs. Host work per step is a few vectorised passes
+over the rows that run, plus what changed.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.batch import NO_SLOT, Batch, Done, NewRow, Scored, StepResult
+from engine.batch import NO_SLOT, Batch, CompletedStep, NewRow, Scored, StepResult
 from engine.device.batch_state import BatchState, Shares
 from engine.device.cpu_sampler import Sampler
-from engine.device.scoring import read, rows_per_piece, score, score_requests
+from engine.device.scoring import read, rows_per_chunk, score, score_requests
 from engine.lora.pool import AdapterPool
 from engine.model.cache import KVCache
 from engine.model.model import Model
@@ -24,7 +23,7 @@ from kernels.lora import LoraContext
 
 
 class ModelRunner:
-    """Runs steps to their end before it returns."""
+    """Runs each step to its end before it returns."""
 
     depth = 0
     """A step is over when its launch returns."""
@@ -38,7 +37,7 @@ class ModelRunner:
         max_rows: int,
         max_len: int,
     ) -> None:
-        """`num_blocks` counts the null block; without a pool every row runs the base."""
+        """`num_blocks` includes the null block; without a pool every row runs the base."""
         self._model = model
         self._device = torch.device(model.device)
         self._block_size = block_size
@@ -48,14 +47,14 @@ class ModelRunner:
         self._state = BatchState(max_rows, max_len, block_size)
         self.counters = RunnerCounters()
 
-    def launch(self, batch: Batch) -> Done:
-        """Run the batch, to its end."""
+    def launch(self, batch: Batch) -> CompletedStep:
+        """Runs the batch to its end."""
         self.counters.eager_steps += 1
-        return Done(self.execute(batch))
+        return CompletedStep(self.execute(batch))
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
-        """Apply the changes, run the scheduled tokens, draw for the rows that sample."""
+        """Applies the changes, runs the scheduled tokens, draws for the rows that sample."""
         state = self._state
         for row in batch.freed_rows:
             state.free(row)
@@ -84,7 +83,7 @@ class ModelRunner:
     def _forward(
         self, shares: Shares, scored: list[Scored]
     ) -> tuple[torch.Tensor, list[list[TokenLogprob] | None]]:
-        """(logits [S, V] of the rows that sample, in their order; what is scored)."""
+        """Returns (logits [S, V] of the rows that sample, in their order; scores)."""
         rows, query_lens, samples = shares
         state = self._state
         places = np.flatnonzero(samples)
@@ -116,18 +115,18 @@ class ModelRunner:
     def _score(
         self, scored: list[Scored], hidden_TH: torch.Tensor, rows: np.ndarray, query_lens: np.ndarray
     ) -> list[list[TokenLogprob] | None]:
-        asked = score_requests(scored, self._state, rows, query_lens)
+        requests = score_requests(scored, self._state, rows, query_lens)
         at_N, targets_N = (
-            torch.from_numpy(array).to(self._device) for array in (asked.at_N, asked.targets_N)
+            torch.from_numpy(array).to(self._device) for array in (requests.at_N, requests.targets_N)
         )
-        piece_rows = rows_per_piece(self._model.config.vocab_size)
+        chunk_rows = rows_per_chunk(self._model.config.vocab_size)
         logits_of = self._model.logits
-        return read(score(logits_of, hidden_TH, at_N, targets_N, asked.most_tops, piece_rows), asked)
+        return read(score(logits_of, hidden_TH, at_N, targets_N, requests.most_tops, chunk_rows), requests)
 
     def _by_slot(self, rows: np.ndarray, query_lens: np.ndarray) -> np.ndarray:
-        """The order that puts tokens of one slot side by side, slots with few tokens first, the base last.
+        """Returns the order that groups tokens by slot, slots with few tokens first, the base last.
 
-        An adapter then reads and writes one slice of the batch; those of few rows lie within its beginning.
+        An adapter then reads and writes one slice of the batch; those with few rows are at its beginning.
         """
         slots = self._state.slot[rows]
         num_tokens = np.bincount(slots + 1, weights=query_lens)[slots + 1]

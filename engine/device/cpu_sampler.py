@@ -1,9 +1,7 @@
-"""One token per row from its logits, as the row's request asks for.
+"""Draws one token per row from its logits, on a CPU, by the row's sampling parameters.
 
-Owns the sampling state of rows: for the few that need them a bias, forbidden ids and token counts over the
-vocabulary. Work is in proportion to what rows ask for: a step of plain greedy
-rows is one argmax. Refuses to know where logits come from, and stops and limits: the scheduler decides when a
-request ends.
+Rows with a bias, min_tokens or penalties have vocabulary-sized state. Work is proportional to what rows need:
+a step of plain greedy rows is one argmax. The scheduler handles stops and limits.
 
 Order: logit_bias, penalties, min_tokens, temperature, top-k, top-p, min-p, draw. Log-probabilities are of the
 unmodified logits.
@@ -24,7 +22,7 @@ from kernels import sampling as ops
 
 @dataclass(slots=True)
 class Sampled:
-    """Parallel to the rows that were asked for; `logprobs` and `failed` by position, as in StepResult."""
+    """Parallel to the given rows; `logprobs` and `failed` by position, as in StepResult."""
 
     token_ids: np.ndarray
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
@@ -56,7 +54,7 @@ class Sampler:
         prompt_ids: Sequence[int],
         output_ids: Sequence[int],
     ) -> None:
-        """Take a row into the batch; `output_ids` are those generated before a preemption."""
+        """Adds a row to the batch; `output_ids` were generated before a preemption."""
         self._rows.admit(row, params, seed)
         self._bias.pop(row, None)
         self._forbidden.pop(row, None)
@@ -75,19 +73,19 @@ class Sampler:
         self._shaped[row] = row in self._bias or row in self._counts
 
     def release(self, row: int) -> None:
-        """Forget a row; its vocabulary-sized state is given back."""
+        """Frees a row and its vocabulary-sized state."""
         self._bias.pop(row, None)
         self._forbidden.pop(row, None)
         self._counts.discard(row)
         self._shaped[row] = False
 
     def sample(self, logits_SV: torch.Tensor, rows: np.ndarray, output_lens: np.ndarray) -> Sampled:
-        """Draw one token per row.
+        """Draws one token per row.
 
         Args:
             logits_SV: fp32, not modified.
             rows: int [S], rows of the batch.
-            output_lens: int [S], tokens each row has generated so far: the position of the token drawn now.
+            output_lens: int [S], tokens that each row has generated: the position of the one drawn now.
 
         A row whose largest logit is not finite, before or after shaping, is listed in `failed`; its token is
         meaningless.
@@ -111,7 +109,7 @@ class Sampler:
         return Sampled(token_ids, logprobs, failed)
 
     def _shape(self, logits_RV: torch.Tensor, rows: np.ndarray, young: np.ndarray) -> torch.Tensor:
-        """Logits after bias, penalties and min_tokens; a new tensor where anything changes."""
+        """Returns logits after bias, penalties and min_tokens; a new tensor where anything changes."""
         biased = [(place, row) for place, row in enumerate(rows.tolist()) if row in self._bias]
         if biased or young.any():
             logits_RV = logits_RV.clone()
@@ -126,7 +124,7 @@ class Sampler:
     def _pick(
         self, logits_RV: torch.Tensor, rows: np.ndarray, output_lens: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, finite) from shaped logits: the largest at temperature 0, a draw above."""
+        """Returns (ids, finite) from shaped logits: the largest at temperature 0, a draw above."""
         best_R, finite_R = ops.greedy(logits_RV)
         ids, finite = best_R.cpu().numpy(), finite_R.cpu().numpy()
         drawn = np.flatnonzero((self._rows.temperature[rows] > 0) & finite)
@@ -175,7 +173,7 @@ class Sampler:
 
 
 class TokenCounts:
-    """How often each token occurred, for rows with penalties only: one vocabulary-sized entry each."""
+    """Counts how often each token occurred, for rows with penalties: one vocabulary-sized entry each."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._entry = np.full(max_rows, -1, np.int64)
@@ -193,7 +191,7 @@ class TokenCounts:
     def add(
         self, row: int, params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> None:
-        """Start counting a row, from what it already holds."""
+        """Starts counting a row, from the tokens it already has."""
         if not self._free:
             self._grow()
         entry = self._free.pop()
@@ -205,13 +203,13 @@ class TokenCounts:
         self._penalties[entry] = torch.tensor(penalties_of(params))
 
     def discard(self, row: int) -> None:
-        """Stop counting a row, if it was counted."""
+        """Stops counting a row, if it was counted."""
         if row in self:
             self._free.append(int(self._entry[row]))
             self._entry[row] = -1
 
     def count(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """One more token each; rows that are not counted are passed over."""
+        """Counts one more token per row; rows that are not counted are skipped."""
         entries = self._entry[rows]
         places = np.flatnonzero(entries >= 0)
         if places.size:
@@ -219,7 +217,7 @@ class TokenCounts:
             self._output[at[0].to(self._device), at[1].to(self._device)] += 1
 
     def penalize(self, logits_RV: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-        """Logits with the penalties of the counted rows; the same tensor when none is."""
+        """Returns logits with the penalties of the counted rows; the same tensor when none is."""
         entries = self._entry[rows]
         places = np.flatnonzero(entries >= 0)
         if not places.size:

@@ -1,8 +1,7 @@
-"""Bias, penalties and min_tokens on the device, for the rows that ask.
+"""Applies bias, penalties and min_tokens to logits on a GPU, for the rows that request them.
 
-Owns vocabulary-sized state by entry (bias, counts, what is in the prompt, what ends the request); a row that
-needs any of it has an entry. Nothing waits for the device: counts follow the drawn ids where they are.
-Refuses to know who draws.
+A row that needs any of them has an entry of vocabulary-sized state (bias, counts, prompt tokens, ending
+tokens). Nothing waits for the device: counts follow the drawn ids on the device.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ _ENDS = 2
 
 
 class _Uploads:
-    """Values on their way to the device, which nobody waits for.
+    """Uploads small tensors to the device without waiting.
 
-    Pinned memory is taken at once, because taking it later waits for the device. It has two halves: one is
-    written again only once the copies out of it have ended, which they have by the time the other is full.
+    Pinned memory is allocated at once, because allocating it later waits for the device. It has two halves:
+    one is written again only once the copies out of it have ended, which they have by the time the other is
+    full.
     """
 
     def __init__(self, device: torch.device, half_bytes: int = 1 << 20) -> None:
@@ -39,7 +39,7 @@ class _Uploads:
     def send(self, values: Tensor) -> Tensor:
         size = values.numel() * values.element_size()
         if size > self._half_bytes:
-            return values.to(self._device)  # longer than any prompt: it may wait
+            return values.to(self._device)  # longer than any prompt: waiting is acceptable
         if self._used + size > self._half_bytes:
             self._copied[self._half].record()
             self._half, self._used = 1 - self._half, 0
@@ -61,7 +61,7 @@ class ShapedRows:
         self.entry = np.full(max_rows, NO_ENTRY, np.int64)
         """By row; `NO_ENTRY`: nothing to shape."""
         self.always = np.zeros(max_rows, bool)
-        """Rows that are shaped whatever their length: all but those with nothing but min_tokens."""
+        """Rows that are shaped at any length: all but those with only min_tokens."""
         self._uploads = _Uploads(self._device) if self._device.type == "cuda" else None
         self._free: list[int] = []
         self._bias_EV = torch.zeros(0, vocab_size, device=device)
@@ -71,7 +71,7 @@ class ShapedRows:
 
     @property
     def num_bytes(self) -> int:
-        """Held on the device."""
+        """Bytes on the device."""
         held = (self._bias_EV, self._counts_EV, self._marks_EV, self._penalties_E3)
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
@@ -79,7 +79,7 @@ class ShapedRows:
     def admit(
         self, row: int, params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> None:
-        """Take a row in whatever state the last one left it; `output_ids` were drawn before a preemption."""
+        """Adds a row in whatever state the last one left it; `output_ids` were drawn before a preemption."""
         self.release(row)
         penalized = has_penalties(params)
         if not (params.logit_bias or penalized or params.min_tokens > 0):
@@ -94,7 +94,7 @@ class ShapedRows:
             ids, values = bias_of(params, self._vocab_size)
             self._bias_EV[entry].index_copy_(0, self._sent(ids), self._sent(values, torch.float32))
         if penalized:
-            # `marks[entry, ids] = number` would send the number by a copy that waits for the device.
+            # `marks[entry, ids] = number` would copy the number and wait for the device.
             self._marks_EV[entry].index_fill_(0, self._sent(prompt_ids), _IN_PROMPT)
             drawn = self._sent(output_ids)
             self._counts_EV[entry].index_add_(0, drawn, torch.ones_like(drawn, dtype=torch.int32))
@@ -104,7 +104,7 @@ class ShapedRows:
         self._penalties_E3[entry] = self._sent(penalties_of(params), torch.float32)
 
     def release(self, row: int) -> None:
-        """Forget a row, if it was known."""
+        """Frees a row, if it has an entry."""
         if self.entry[row] != NO_ENTRY:
             self._free.append(int(self.entry[row]))
             self.entry[row] = NO_ENTRY
@@ -135,7 +135,7 @@ class ShapedRows:
         return shaped_RV.masked_fill_(ends_RV, -torch.inf).masked_fill_(~sound_RV, torch.nan)
 
     def count(self, entries_R: Tensor, ids_R: Tensor) -> None:
-        """One more of each id for its entry; entries are distinct."""
+        """Counts one more of each id for its entry; entries are distinct."""
         places_R = entries_R.long() * self._vocab_size + ids_R.long()
         self._counts_EV.view(-1).index_add_(0, places_R, torch.ones_like(ids_R))
 

@@ -1,9 +1,8 @@
 """Runs batches on a GPU, one step ahead of the host: no launch waits for the step before it.
 
-Owns the KV cache, the block tables on the device, what the host tells the device each step, and the order in
-which a step is queued: changes, inputs, model (a captured graph where there is one), draws, scores. Tokens
-that were drawn stay on the device as the next step's input; the host reads them later. Refuses to know
-requests, queues and block accounting: a plan is complete.
+Owns the KV cache, the block tables on the device, the inputs of each step, and the order in which a step is
+queued: changes, inputs, model (a captured graph where there is one), draws, scores. Drawn tokens stay on the
+device as the next step's input; the host reads them later.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import NO_SLOT, Batch, Done, Launched, NewRow, Scored, StepResult
+from engine.batch import NO_SLOT, Batch, CompletedStep, LaunchedStep, NewRow, Scored, StepResult
 from engine.device.batch_state import BatchState, Shares
 from engine.device.gpu_sampler import DeviceSampler
 from engine.device.gpu_scoring import DeviceScorer
@@ -32,15 +31,15 @@ from kernels.step_inputs import StepInputs
 MAX_TABLE_CHANGES = 4096
 """New entries of block tables in one step that travel with its other inputs: 65 536 tokens."""
 INVARIANT_ROWS = 256
-"""Rows of every product of a batch-invariant engine: what a full decode step has anyway."""
+"""Rows of every product of a batch-invariant engine: as many as a full decode step has anyway."""
 
 
 class DeviceRunner:
     """Batch state of `max_rows` sequences of at most `max_len` tokens, prompt and completion together.
 
     What a request's bits depend on: the sizes of the steps it ran in (their buckets), how its prompt was cut
-    into chunks, and how many other rows of its own adapter a step has; not on what the others are or wear.
-    With `batch_invariant` steps have one size per product, and none of this is left but the chunks' borders.
+    into chunks, and how many other rows of its own adapter a step has; not on what the other rows or their
+    adapters are. With `batch_invariant` steps have one size per product, and only the chunks' borders remain.
     """
 
     depth = 1
@@ -61,13 +60,15 @@ class DeviceRunner:
         max_graph_rows: int | None = None,
         batch_invariant: bool = False,
     ) -> None:
-        """
+        """Allocates the cache, the step's inputs and the sampler's state.
+
         Args:
             pool: without one, or one without slots, every row runs the base.
             num_blocks: KV blocks, the null block included.
-            kv_dtype: of keys and values; the model's unless told.
-            cuda_graphs: off, steps are launched kernel by kernel.
-            max_graph_rows: decode steps of more rows are too; all sizes are captured unless told.
+            kv_dtype: of keys and values; by default the model's.
+            cuda_graphs: False launches steps kernel by kernel.
+            max_graph_rows: larger decode steps are launched kernel by kernel too; by default all sizes are
+                captured.
         """
         config, device = model.config, model.device
         self._model, self._pool = model, pool
@@ -104,21 +105,21 @@ class DeviceRunner:
             )
         )
         self._sampler = DeviceSampler(inputs, rows[-1], config.vocab_size, config.eos_ids, device)
-        # Pieces of as many rows as the largest step draws for: the logits' memory is at least that large.
+        # Chunks of as many rows as the largest step draws for: the logits' memory is at least that large.
         self._scorer = DeviceScorer(model.logits, max_tokens, rows[-1], device)
         inputs.freeze()
         self._row_slots = np.full(max_tokens, NO_SLOT, np.int64)
         self._changed: list[tuple[int, int, list[int]]] = []
-        """(row, place in its table, block ids) since the last launch."""
+        """(row, index in its table, block ids) since the last launch."""
         self._graphs = StepGraphs(self._forward, rows, tokens)
         self.counters = self._graphs.counters
 
     @staticmethod
     def scratch_bytes(config: ModelConfig, max_rows: int, max_batch_tokens: int) -> int:
-        """About what steps take besides weights, adapters and cache: for budgets.
+        """Returns about what steps take besides weights, adapters and cache: for budgets.
 
         bf16 activations of the widest layer, their FP8 copies, fp32 logits, partial sums of split attention
-        and of adapters, and what the libraries and captured graphs keep.
+        and of adapters, and what libraries and captured graphs keep.
         """
         tokens = max(max_batch_tokens, max_rows)
         outputs = sum(out_features for out_features, _ in config.linear_shapes.values())
@@ -127,13 +128,13 @@ class DeviceRunner:
         return activations + 3 * logits + (3 << 30)
 
     def capture(self, on_progress: Callable[[int, int], None] | None = None) -> None:
-        """Capture a graph of every size of step, or compile its kernels; before the first launch.
+        """Captures a graph for every size of step, or compiles its kernels; before the first launch.
 
         `on_progress(done, of)` is called along the way.
         """
         buckets = self._graphs.buckets(with_adapters=self._lora is not None)
         buckets = [b for b in buckets if not b.decode_only or b.num_tokens <= self._max_graph_rows]
-        self._describe_nothing(buckets[0].num_tokens)
+        self._fill_with_padding(buckets[0].num_tokens)
         if self._captures:
             self._graphs.capture(buckets, on_progress)
         else:
@@ -141,8 +142,8 @@ class DeviceRunner:
         torch.cuda.synchronize()
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Launched:
-        """Queue the batch behind all launched before; returns at once."""
+    def launch(self, batch: Batch) -> LaunchedStep:
+        """Queues the batch behind all launched before; returns at once."""
         self._apply(batch)
         shares = self._state.shares(batch)
         with nullcontext() if self._pool is None else self._pool.launching():
@@ -169,7 +170,9 @@ class DeviceRunner:
         self._sampler.admit(new.row, new.sampling, new.seed, prompt_ids, output_ids)
 
     def _send_changes(self) -> int:
-        """Entries of block tables that travel with the step's inputs; more than fit go ahead of them."""
+        """Writes block-table changes among the step's inputs and returns how many; those that do not fit are
+        sent ahead.
+        """
         width = self._plan.tables_RB.shape[1]
         places: list[int] = []
         values: list[int] = []
@@ -192,7 +195,7 @@ class DeviceRunner:
 
     # ---- one step
 
-    def _queue(self, shares: Shares, scored: list[Scored]) -> Launched:
+    def _queue(self, shares: Shares, scored: list[Scored]) -> LaunchedStep:
         rows, query_lens, samples = shares
         state, inputs = self._state, self._inputs
         num_tokens = int(query_lens.sum())
@@ -212,21 +215,23 @@ class DeviceRunner:
         ids[:num_tokens] = state.tokens[owners, positions]
         ids[num_tokens : bucket.num_tokens] = 0
         self._fill_sampled(query_lens, samples, decode_only)
-        # A decode step has everybody's logits, also those of a prompt's last token but one.
+        # A decode step has the logits of every row, also of a prompt's last token but one.
         places = np.flatnonzero(samples) if decode_only else None
         self._sampler.prepare(drawing, state.total_len[drawing] - state.prompt_len[drawing], places)
         inputs.send()
         if num_changes:
             self._write_tables(*self._changes.device[:, :num_changes])
         logits_SV = self._graphs.run(bucket)
-        draws: Launched = self._sampler.launch(logits_SV) if drawing.size else Done(StepResult([]))
+        draws: LaunchedStep = (
+            self._sampler.launch(logits_SV) if drawing.size else CompletedStep(StepResult([]))
+        )
         if not scored:
             return draws
-        asked = score_requests(scored, state, rows, query_lens)
-        return self._scorer.launch(asked, self._model.hidden(bucket.num_tokens), draws)
+        requests = score_requests(scored, state, rows, query_lens)
+        return self._scorer.launch(requests, self._model.hidden(bucket.num_tokens), draws)
 
     def _assign_slots(self, slots: np.ndarray, bucket: Bucket) -> None:
-        """The step's work for adapters: of its tokens, and none of what fills the bucket."""
+        """Assigns the step's tokens to adapters; padding of the bucket has none."""
         assert self._lora is not None
         row_slots = self._row_slots[: bucket.num_tokens]
         row_slots[: len(slots)] = slots
@@ -234,7 +239,7 @@ class DeviceRunner:
         self._lora.begin(row_slots)
 
     def _fill_sampled(self, query_lens: np.ndarray, samples: np.ndarray, decode_only: bool) -> None:
-        """Mixed steps: whose logits are wanted. In a decode step everybody's are."""
+        """Says, in a mixed step, whose logits are needed. A decode step needs all."""
         if decode_only:
             return
         last = (query_lens.cumsum() - 1)[samples]
@@ -244,7 +249,7 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def _forward(self, bucket: Bucket) -> Tensor:
-        """Queue the model over what the inputs describe. Logits [S, V] of the rows that may draw."""
+        """Queues the model over the inputs. Returns logits [S, V] of the rows that may draw."""
         plan = self._plan.bucket(bucket.num_tokens, bucket.decode_only)
         hidden_TH = self._model.forward_on_device(
             self._ids.device[: bucket.num_tokens],
@@ -257,11 +262,11 @@ class DeviceRunner:
             hidden_TH = hidden_TH.index_select(0, self._sampled.device[: bucket.num_tokens])
         return self._model.logits(hidden_TH)
 
-    def _describe_nothing(self, num_tokens: int) -> None:
-        """A step that is all padding: what is captured and warmed up with."""
+    def _fill_with_padding(self, num_tokens: int) -> None:
+        """Describes a step that is all padding, for capture and warm-up."""
         self._inputs.begin()
-        nobody = np.zeros(0, np.int64)
-        self._plan.fill(nobody, nobody, nobody, num_tokens)
+        no_rows = np.zeros(0, np.int64)
+        self._plan.fill(no_rows, no_rows, no_rows, num_tokens)
         if self._lora is not None:
             self._row_slots[:] = NO_SLOT
             self._lora.begin(self._row_slots)
@@ -269,7 +274,7 @@ class DeviceRunner:
 
 
 def _widths_in(config: ModelConfig) -> list[int]:
-    """Columns of each group's input."""
+    """Returns the columns of each group's input."""
     return sorted({in_features for _, in_features in config.linear_shapes.values()})
 
 

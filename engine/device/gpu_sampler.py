@@ -1,12 +1,11 @@
-"""One token per row from its logits, drawn on the device and read by the host a step later.
+"""Draws one token per row from its logits, on the device; the host reads it a step later.
 
-Owns what a step's draws need on the device and the pinned memory they come back in. `prepare` writes a step's
-parameters among its inputs, `launch` queues the draws behind the logits; nothing waits until `result`. Plain
-rows (greedy, temperature, top-k, top-p, min-p) are drawn by fused kernels, rows with bias, penalties or
-min_tokens by the same kernels from shaped copies of their logits. Refuses to know where logits come from, and
-stops and limits: the scheduler decides when a request ends.
+`prepare` writes a step's parameters among its inputs, `launch` queues the draws behind the logits; nothing
+waits until `result`. Plain rows (greedy, temperature, top-k, top-p, min-p) are drawn by fused kernels, rows
+with bias, penalties or min_tokens by the same kernels from shaped copies of their logits. The scheduler
+handles stops and limits.
 
-Draws are those of `Sampler` (sampler.py), from the same definition.
+Draws equal those of `Sampler` (cpu_sampler.py), from the same definition.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ RING = 3
 """Steps whose results may be unread: one that runs, one launched, one being launched."""
 
 
-class _AskedFields:
+class _SamplingFields:
     """Arrays of `ops.SamplingInputs` among a step's inputs."""
 
     def __init__(self, inputs: StepInputs, name: str, size: int, null_row: int) -> None:
@@ -49,7 +48,7 @@ class _AskedFields:
         self._place = inputs.field(f"{name}.place", size)
 
     def fill(self, params: SamplingRows, at: Ints | slice, rows: Ints, lens: Ints, places: Ints) -> None:
-        """Position at[i] draws for rows[i], into places[i]; all others are padding."""
+        """Sets position at[i] to draw for rows[i], into places[i]; all others are padding."""
         self._row.host[:] = self._null_row
         self._row.host[at] = rows
         self._place.host[at] = places
@@ -61,7 +60,7 @@ class _AskedFields:
         self._position.host[at] = lens
 
     def device(self, begin: int = 0) -> ops.SamplingInputs:
-        """As kernels read them, from a position on."""
+        """Returns the arrays as kernels read them, from a position on."""
         return ops.SamplingInputs(
             self._temperature.device[begin:],
             self._top_k.device[begin:],
@@ -85,7 +84,7 @@ class _Step:
     truncates: bool
     num_shaped: int
     wanted: Ints
-    """Places whose log-probabilities are wanted, and how many beside the chosen one's."""
+    """Positions whose log-probabilities are requested, and how many beside the chosen one's."""
     num_tops: Ints
 
 
@@ -104,14 +103,14 @@ class DeviceSampler:
         self._device = torch.device(device)
         self._params = SamplingRows(max_rows, vocab_size)
         self._shaping = ShapedRows(max_rows, vocab_size, eos_ids, device)
-        self._plain = _AskedFields(inputs, "sampler.plain", max_rows, max_rows)
-        self._shaped = _AskedFields(inputs, "sampler.shaped", max_rows, max_rows)
+        self._plain = _SamplingFields(inputs, "sampler.plain", max_rows, max_rows)
+        self._shaped = _SamplingFields(inputs, "sampler.shaped", max_rows, max_rows)
         self._shaped_at = inputs.field("sampler.shaped.at", max_rows)
         self._shaped_entry = inputs.field("sampler.shaped.entry", max_rows)
         self._shaped_young = inputs.field("sampler.shaped.young", max_rows)
         self._wanted_at = inputs.field("sampler.logprobs.at", max_rows)
         self._wanted_place = inputs.field("sampler.logprobs.place", max_rows)
-        # Ids and flags side by side: one copy brings both.
+        # Ids and flags side by side: one copy transfers both.
         self._results = torch.zeros(5 * max_rows, dtype=torch.uint8, device=device)
         self._drawn = ops.Drawn(
             self._results[: 4 * max_rows].view(torch.int32),
@@ -125,7 +124,7 @@ class DeviceSampler:
 
     @property
     def next_ids_R(self) -> Tensor:
-        """int32 by row, the null row last: what was drawn last, the input of the row's next step."""
+        """int32 by row, the null row last: the token drawn last, the input of the row's next step."""
         return self._drawn.next_ids_R
 
     def admit(
@@ -136,21 +135,21 @@ class DeviceSampler:
         prompt_ids: Sequence[int],
         output_ids: Sequence[int],
     ) -> None:
-        """Take a row into the batch; `output_ids` are those generated before a preemption."""
+        """Adds a row to the batch; `output_ids` were generated before a preemption."""
         self._params.admit(row, params, seed)
         self._shaping.admit(row, params, prompt_ids, output_ids)
 
     def release(self, row: int) -> None:
-        """Forget a row; its vocabulary-sized state is given back."""
+        """Frees a row and its vocabulary-sized state."""
         self._shaping.release(row)
 
     def prepare(self, rows: Ints, output_lens: Ints, at: Ints | None = None) -> None:
-        """Write a step's parameters, between `begin` and `send` of its inputs.
+        """Writes a step's parameters, between `begin` and `send` of its inputs.
 
         Args:
             rows: int [S], rows of the batch that draw.
-            output_lens: int [S], tokens each has, drawn or being drawn: the position of the one drawn now.
-            at: int [S], the rows of the logits that are theirs; the first S unless told.
+            output_lens: int [S], tokens that each has, pending ones included: the position drawn now.
+            at: int [S], their rows of the logits; by default the first S.
         """
         params, num_rows = self._params, len(rows)
         places = np.arange(num_rows)
@@ -193,10 +192,10 @@ class DeviceSampler:
 
     @torch.inference_mode()
     def launch(self, logits_SV: Tensor) -> LaunchedDraws:
-        """Queue the draws of the step that was prepared and sent, and their way to the host.
+        """Queues the draws of the step that was prepared and sent, and their copy to the host.
 
-        A row whose largest logit is not finite, before or after shaping, is listed in `failed` and has
-        token 0.
+        A row whose largest logit is not finite, before or after shaping, is listed in `failed` and has token
+        0.
         """
         step, self._step = self._step, None
         assert step is not None, "launch follows prepare"
@@ -233,9 +232,11 @@ class DeviceSampler:
         shaped_RV = self._shaping.shape(
             logits_SV, self._shaped_at.device[begin:end], entries_R, self._shaped_young.device[begin:end]
         )
-        asked = self._shaped.device(begin)
-        ops.sample(shaped_RV, asked, self._drawn, self._scratch, draws=step.draws, truncates=step.truncates)
-        places_R = asked.places_S[: end - begin].long()
+        parameters = self._shaped.device(begin)
+        ops.sample(
+            shaped_RV, parameters, self._drawn, self._scratch, draws=step.draws, truncates=step.truncates
+        )
+        places_R = parameters.places_S[: end - begin].long()
         self._shaping.count(entries_R, self._drawn.ids_S.index_select(0, places_R))
 
 
@@ -254,18 +255,20 @@ class LaunchedDraws:
         self._unread = False
 
     def begin(self, rows: Ints, results: Tensor, wanted: Ints, num_tops: Ints) -> None:
-        """Queue the copy of ids and flags."""
-        assert not self._unread, "a step's result is still to be read"
+        """Queues the copy of ids and flags."""
+        assert not self._unread, "the last result in this memory has not been read"
         self._unread = True
         self._num_rows, self._wanted, self._num_tops = len(rows), wanted, num_tops
         self._results.copy_(results, non_blocking=True)
         self._width = 0
 
     def add_logprobs(self, table_LW: Tensor) -> None:
-        """Queue the copy of the wanted rows' log-probabilities: chosen, K largest, the bits of their ids."""
+        """Queues the copy of requested log-probabilities: chosen, K largest, the bits of their ids."""
         self._width = table_LW.shape[1]
         if table_LW.numel() > self._logprobs.numel():
-            self._logprobs = torch.zeros(table_LW.numel(), pin_memory=self._on_gpu)  # once: it may wait
+            self._logprobs = torch.zeros(
+                table_LW.numel(), pin_memory=self._on_gpu
+            )  # happens once: waiting is acceptable
         self._table().copy_(table_LW, non_blocking=True)
 
     def _table(self) -> Tensor:
@@ -273,12 +276,12 @@ class LaunchedDraws:
         return self._logprobs[: num * self._width].view(num, self._width)
 
     def end(self) -> None:
-        """Everything is queued."""
+        """Marks that everything is queued."""
         if self._arrived is not None:
             self._arrived.record()
 
     def result(self) -> StepResult:
-        """Waits for the step. Once: the memory is another step's afterwards."""
+        """Waits for the step and returns its draws. Call once: the memory is reused afterwards."""
         assert self._unread, "read twice"
         if self._arrived is not None:
             self._arrived.synchronize()

@@ -1,8 +1,7 @@
-"""CUDA graphs of a step, by its size: launching one replays a thousand kernels at the cost of one call.
+"""Captures CUDA graphs of steps by size: launching one replays a thousand kernels at the cost of one call.
 
-Owns the sizes that are captured and the captured graphs. Everything that differs between two steps of one
-bucket is read from device memory at fixed addresses, so a graph serves any mix of rows, lengths and adapters.
-Refuses to know what is captured: it is given a function.
+Everything that differs between two steps of one bucket is read from device memory at fixed addresses, so a
+graph serves any mix of rows, lengths and adapters.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 from engine.outputs import RunnerCounters
 
 ROW_BUCKETS = (1, 2, 4)
-"""Decode steps of few rows; beyond, every multiple of `ROW_STEP`."""
+"""Decode steps with few rows; beyond them, every multiple of `ROW_STEP`."""
 ROW_STEP = 8
 """Padding costs at most the work of 7 rows, and products come in multiples of 8 or 16 rows anyway."""
 TOKEN_STEP = 64
@@ -29,22 +28,22 @@ TOKEN_GROWTH = 1.125
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A size of step that is captured; smaller ones are padded to it."""
+    """A size of step that is captured; smaller steps are padded to it."""
 
     num_tokens: int
     decode_only: bool
-    """Every sequence has one token; else any mix of decoding rows and prefill chunks."""
+    """Every sequence has one token; otherwise any mix of decoding rows and prefill chunks."""
     with_adapters: bool
 
 
 def row_buckets(max_rows: int) -> list[int]:
-    """Numbers of rows at which decode steps are captured."""
+    """Returns the numbers of rows at which decode steps are captured."""
     sizes = [size for size in ROW_BUCKETS if size < max_rows]
     return [*sizes, *range(ROW_STEP, max_rows, ROW_STEP), max_rows]
 
 
 def token_buckets(max_tokens: int) -> list[int]:
-    """Numbers of tokens at which mixed steps are captured."""
+    """Returns the numbers of tokens at which mixed steps are captured."""
     sizes = [TOKEN_STEP]
     while sizes[-1] < max_tokens:
         grown = int(sizes[-1] * TOKEN_GROWTH) // TOKEN_STEP * TOKEN_STEP
@@ -53,7 +52,7 @@ def token_buckets(max_tokens: int) -> list[int]:
 
 
 class StepGraphs:
-    """Captured steps. Logits of a bucket stand in the same memory every time."""
+    """Captured steps. Logits of a bucket are in the same memory every time."""
 
     def __init__(
         self, forward: Callable[[Bucket], Tensor], rows: Sequence[int], tokens: Sequence[int]
@@ -69,12 +68,14 @@ class StepGraphs:
         self.counters = RunnerCounters()
 
     def bucket(self, num_tokens: int, decode_only: bool, with_adapters: bool) -> Bucket:
-        """The smallest bucket that holds a step."""
+        """Returns the smallest bucket that holds a step."""
         sizes = self._rows if decode_only else self._tokens
         return Bucket(sizes[bisect_left(sizes, num_tokens)], decode_only, with_adapters)
 
     def buckets(self, with_adapters: bool) -> list[Bucket]:
-        """All of them, the largest first: buffers grow once, and smaller graphs share their memory."""
+        """Returns all buckets, the largest first: buffers grow once, and smaller graphs share
+        their memory.
+        """
         forms = (False, True) if with_adapters else (False,)
         sizes = [(size, False) for size in reversed(self._tokens)]
         sizes += [(size, True) for size in reversed(self._rows)]
@@ -83,7 +84,7 @@ class StepGraphs:
     def capture(
         self, buckets: Sequence[Bucket], on_progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """Capture a graph for each bucket. `on_progress(done, of)` is called after each."""
+        """Captures a graph for each bucket. `on_progress(done, of)` is called after each."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         pool = torch.cuda.graph_pool_handle()
@@ -100,7 +101,7 @@ class StepGraphs:
         torch.cuda.current_stream().wait_stream(stream)
 
     def run(self, bucket: Bucket) -> Tensor:
-        """Queue a step: a replay where there is a graph, else kernel by kernel. Returns its logits."""
+        """Queues a step: a replay where there is a graph, else kernel by kernel. Returns its logits."""
         captured = self._graphs.get(bucket)
         if captured is None:
             self.counters.eager_steps += 1
@@ -112,7 +113,7 @@ class StepGraphs:
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Garbage may hold graphs of an engine that is gone; freeing one spoils the capture that is under way."""
+    """Garbage may hold graphs of a closed engine; freeing one would break the capture under way."""
     collects = gc.isenabled()
     gc.disable()
     try:

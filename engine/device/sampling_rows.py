@@ -1,8 +1,4 @@
-"""What the rows of the batch ask of sampling, as arrays over rows.
-
-Owns the numbers that decide a draw and their cutting to what arithmetic can bear. Refuses to know logits and
-devices: numpy only.
-"""
+"""Stores the sampling parameters of the batch's rows as arrays, clamped to what arithmetic can handle."""
 
 from __future__ import annotations
 
@@ -13,9 +9,9 @@ import numpy as np
 from engine.protocol import SamplingParams
 
 MIN_TEMPERATURE = 1e-5
-"""Below it a draw could only ever pick the largest logit, and dividing by it would overflow: greedy."""
+"""Below it a draw could only pick the largest logit, and dividing by it would overflow: greedy."""
 LARGEST = 1e30
-"""Numbers are cut to it: finite in fp32 with room to add and multiply."""
+"""Numbers are clamped to it: finite in fp32 with room to add and multiply."""
 _INT64_MASK = (1 << 64) - 1
 
 
@@ -31,12 +27,12 @@ class SamplingRows:
         self.seed = np.zeros(max_rows, np.int64)
         self.min_tokens = np.zeros(max_rows, np.int64)
         self.num_logprobs = np.full(max_rows, -1, np.int64)
-        """-1: none asked for."""
+        """-1: none requested."""
 
     def admit(self, row: int, params: SamplingParams, seed: int) -> None:
-        """A request takes a row."""
+        """Stores a request's parameters in its row."""
         cold = params.temperature < MIN_TEMPERATURE
-        self.temperature[row] = 0.0 if cold else cut(params.temperature)
+        self.temperature[row] = 0.0 if cold else clamp(params.temperature)
         self.top_k[row] = min(params.top_k, self._vocab_size)
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
@@ -46,31 +42,31 @@ class SamplingRows:
 
 
 def ending_ids(params: SamplingParams, eos_ids: Iterable[int], vocab_size: int) -> list[int]:
-    """Ids that would end the request, and that min_tokens forbids."""
+    """Returns the ids that would end the request, which min_tokens forbids."""
     ending = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_ids))
     return sorted(token for token in ending if 0 <= token < vocab_size)
 
 
 def bias_of(params: SamplingParams, vocab_size: int) -> tuple[list[int], list[float]]:
-    """(ids, values) of logit_bias."""
+    """Returns (ids, values) of logit_bias."""
     assert all(0 <= token < vocab_size for token in params.logit_bias), "bias outside the vocabulary"
-    return list(params.logit_bias), [cut(bias) for bias in params.logit_bias.values()]
+    return list(params.logit_bias), [clamp(bias) for bias in params.logit_bias.values()]
 
 
 def penalties_of(params: SamplingParams) -> tuple[float, float, float]:
-    """(presence, frequency, repetition)."""
+    """Returns (presence, frequency, repetition)."""
     return (
-        cut(params.presence_penalty),
-        cut(params.frequency_penalty),
-        max(cut(params.repetition_penalty), 1 / LARGEST),
+        clamp(params.presence_penalty),
+        clamp(params.frequency_penalty),
+        max(clamp(params.repetition_penalty), 1 / LARGEST),
     )
 
 
 def has_penalties(params: SamplingParams) -> bool:
-    """Whether any of the three does anything."""
+    """Returns whether any of the three has an effect."""
     return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
 
 
-def cut(value: float) -> float:
-    """The nearest number that arithmetic can bear."""
+def clamp(value: float) -> float:
+    """Returns the nearest number that arithmetic can handle."""
     return min(max(value, -LARGEST), LARGEST)

@@ -1,7 +1,7 @@
-"""Log-probabilities of known tokens, from the hidden states of a step.
+"""Computes log-probabilities of known tokens from the hidden states of a step.
 
-Owns which hidden states a plan's scores need, the head product in pieces of bounded memory, and reading what
-comes of it. Refuses to know requests, and how hidden states come about: the runner has them.
+Selects the hidden states that a plan's scores need, computes the head product in chunks of bounded memory,
+and reads the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.device.batch_state import BatchState, Ints
 from engine.protocol import TokenLogprob, TopLogprob
 from kernels import sampling as ops
 
-PIECE_LOGITS = 1 << 22
+CHUNK_LOGITS = 1 << 22
 """Logits at a time on a CPU: 16 MB, and twice that while they become log-probabilities."""
 
 
@@ -28,9 +28,9 @@ class ScoreRequests(NamedTuple):
     at_N: Ints
     """Rows of the step's hidden states."""
     targets_N: Ints
-    """The token that follows each: the one whose log-probability is wanted."""
+    """The token that follows each: the one to score."""
     lens: list[int]
-    """By entry of the plan, how many of the N are its."""
+    """By entry of the plan: how many of the N belong to it."""
     num_tops: list[int]
 
     @property
@@ -41,13 +41,13 @@ class ScoreRequests(NamedTuple):
 def score_requests(
     scored: Sequence[Scored], state: BatchState, rows: Ints, query_lens: Ints
 ) -> ScoreRequests:
-    """What a plan wants scored, before the state advances.
+    """Returns what a plan scores, before the state advances.
 
     Args:
         rows, query_lens: what the step computes, in the order of its hidden states.
     """
     starts = query_lens.cumsum() - query_lens
-    # Where a row's position 0 would stand, were it in the step.
+    # Where a row's position 0 would be, if the step computed it.
     origins = dict(zip(rows.tolist(), (starts - state.computed_len[rows]).tolist(), strict=True))
     spans = [np.arange(share.first - 1, share.first - 1 + share.num_tokens) for share in scored]
     at = [origins[share.row] + span for share, span in zip(scored, spans, strict=True)]
@@ -67,18 +67,18 @@ def score(
     at_N: Tensor,
     targets_N: Tensor,
     num_tops: int,
-    piece_rows: int,
+    chunk_rows: int,
 ) -> Tensor:
-    """[N, 1 + 2 K] fp32: the target's log-probability, the K largest, the bits of their ids as int32.
+    """Returns [N, 1 + 2 K] fp32: the target's log-probability, the K largest, the bits of their ids as int32.
 
     Args:
-        logits_of: the model's head; what it returns may be overwritten by its next call.
+        logits_of: the model's head; its next call may overwrite what it returned.
         at_N, targets_N: int64, rows of `hidden_TH` and the tokens that follow them.
-        piece_rows: how many rows have logits at a time.
+        chunk_rows: how many rows have logits at a time.
     """
     table_NW = hidden_TH.new_empty((len(at_N), 1 + 2 * num_tops), dtype=torch.float32)
-    for begin in range(0, len(at_N), piece_rows):
-        piece = slice(begin, begin + piece_rows)
+    for begin in range(0, len(at_N), chunk_rows):
+        piece = slice(begin, begin + chunk_rows)
         logits_PV = logits_of(hidden_TH.index_select(0, at_N[piece]))
         chosen_P, top_PK, top_ids_PK = ops.logprobs(logits_PV, targets_N[piece], num_tops)
         table_NW[piece, 0] = chosen_P
@@ -87,16 +87,16 @@ def score(
     return table_NW
 
 
-def rows_per_piece(vocab_size: int) -> int:
-    """On a CPU."""
-    return max(1, PIECE_LOGITS // vocab_size)
+def rows_per_chunk(vocab_size: int) -> int:
+    """Returns the rows of a chunk on a CPU."""
+    return max(1, CHUNK_LOGITS // vocab_size)
 
 
-def read(table_NW: Tensor, asked: ScoreRequests) -> list[list[TokenLogprob] | None]:
-    """Scores by entry of the plan; None where the logits were not finite."""
+def read(table_NW: Tensor, requests: ScoreRequests) -> list[list[TokenLogprob] | None]:
+    """Returns scores by entry of the plan; None where the logits were not finite."""
     found: list[list[TokenLogprob] | None] = []
     begin, num_columns = 0, table_NW.shape[1] // 2
-    for num_tokens, num_tops in zip(asked.lens, asked.num_tops, strict=True):
+    for num_tokens, num_tops in zip(requests.lens, requests.num_tops, strict=True):
         span = slice(begin, begin + num_tokens)
         begin += num_tokens
         chosen_N = table_NW[span, 0]
@@ -106,7 +106,7 @@ def read(table_NW: Tensor, asked: ScoreRequests) -> list[list[TokenLogprob] | No
         top_NK = table_NW[span, 1 : 1 + num_tops].tolist()
         ids_NK = table_NW[span, 1 + num_columns : 1 + num_columns + num_tops]
         ids = ids_NK.contiguous().view(torch.int32).tolist()
-        everything = zip(asked.targets_N[span].tolist(), chosen_N.tolist(), ids, top_NK, strict=True)
+        everything = zip(requests.targets_N[span].tolist(), chosen_N.tolist(), ids, top_NK, strict=True)
         found.append(
             [
                 TokenLogprob(target, logprob, [TopLogprob(*pair) for pair in zip(*tops, strict=True)])

@@ -1,1 +1,1 @@
-"""The usage journal: what each request owes, kept through crashes until the ledger has it."""
+"""Journals what each request owes, and keeps it through crashes until the ledger has it."""

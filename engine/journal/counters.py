@@ -1,11 +1,11 @@
-"""The engine's totals on disk: how many usage events an incarnation has numbered, and the tokens in them.
+"""Keeps the engine's totals on disk: how many usage events an incarnation has numbered, and their tokens.
 
-Owns one small memory-mapped file beside the in-flight table. The next start reads from it what the journal
-must have and what open requests had, so that a loss of either is found and counted. Each value is one aligned
-word with a checksum of its own, kept in two places.
+The file is small, memory-mapped, beside the in-flight table. The next start reads from it what the journal
+and the open requests must contain, so that a loss of either is found and counted. Each value is one aligned
+word with a checksum, stored in two places.
 
-Values are stored after what they count: after a kill they say less than there is, never more. Only the last
-number given is stored before: no other event may be taken for the one that has it.
+Values are stored after what they count: after a kill they show less than there is, never more. Only the last
+number given is stored before its event: no other event may be taken for the one that has it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NAME = struct.Struct("=32sI")
 _CHECK_BITS = 16
 
 
-class Totals(NamedTuple):
-    """What an incarnation left behind."""
+class IncarnationTotals(NamedTuple):
+    """What an incarnation counted before it ended."""
 
     incarnation: str
     issued: int
@@ -34,16 +34,16 @@ class Totals(NamedTuple):
     tokens: int
     """Completion tokens in those, each counted in one event."""
     counted: int
-    """Completion tokens that it was about to send, in those events or not yet."""
+    """Completion tokens that it was about to send, whether or not an event has them."""
     stamped: int
-    """The last number that it gave an event, written or not."""
+    """The last number that it gave to an event, written or not."""
 
 
-class Counters:
-    """The totals of the incarnation that runs. Each method belongs to one thread."""
+class DiskCounters:
+    """The totals of the running incarnation. Each method belongs to one thread."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file; `last` is what it says. Raises OSError."""
+        """Opens or creates the file; `last` is its content. Raises OSError."""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.posix_fallocate(self._fd, 0, SIZE)
         self._mmap = mmap.mmap(self._fd, SIZE)
@@ -52,7 +52,7 @@ class Counters:
         """None: the file is new, or cannot be read."""
 
     def begin(self, incarnation: str) -> None:
-        """Forget the last incarnation, once what it left is journaled."""
+        """Resets the totals for a new incarnation, once what the last one left is journaled."""
         name = incarnation.encode()
         for place in _PLACES:
             _NAME.pack_into(self._mmap, place + _NAME_AT, b"", 0)
@@ -63,21 +63,21 @@ class Counters:
         self._counted = 0
 
     def stamp(self, number: int) -> None:
-        """This number is about to be written. For the journal's thread."""
+        """Stores a number that is about to be written. For the journal's thread."""
         self._store(_STAMPED, number)
 
     def issue(self, issued: int, tokens: int) -> None:
-        """Events up to this number are written. For the journal's thread."""
+        """Stores that events up to this number are written. For the journal's thread."""
         self._store(_TOKENS, tokens)
         self._store(_ISSUED, issued)
 
     def count(self, tokens: int) -> None:
-        """So many more completion tokens are in the in-flight table. For the step loop."""
+        """Counts completion tokens that were added to the in-flight table. For the step loop."""
         self._counted += tokens
         self._store(_COUNTED, self._counted)
 
     def sync(self) -> None:
-        """Wait for the disk. For a thread of its own. Raises OSError."""
+        """Waits for the disk. For a thread of its own. Raises OSError."""
         os.fsync(self._fd)
 
     def close(self) -> None:
@@ -90,16 +90,16 @@ class Counters:
         for place in _PLACES:
             self._words[place // 8 + word] = stored
 
-    def _read(self) -> Totals | None:
+    def _read(self) -> IncarnationTotals | None:
         names = (_NAME.unpack_from(self._mmap, place + _NAME_AT) for place in _PLACES)
         name = next((name.rstrip(b"\0") for name, crc in names if zlib.crc32(name.rstrip(b"\0")) == crc), b"")
         issued, tokens, counted, stamped = map(self._value, (_ISSUED, _TOKENS, _COUNTED, _STAMPED))
         if not name or issued is None or tokens is None or counted is None or stamped is None:
             return None
-        return Totals(name.decode(errors="replace"), issued, tokens, counted, stamped)
+        return IncarnationTotals(name.decode(errors="replace"), issued, tokens, counted, stamped)
 
     def _value(self, word: int) -> int | None:
-        """The larger of the two places: a kill may have come between their stores."""
+        """Returns the larger of the two places: a kill may have come between their stores."""
         stored = (self._words[place // 8 + word] for place in _PLACES)
         whole = [one >> _CHECK_BITS for one in stored if one & 0xFFFF == _check(one >> _CHECK_BITS)]
         return max(whole, default=None)

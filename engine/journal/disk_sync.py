@@ -1,6 +1,6 @@
 """Syncs the engine's files to disk about once a second, in a thread beside the step loop.
 
-The step loop never waits for it. What it counted since the last sync is what a power cut can take.
+The step loop never waits for it. A power cut loses what was counted since the last sync.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CLOSE_SECONDS = 5.0
 
 
 class DiskSync:
-    """A thread that calls what it is given, in order, once a second until closed."""
+    """A thread that calls the given functions, in order, once a second until closed."""
 
     def __init__(self, work: Sequence[Callable[[], None]]) -> None:
         """`work` may raise OSError: it is logged, and tried again."""
@@ -29,7 +29,7 @@ class DiskSync:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; a disk that hangs is not waited for."""
+        """Ends the thread, without waiting for a disk that hangs."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(CLOSE_SECONDS)
@@ -40,4 +40,4 @@ class DiskSync:
                 for one in self._work:
                     one()
             except OSError as error:
-                log.error("files in flight cannot be synced to disk", reason=str(error))
+                log.error("cannot sync the in-flight table to disk; retrying in a second", reason=str(error))

@@ -1,4 +1,4 @@
-"""Numbers usage events within an engine's incarnation, so that the ledger can tell which of them it lacks."""
+"""Assigns numbers to usage events within an incarnation, so that the ledger can tell which it lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.protocol import EventNumber, UsageEvent
 
 
 class EventNumbering:
-    """The numbers of one incarnation's events, from 1 on. Belongs to the thread that writes the journal."""
+    """Numbers one incarnation's events, from 1 on. Belongs to the thread that writes the journal."""
 
     def __init__(
         self,
@@ -19,8 +19,8 @@ class EventNumbering:
         issued: int = 0,
         tokens: int = 0,
     ) -> None:
-        """`on_stamped` gets each number before its event is written, `on_written` the last one and the tokens
-        up to it, once those events are.
+        """`on_stamped` receives each number before its event is written; `on_written` receives the last
+        number and the tokens up to it, once those events are written.
         """
         self.issued = issued
         self.tokens = tokens
@@ -28,7 +28,7 @@ class EventNumbering:
         self._on_written = on_written
 
     def stamp(self, event: UsageEvent, tokens: int) -> UsageEvent:
-        """The event with the next number. `tokens`: completion tokens that no earlier event has."""
+        """Returns the event with the next number. `tokens`: completion tokens that no earlier event has."""
         self.issued += 1
         self._on_stamped(self.issued)
         before = self.tokens
@@ -36,12 +36,12 @@ class EventNumbering:
         return msgspec.structs.replace(event, number=EventNumber(self.issued, before, self.tokens))
 
     def skip(self, tokens: int, stamped: int) -> None:
-        """Give a number to usage that cannot be written: it will be missed, and counted. `stamped`: the last
-        number that an event may have.
+        """Uses up a number for usage that cannot be written, so that reconciliation finds it missing.
+        `stamped`: the last number that an event may have.
         """
         self.issued = max(self.issued, stamped) + 1
         self.tokens += tokens
 
     def written(self) -> None:
-        """What was stamped is in Redis or on the disk."""
+        """Reports that all stamped events are in Redis or on the disk."""
         self._on_written(self.issued, self.tokens)

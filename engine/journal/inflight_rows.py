@@ -1,9 +1,9 @@
-"""The layout of the in-flight table's file, and how rows are read from one that may be damaged.
+"""Defines the layout of the in-flight table's file, and reads rows from a file that may be damaged.
 
-What decides about a row is kept twice, at its beginning and at its end, so that damage to one place costs
+What decides about a row is stored twice, at its beginning and at its end, so that damage to one place costs
 nothing: whether it is live, its counters, and the length and checksum of its body, which is the request's
-UsageEvent as it stood at admission. Rows lie at fixed offsets, so that each is read by itself: a header that
-is gone or a file that was cut short costs the rows that are gone.
+UsageEvent as of admission. Rows lie at fixed offsets, so that each is read by itself: a damaged header or a
+truncated file costs only the rows that are gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 MAGIC = b"RSINFL02"
 OLD_MAGIC = b"RSINFL01"
-"""Of releases that kept everything once. Their rows are read, nothing more is written to them."""
+"""Of releases that stored everything once. Their rows are read; nothing more is written to them."""
 HEADER_LEN = 4096
 ROW_LEN = 2048
 WORD = 8
@@ -39,20 +39,20 @@ MAX_BODY_LEN = ROW_LEN - BODY_START - 4 * WORD
 FREE, LIVE = 0, 0x4556494C574F5254
 _OLD_LIVE = 1
 ROW_LEN_WORD, TOUCHED_AT_WORD = 1, 2
-"""Of the header, behind the magic: the length of rows; when a counter last moved."""
+"""In the header, behind the magic: the length of rows; when a counter last moved."""
 
-_MOST_TOKENS = 1 << 40
+_MAX_TOKENS = 1 << 40
 _LATEST = 4_102_444_800.0
-"""The year 2100: a time beyond it is damage."""
+"""The year 2100: a later time is damage."""
 _ROW = struct.Struct(f"={ROW_WORDS}Q")
 _decoder = msgspec.msgpack.Decoder(UsageEvent)
 
 
-class LeftRow(NamedTuple):
+class LeftoverRow(NamedTuple):
     """A request that was open when its engine died."""
 
     event: UsageEvent
-    """With the counts as of then and finish_reason "error"."""
+    """With the counts at that time and finish_reason "error"."""
     journaled: int
     """Of its completion tokens, those that an event in the journal has."""
 
@@ -62,21 +62,21 @@ class LeftRow(NamedTuple):
         return max(0, self.event.usage.completion_tokens - self.journaled)
 
 
-class Remains(NamedTuple):
-    """What a file of a dead engine still says."""
+class RecoveredTable(NamedTuple):
+    """What can be read of a dead engine's file."""
 
-    rows: list[LeftRow]
+    rows: list[LeftoverRow]
     damage: str = ""
-    """What is wrong with it; empty: it is whole."""
+    """What is wrong with the file; empty: nothing."""
     is_current: bool = True
-    """It is of this release's layout: the next engine may go on with it."""
+    """Whether it has this release's layout, so that the next engine can use it."""
 
 
-def read_remains(path: Path) -> Remains:
-    """Everything that can be read of a table's file, which is not changed. Raises OSError."""
+def recover_table(path: Path) -> RecoveredTable:
+    """Reads everything readable in a table's file, without changing it. Raises OSError."""
     data = path.read_bytes() if path.exists() else b""
     if not data:
-        return Remains([])
+        return RecoveredTable([])
     damages = []
     is_old = data[:8] == OLD_MAGIC
     if data[:8] not in (MAGIC, OLD_MAGIC) or data[8:16] != struct.pack("=Q", ROW_LEN):
@@ -86,13 +86,13 @@ def read_remains(path: Path) -> Remains:
     rows, num_unreadable = read_rows(data)
     if num_unreadable:
         damages.append(f"{num_unreadable} rows are unreadable")
-    return Remains(rows, "; ".join(damages), not damages and not is_old)
+    return RecoveredTable(rows, "; ".join(damages), not damages and not is_old)
 
 
-def read_rows(data: bytes | memoryview) -> tuple[list[LeftRow], int]:
-    """The rows that are live, and how many more there are that cannot be read."""
+def read_rows(data: bytes | memoryview) -> tuple[list[LeftoverRow], int]:
+    """Returns the live rows, and how many more cannot be read."""
     touched_at = _time_at(data, TOUCHED_AT_WORD)
-    found: list[LeftRow] = []
+    found: list[LeftoverRow] = []
     num_unreadable = 0
     for number, (words, row) in enumerate(_rows(data)):
         if not _is_live(words):
@@ -107,33 +107,33 @@ def read_rows(data: bytes | memoryview) -> tuple[list[LeftRow], int]:
 
 
 def bits(seconds: float | None) -> int:
-    """A time as it is stored."""
+    """Returns a time as it is stored."""
     return 0 if seconds is None else struct.unpack("=Q", struct.pack("=d", seconds))[0]
 
 
 def _rows(data: bytes | memoryview) -> Iterator[tuple[tuple[int, ...], bytes]]:
-    """Words and bytes of each row; what is missing of the last one reads as zeros."""
+    """Yields words and bytes of each row; missing bytes of the last one read as zeros."""
     for at in range(HEADER_LEN, len(data), ROW_LEN):
         row = bytes(data[at : at + ROW_LEN]).ljust(ROW_LEN, b"\0")
         yield _ROW.unpack(row), row
 
 
 def _is_live(words: tuple[int, ...]) -> bool:
-    """Either place says so; or neither can be read, which a free row's would have to be damaged twice for."""
+    """Returns whether either place says so, or neither is readable, which would take damage in both."""
     first, again = words[STATE], words[STATE_AGAIN]
     return LIVE in (first, again) or first == _OLD_LIVE or FREE not in (first, again)
 
 
-def _left_row(words: tuple[int, ...], row: bytes, touched_at: float | None) -> LeftRow | None:
+def _left_row(words: tuple[int, ...], row: bytes, touched_at: float | None) -> LeftoverRow | None:
     event = _body(words[BODY], row) or _body(words[BODY_AGAIN], row)
-    counts = _counts(words, COMPLETION, COMPLETION_AGAIN, _MOST_TOKENS)
+    counts = _counts(words, COMPLETION, COMPLETION_AGAIN, _MAX_TOKENS)
     if event is None or not counts:
         return None
     completion_tokens = min(counts)
     prompt_tokens = event.usage.prompt_tokens
     cached_tokens = max(_counts(words, CACHED, CACHED_AGAIN, prompt_tokens), default=0)
     journaled = words[JOURNALED] if words[STATE] == LIVE else 0
-    return LeftRow(
+    return LeftoverRow(
         msgspec.structs.replace(
             event,
             usage=Usage(prompt_tokens, cached_tokens, completion_tokens),
@@ -160,10 +160,10 @@ def _body(word: int, row: bytes) -> UsageEvent | None:
 
 
 def _counts(words: tuple[int, ...], first: int, again: int, most: int) -> list[int]:
-    """A counter as the readable ends of the row have it, where that can be.
+    """Returns a counter as stored at the readable ends of the row, where plausible.
 
-    Where both are and differ, the engine died between two stores, or one is damaged. Then the one counts that
-    bills less; the totals beside the table (`engine.journal.counters`) say what that leaves out.
+    If both are readable and differ, the engine died between two stores, or one is damaged. Then the smaller
+    one is billed; the totals beside the table (`engine.journal.counters`) show what that leaves out.
     """
     counts = []
     if words[STATE] in (LIVE, _OLD_LIVE) or words[STATE_AGAIN] != LIVE:

@@ -1,13 +1,12 @@
-"""The in-flight table: what would be owed if the process died this instant.
+"""Keeps a table of open requests on disk: what each would owe if the process died now.
 
-Owns one memory-mapped file of fixed-size rows, one per open request: the request's UsageEvent as it stood at
-admission, and counters bumped in place each step. Pages of a shared mapping belong to the kernel, so they
-outlive a `kill -9`; the next incarnation reads the rows left behind (`engine.journal.inflight_rows`)
-and journals them. A machine that loses power loses what was counted since the last `sync`.
+One memory-mapped file of fixed-size rows, one per open request: the request's UsageEvent as of admission, and
+counters that each step increments in place. Pages of a shared mapping belong to the kernel, so they outlive a
+`kill -9`; the next incarnation reads the rows left behind (`engine.journal.inflight_rows`) and journals them.
+A machine that loses power loses what was counted since the last `sync`.
 
 Every store that decides something is one aligned 8-byte word, written after what it vouches for: a row is
-live once its state word says so, and a counter is either its old value or its new one. Refuses to know
-clients, Redis and steps.
+live once its state word says so, and a counter is either its old value or its new one.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from engine.journal.inflight_rows import (
     STATE,
     STATE_AGAIN,
     TOUCHED_AT_WORD,
-    LeftRow,
+    LeftoverRow,
     bits,
     read_rows,
 )
@@ -58,16 +57,16 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class InflightTable:
-    """Open requests' usage in a file that survives the process.
+    """Counts open requests' usage in a file that survives the process.
 
     `admit`, `add` and `update` belong to the step loop; `free` may be called by another thread for a row that
-    the loop no longer touches. Nothing here waits: no call but `admit` on a full table makes a system call.
+    the loop no longer touches. No call blocks, and only `admit` on a full table makes a system call.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the table at `path`: a whole one of this layout, or none.
+        """Opens or creates the table at `path`: an existing file must be whole and of this layout.
 
-        Raises: OSError when the file cannot be created or its disk space not be reserved.
+        Raises: OSError when the file cannot be created or its disk space cannot be reserved.
         """
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,11 +88,11 @@ class InflightTable:
         return self._num_rows - len(self._free)
 
     def admit(self, event: UsageEvent) -> int:
-        """Write a request's row and return its index. Raises ValueError when the event does not fit a row."""
+        """Writes a request's row and returns its index. Raises ValueError when the event does not fit."""
         body = _encoder.encode(event)
         if len(body) > MAX_BODY_LEN:
             raise ValueError(
-                f"labels: the usage event takes {len(body)} bytes, at most {MAX_BODY_LEN} are kept"
+                f"labels: the usage event takes {len(body)} bytes, more than the {MAX_BODY_LEN} that fit"
             )
         with self._lock:
             if not self._free:
@@ -113,9 +112,9 @@ class InflightTable:
         return row
 
     def add(self, rows: Sequence[int], counts: Sequence[int]) -> None:
-        """Count a step's completion tokens, after `touch`. Must come before anybody is given them.
+        """Counts a step's completion tokens, after `touch` and before they are sent.
 
-        One call for all rows, since every step pays for it; a row may come several times, once per choice.
+        One call for all rows, because every step pays for it; a row may come several times, once per choice.
         """
         rows_N = np.array(rows, dtype=np.intp)
         np.add.at(self._completions, rows_N, np.array(counts, dtype=np.uint64))
@@ -125,13 +124,13 @@ class InflightTable:
             self._first_token_times[unseen_N] = self._words[TOUCHED_AT_WORD]
 
     def touch(self, now: float) -> None:
-        """Note when counters move, in Unix seconds: a first token's time, or death's, should it come."""
+        """Stores when counters move, in Unix seconds: the time of first tokens, or of a crash."""
         self._words[TOUCHED_AT_WORD] = bits(now)
 
     def update(self, row: int, event: UsageEvent) -> int:
-        """Take over the counts and times of an event. Word by word: a torn update mixes two true states.
+        """Takes over the counts and times of an event. Word by word: a torn update mixes two true states.
 
-        Returns the completion tokens that it has more than were counted.
+        Returns how many completion tokens the event has beyond those counted.
         """
         word, words = self._word(row), self._words
         counted = words[word + COMPLETION]
@@ -144,30 +143,30 @@ class InflightTable:
         return int(completion_tokens - counted)
 
     def journaled(self, row: int, completion_tokens: int) -> None:
-        """Note that an event in the journal has so many of the row's tokens."""
+        """Stores how many of the row's tokens an event in the journal has."""
         self._words[self._word(row) + JOURNALED] = completion_tokens
 
     def free(self, row: int) -> None:
-        """Give a row back: its request's last event is in the journal, or it never ran."""
+        """Frees a row: its request's last event is in the journal, or it never ran."""
         with self._lock:
             word = self._word(row)
             assert self._words[word + STATE] == LIVE, f"row {row} is freed twice"
             self._words[word + STATE] = self._words[word + STATE_AGAIN] = FREE
             self._free.append(row)
 
-    def read(self) -> list[LeftRow]:
-        """Rows that are live, as they would be found were the process to die now.
+    def read(self) -> list[LeftoverRow]:
+        """Returns the live rows, as they would be found if the process died now.
 
-        One that cannot be read is logged with its counters and left out: nothing else can be done.
+        A row that cannot be read is logged with its counters and left out.
         """
         return read_rows(self._bytes)[0]
 
     def sync(self) -> None:
-        """Wait until what is in the table now is on the disk. For a thread of its own. Raises OSError."""
+        """Waits until the table's current content is on the disk. For a thread of its own. Raises OSError."""
         os.fsync(self._fd)
 
     def clear(self) -> None:
-        """Free every row, readable or not. For a start, once `read` has been journaled."""
+        """Frees every row, readable or not. For a start, once `read` has been journaled."""
         with self._lock:
             for row in range(self._num_rows):
                 word = self._word(row)
@@ -175,7 +174,7 @@ class InflightTable:
             self._free = list(range(self._num_rows - 1, -1, -1))
 
     def close(self) -> None:
-        # A mapping that somebody looks into does not close.
+        # A mapping with open views cannot be closed.
         del self._completions, self._completions_again, self._first_token_times
         self._words.release()
         self._bytes.release()
@@ -183,14 +182,14 @@ class InflightTable:
         os.close(self._fd)
 
     def _grow(self) -> None:
-        """Double the table. The old mapping shows the same pages, so a `free` under way loses nothing."""
+        """Doubles the table. The old mapping shows the same pages, so a concurrent `free` loses nothing."""
         num_rows = self._num_rows
         self._map(num_rows * 2)
         self._free.extend(range(num_rows * 2 - 1, num_rows - 1, -1))
 
     def _map(self, num_rows: int) -> None:
         size = HEADER_LEN + num_rows * ROW_LEN
-        # Reserved, not sparse: a store into a hole on a full disk would be a SIGBUS.
+        # Reserved, not sparse: a store into a hole on a full disk would raise SIGBUS.
         os.posix_fallocate(self._fd, 0, size)
         self._mmap = mmap.mmap(self._fd, size)
         self._bytes = memoryview(self._mmap)

@@ -1,9 +1,9 @@
-"""The meter: what each open request owes, from admission until the journal has it.
+"""Meters each open request's usage, from admission until the journal has it.
 
-Owns the in-flight table, the totals beside it and the usage journal, and the order between them: a row is
-written before a request is accepted, counts before its tokens are sent, and is freed after its last event is
-written. So whatever moment the process dies at, table and journal together hold every token anybody was
-given, and the largest counts of a request are right. Refuses to know clients, sockets and steps.
+Orders the writes to the in-flight table, the totals beside it and the usage journal: a row is written before
+a request is accepted, counts before its tokens are sent, and the row is freed after its last event is
+written. So whenever the process dies, table and journal together hold every token that was sent, and a
+request's largest counts are right.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from engine.journal.counters import Counters
+from engine.journal.counters import DiskCounters
 from engine.journal.disk_sync import DiskSync
 from engine.journal.event_numbering import EventNumbering
-from engine.journal.inflight_rows import read_remains
+from engine.journal.inflight_rows import recover_table
 from engine.journal.inflight_table import InflightTable
-from engine.journal.recovery import bill_leftovers, clear_away, owed_at_death
+from engine.journal.recovery import bill_leftovers, remove_table, usage_at_crash
 from engine.journal.set_aside import files_set_aside
 from engine.journal.spool import Spool
 from engine.journal.usage_journal import JournalEntry, JournalError, UsageJournal
@@ -35,7 +35,7 @@ FLUSH_SECONDS = 5.0
 TABLE, SPOOL, TOTALS, HISTORY = "inflight.bin", "usage.spool", "counters.bin", "issued.spool"
 """Files of an engine's folder: the in-flight table, usage that waits for Redis, this incarnation's totals,
 and what those before it have issued."""
-MOST_REMEMBERED = 1000
+MAX_REMEMBERED = 1000
 """Incarnations in that history."""
 
 
@@ -52,18 +52,18 @@ class Meter:
         on_settled: Callable[[list[object]], None],
         on_failed: Callable[[JournalError], None],
     ) -> None:
-        """Open the files, bill what the last incarnation left in flight, then start the journal's thread.
+        """Opens the files, bills what the last incarnation left in flight, then starts the journal's thread.
 
-        `on_settled` gets the receipts of requests whose last event is written, on the journal's thread;
-        `on_failed` likewise, once. Raises: OSError for the files, JournalError when leftovers can be written
-        nowhere.
+        `on_settled` receives, on the journal's thread, the receipts of requests whose last event is written;
+        `on_failed` is called there at most once. Raises: OSError for the files, JournalError when leftovers
+        cannot be written anywhere.
         """
         self._engine_id = engine_id
         self._incarnation = incarnation
         self._on_settled = on_settled
         self._state_dir = state_dir
         self._lock_fd = _lock(state_dir)
-        self._counters = Counters(state_dir / TOTALS)
+        self._counters = DiskCounters(state_dir / TOTALS)
         self._history = Spool(state_dir / HISTORY)
         self._issued = IssuedEvents(engine_id, incarnation, 0, 0, 0.0)
         """What this incarnation has written so far."""
@@ -72,26 +72,26 @@ class Meter:
         self._journal = UsageJournal(redis_url, spool, self._on_written, on_failed, self._numbering)
         self._entries: list[JournalEntry] = []
         self._journaled: dict[int, int] = {}
-        """By row, of requests that go on: completion tokens that their events have so far."""
-        self._take_over(state_dir / TABLE)
+        """By row, of open requests: completion tokens that their events have so far."""
+        self._recover(state_dir / TABLE)
         self._set_aside = files_set_aside(state_dir)
-        self._sync = DiskSync([self._table.sync, self._counters.sync, self._look_for_set_aside])
+        self._sync = DiskSync([self._table.sync, self._counters.sync, self._refresh_set_aside])
         self._sync.start()
         self._journal.start()
 
-    def _take_over(self, path: Path) -> None:
-        """Bill what the last incarnation left, remember what it has issued, and only then forget it."""
-        remains = read_remains(path)
-        ended = bill_leftovers(remains, self._counters.last, self._journal, self._engine_id)
-        if len(self._history) > MOST_REMEMBERED:
+    def _recover(self, path: Path) -> None:
+        """Bills what the last incarnation left and records what it issued, and only then resets the files."""
+        recovered = recover_table(path)
+        ended = bill_leftovers(recovered, self._counters.last, self._journal, self._engine_id)
+        if len(self._history) > MAX_REMEMBERED:
             self._history.consume(len(self._history))
         if ended is not None:
             self._history.append([msgspec.msgpack.encode(ended)])
             self._journal.announce([ended])
-        payloads, _ = self._history.page(0, MOST_REMEMBERED)
+        payloads, _ = self._history.page(0, MAX_REMEMBERED)
         self._issued_before = [msgspec.msgpack.decode(one, type=IssuedEvents) for one in payloads]
         self._counters.begin(self._incarnation)
-        clear_away(path, remains)
+        remove_table(path, recovered)
         self._table = InflightTable(path)
         self._table.clear()
 
@@ -102,7 +102,7 @@ class Meter:
 
     @property
     def disk(self) -> DiskSpace:
-        """Of the file system with table and spool; all zeros when it does not answer."""
+        """Space on the file system with table and spool; all zeros when it does not answer."""
         try:
             return disk_space(self._state_dir)
         except OSError:
@@ -114,8 +114,8 @@ class Meter:
         return len(self._set_aside)
 
     def spooled(self, position: int) -> Spooled:
-        """A page of them; the first one with what was numbered and what is set aside."""
-        # Before the page: an event that is written meanwhile is in the page, and not missed.
+        """Returns a page of spooled events; the first with the numbers issued and the files set aside."""
+        # Read before the page: an event written meanwhile is in the page, and does not count as missing.
         issued = [] if position else [*self._issued_before, self._issued]
         page = self._journal.spooled(position)
         if position:
@@ -123,7 +123,7 @@ class Meter:
         return msgspec.structs.replace(page, issued=issued, set_aside=self._set_aside)
 
     def admit(self, request: Submit) -> int:
-        """The row of a request about to be accepted. Raises ValueError when its labels do not fit one."""
+        """Writes the row of a request about to be accepted. Raises ValueError when its labels do not fit."""
         return self._table.admit(
             UsageEvent(
                 request_id=request.request_id,
@@ -141,40 +141,40 @@ class Meter:
         )
 
     def count(self, rows: Sequence[int], counts: Sequence[int]) -> None:
-        """Count a step's completion tokens, `counts[i]` of `rows[i]`'s request, before they are sent."""
+        """Counts a step's completion tokens, `counts[i]` of `rows[i]`'s request, before they are sent."""
         self._table.touch(time.time())
         self._table.add(rows, counts)
         self._counters.count(sum(counts))
 
     def started(self, row: int, event: UsageEvent) -> None:
-        """A request's first token has been counted: keep what its admission found, in case we die."""
+        """Stores what a request's admission found, once its first token has been counted."""
         self._update(row, event)
 
     def checkpoint(self, row: int, event: UsageEvent) -> None:
-        """A long request's counts so far: to the table now, to the journal at the step's end."""
+        """Stores a long request's counts so far: in the table now, in the journal at the step's end."""
         self._update(row, event)
         tokens = event.usage.completion_tokens
         self._entries.append(JournalEntry(event, row=row, tokens=tokens - self._journaled.get(row, 0)))
         self._journaled[row] = tokens
 
     def settle(self, row: int, event: UsageEvent, receipt: object) -> None:
-        """A request's last event, for the journal at the step's end. `receipt` comes back once written."""
+        """Queues a request's last event for the step's end. `receipt` comes back once it is written."""
         self._update(row, event)
         tokens = event.usage.completion_tokens - self._journaled.pop(row, 0)
         self._entries.append(JournalEntry(event, (row, receipt), tokens=tokens))
 
     def end_step(self) -> None:
-        """Hand the step's events to the journal. Raises JournalError when it has failed."""
+        """Hands the step's events to the journal. Raises JournalError when it has failed."""
         if self._entries:
             self._journal.put(self._entries)
             self._entries = []
 
     def cancel(self, row: int) -> None:
-        """The request never ran: nothing is owed."""
+        """Frees the row of a request that never ran: it owes nothing."""
         self._table.free(row)
 
     def close(self) -> None:
-        """Write what is queued, then bill what is still in flight: only a failure leaves any. Raises
+        """Writes what is queued, then bills what is still in flight, which only a failure leaves. Raises
         JournalError.
 
         What cannot be written stays in the table, for the next incarnation.
@@ -182,13 +182,11 @@ class Meter:
         self._sync.close()
         flushed = self._journal.close(FLUSH_SECONDS)
         if not flushed:
-            raise JournalError(
-                "the usage journal could not be flushed; the next start bills what is in flight"
-            )
+            raise JournalError("cannot flush the usage journal; the next start bills what is in flight")
         leftovers = self._table.read()
         if leftovers:
             log.warning("billing requests cut off by the engine's failure", requests=len(leftovers))
-            events = [self._numbering.stamp(owed_at_death(left.event), left.owed) for left in leftovers]
+            events = [self._numbering.stamp(usage_at_crash(left.event), left.owed) for left in leftovers]
             self._journal.write_now(events)
             self._numbering.written()
             self._table.clear()
@@ -209,14 +207,14 @@ class Meter:
         self._counters.issue(events, tokens)
         self._issued = IssuedEvents(self._engine_id, self._incarnation, events, tokens, time.time())
 
-    def _look_for_set_aside(self) -> None:
+    def _refresh_set_aside(self) -> None:
         self._set_aside = files_set_aside(self._state_dir)
 
     def _on_written(self, entries: list[JournalEntry]) -> None:
         receipts: list[object] = []
         for entry in entries:
-            if entry.last_word is not None:
-                row, receipt = entry.last_word
+            if entry.completion is not None:
+                row, receipt = entry.completion
                 self._table.free(row)
                 receipts.append(receipt)
             elif entry.row is not None:
@@ -226,9 +224,9 @@ class Meter:
 
 
 def _lock(folder: Path) -> int:
-    """Take the folder for this process, until it ends however it ends.
+    """Locks the folder for this process, until it ends in whatever way.
 
-    Raises BlockingIOError when another has it.
+    Raises BlockingIOError when another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

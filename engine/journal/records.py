@@ -1,8 +1,8 @@
-"""Checksummed records in a file: how one is written, and how whole ones are found in a damaged file.
+"""Reads and writes checksummed records in a file, and finds whole records in a damaged one.
 
-A record is its length and CRC-32, eight bytes, and its payload. Reading goes on behind damage: the next
-offset at which length and checksum fit is the next record, so that damage costs the records it lies in and no
-other.
+A record is its payload's length and CRC-32, eight bytes, then the payload. Reading continues behind damage:
+the next offset at which length and checksum match is the next record, so damage costs only the records it
+lies in.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class FilePart(NamedTuple):
     """None: no record begins anywhere in it."""
 
 
-def packed(payload: bytes) -> bytes:
-    """The record of a payload."""
+def encode_record(payload: bytes) -> bytes:
+    """Returns the record of a payload."""
     assert 0 < len(payload) <= MAX_RECORD_LEN  # zeros, as power cuts leave them, must not read as records
     return PREFIX.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def pieces(data: Buffer, at: int = 0) -> Iterator[FilePart]:
-    """The file from an offset on, in order and without gaps."""
+def file_parts(data: Buffer, at: int = 0) -> Iterator[FilePart]:
+    """Yields the parts of a file from an offset on, in order and without gaps."""
     while at < len(data):
         payload = _payload_at(data, at)
         if payload is not None:
@@ -49,21 +49,21 @@ def pieces(data: Buffer, at: int = 0) -> Iterator[FilePart]:
         at = end
 
 
-def is_unfinished(data: Buffer, piece: FilePart) -> bool:
-    """Whether the end of a file is what a crash leaves of the record that was being written: a beginning
-    whose rest is missing, or space that was never filled. No append of it had returned.
+def is_unfinished(data: Buffer, part: FilePart) -> bool:
+    """Returns whether the end of a file is what a crash leaves of a record being written: a beginning whose
+    rest is missing, or space that was never filled. The append had not returned.
     """
-    if piece.payload is not None or piece.end != len(data):
+    if part.payload is not None or part.end != len(data):
         return False
-    left = piece.end - piece.start
-    if left < PREFIX.size or not any(data[piece.start : piece.end]):
+    left = part.end - part.start
+    if left < PREFIX.size or not any(data[part.start : part.end]):
         return True
-    length, _ = PREFIX.unpack_from(data, piece.start)
+    length, _ = PREFIX.unpack_from(data, part.start)
     return bool(left - PREFIX.size < length <= MAX_RECORD_LEN)
 
 
 def write_private(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file that only its owner may read, and wait for the disk. Raises OSError."""
+    """Writes a file that only its owner may read, and waits for the disk. Raises OSError."""
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.writelines(parts)
         file.flush()
@@ -72,7 +72,7 @@ def write_private(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make new names in a folder durable."""
+    """Makes new names in a folder durable."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -92,7 +92,9 @@ def _payload_at(data: Buffer, at: int) -> bytes | None:
 
 
 def _next_record(data: Buffer, at: int) -> int:
-    """The first offset from `at` on at which a whole record begins; the end of the file without one."""
+    """Returns the first offset from `at` on at which a whole record begins; the end of the file
+    if none does.
+    """
     for offset in range(at, len(data) - PREFIX.size):
         if _payload_at(data, offset) is not None:
             return offset

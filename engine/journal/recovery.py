@@ -1,7 +1,7 @@
-"""Bills what a dead engine's incarnation left in its files, and says how much of it cannot be read.
+"""Recovers and bills what a dead incarnation left in its files, and reports how much of it cannot be read.
 
-Owns the order in which that is safe: a kill in between has the next start do it again, and journals nothing
-under another number.
+The order is safe against a kill in between: the next start repeats it, and journals nothing under another
+number.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from engine.journal.counters import Totals
+from engine.journal.counters import IncarnationTotals
 from engine.journal.event_numbering import EventNumbering
-from engine.journal.inflight_rows import Remains
-from engine.journal.set_aside import name_of
+from engine.journal.inflight_rows import RecoveredTable
+from engine.journal.set_aside import set_aside_path
 from engine.journal.usage_journal import UsageJournal
 from engine.protocol import IssuedEvents, Usage, UsageEvent
 
@@ -23,20 +23,21 @@ log = structlog.get_logger(__name__)
 
 
 def bill_leftovers(
-    remains: Remains, last: Totals | None, journal: UsageJournal, engine_id: str
+    recovered: RecoveredTable, last: IncarnationTotals | None, journal: UsageJournal, engine_id: str
 ) -> IssuedEvents | None:
-    """Write a last event for each request that was in flight; what the incarnation has issued with those.
+    """Writes a last event for each request that was in flight. Returns what the incarnation has issued with
+    those.
 
-    Completion tokens that it had counted and that are in no event and no row are lost: they get a number that
-    no event has, so that reconciliation misses it and names them. `last` is None where the totals cannot be
-    read: then events go without numbers. Raises JournalError.
+    Completion tokens that it had counted and that are in no event and no row are lost: they use up a number
+    that no event has, so that reconciliation finds them missing. `last` is None where the totals cannot be
+    read: then events have no numbers. Raises JournalError.
     """
     numbering = None
     if last is not None:
         numbering = EventNumbering(lambda _: None, lambda *_: None, last.issued, last.tokens)
     events = []
-    for row in remains.rows:
-        event = owed_at_death(row.event)
+    for row in recovered.rows:
+        event = usage_at_crash(row.event)
         if numbering is not None and last is not None and event.incarnation == last.incarnation:
             event = numbering.stamp(event, row.owed)
         events.append(event)
@@ -54,21 +55,21 @@ def bill_leftovers(
     return IssuedEvents(engine_id, last.incarnation, numbering.issued, numbering.tokens, time.time())
 
 
-def clear_away(path: Path, remains: Remains) -> None:
-    """Once the leftovers are journaled: a damaged table is set aside, one of an older release removed.
+def remove_table(path: Path, recovered: RecoveredTable) -> None:
+    """Sets a damaged table aside, and removes one of an older release, once the leftovers are journaled.
 
     Raises OSError.
     """
-    if remains.damage:
-        aside = path.rename(name_of(path))
+    if recovered.damage:
+        aside = path.rename(set_aside_path(path))
         aside.chmod(0o600)
-        log.error("in-flight table is damaged; set aside", reason=remains.damage, kept=str(aside))
-    elif not remains.is_current:
+        log.error("in-flight table is damaged; set aside", reason=recovered.damage, kept=str(aside))
+    elif not recovered.is_current:
         path.unlink()
 
 
-def owed_at_death(event: UsageEvent) -> UsageEvent:
-    """A request that died before its first token got nothing for its prompt, and owes nothing for it."""
+def usage_at_crash(event: UsageEvent) -> UsageEvent:
+    """Returns the event to bill: a request that died before its first token owes nothing for its prompt."""
     if event.usage.completion_tokens == 0:
         return msgspec.structs.replace(event, usage=Usage(0, 0, 0))
     return event

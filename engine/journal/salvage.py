@@ -1,4 +1,4 @@
-"""Reads usage events out of a file of the journal that was set aside: a piece of a spool, or a table."""
+"""Reads usage events out of a file of the journal that was set aside: a part of a spool, or a table."""
 
 from __future__ import annotations
 
@@ -7,58 +7,58 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.journal.inflight_rows import HEADER_LEN, LIVE, MAGIC, OLD_MAGIC, ROW_LEN, WORD, read_remains
+from engine.journal.inflight_rows import HEADER_LEN, LIVE, MAGIC, OLD_MAGIC, ROW_LEN, WORD, recover_table
 from engine.journal.meter import SPOOL, TABLE
-from engine.journal.records import pieces
-from engine.journal.recovery import owed_at_death
+from engine.journal.records import file_parts
+from engine.journal.recovery import usage_at_crash
 from engine.protocol import UsageEvent
 
 
 class Salvaged(NamedTuple):
-    """What a file still says."""
+    """What could be read of a file."""
 
     events: list[UsageEvent]
     num_unreadable_bytes: int
-    """Of a spool: in no whole record."""
+    """Of a spool: bytes in no whole record."""
     damage: str
     """Of a table: what is wrong with it."""
 
 
 def salvage(path: Path) -> Salvaged:
-    """Everything that can be read of the file, which is not changed. Raises OSError."""
+    """Reads everything readable in the file, without changing it. Raises OSError."""
     data = path.read_bytes()
     if _is_table(data):
-        remains = read_remains(path)
-        return Salvaged([owed_at_death(row.event) for row in remains.rows], 0, remains.damage)
+        recovered = recover_table(path)
+        return Salvaged([usage_at_crash(row.event) for row in recovered.rows], 0, recovered.damage)
     events: list[UsageEvent] = []
     num_unreadable_bytes = 0
-    for piece in pieces(data):
+    for part in file_parts(data):
         try:
-            events.append(msgspec.msgpack.decode(piece.payload or b"", type=UsageEvent))
+            events.append(msgspec.msgpack.decode(part.payload or b"", type=UsageEvent))
         except msgspec.DecodeError:
-            num_unreadable_bytes += piece.end - piece.start
+            num_unreadable_bytes += part.end - part.start
     return Salvaged(events, num_unreadable_bytes, "")
 
 
-class LeftOnDisk(NamedTuple):
-    """Usage that an engine that does not run has yet to tell."""
+class PendingUsage(NamedTuple):
+    """Usage in the folder of an engine that is not running."""
 
     requests: int
     """In flight when it ended."""
     events: int
-    """That Redis has not taken."""
+    """Not yet in Redis."""
 
 
-def left_on_disk(folder: Path) -> LeftOnDisk:
-    """What waits in an engine's folder for its next start; nothing is changed. Raises OSError."""
+def pending_usage(folder: Path) -> PendingUsage:
+    """Counts what waits in an engine's folder for its next start, without changing it. Raises OSError."""
     spool = folder / SPOOL
     data = spool.read_bytes() if spool.exists() else b""
-    events = sum(piece.payload is not None for piece in pieces(data))
-    return LeftOnDisk(len(read_remains(folder / TABLE).rows), events)
+    events = sum(part.payload is not None for part in file_parts(data))
+    return PendingUsage(len(recover_table(folder / TABLE).rows), events)
 
 
 def _is_table(data: bytes) -> bool:
-    """By its header, or where that is damaged by any live row."""
+    """Returns whether it is a table, by its header or, where that is damaged, by any live row."""
     if data[:8] in (MAGIC, OLD_MAGIC):
         return True
     live = LIVE.to_bytes(WORD, "little")

@@ -1,6 +1,6 @@
-"""Damaged files of the journal that the engine keeps beside its own, for an operator to look at.
+"""Keeps damaged files of the journal beside the engine's own, for an operator to examine.
 
-While there are any the engine says so: `rootstock billing import-spool` reads what can be read of one.
+While there are any, the engine reports them; `rootstock billing import-spool` reads what can be read of one.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from engine.journal.records import write_private
 from engine.protocol import SetAside
 
 _NAMES = re.compile(r".+\.(damaged|tail|corrupt)-\d+")
-"""Those of earlier releases too."""
+"""Includes the names of earlier releases."""
 
 
-def name_of(path: Path) -> Path:
-    """Where damage of `path` is kept."""
+def set_aside_path(path: Path) -> Path:
+    """Returns where damage of `path` is kept."""
     return path.with_name(f"{path.name}.damaged-{time.time_ns()}")
 
 
 def set_aside(path: Path, content: bytes) -> Path:
-    """Keep damaged bytes of `path`, readable by their owner alone, and return where. Raises OSError."""
-    aside = name_of(path)
+    """Keeps damaged bytes of `path`, readable by their owner alone, and returns where. Raises OSError."""
+    aside = set_aside_path(path)
     write_private(aside, [content])
     return aside
 
 
 def files_set_aside(folder: Path) -> list[SetAside]:
-    """All there are in an engine's folder, by name. Raises OSError."""
+    """Returns all such files in an engine's folder, by name. Raises OSError."""
     return [
         SetAside(one.name, one.stat().st_size)
         for one in sorted(folder.iterdir())

@@ -1,9 +1,8 @@
-"""The spool: usage events on local disk while the journal's Redis is away.
+"""Spools usage events to local disk while the journal's Redis is unreachable.
 
-Owns one append-only file of checksummed records. An append returns once the bytes are on the disk (fsync); a
-file cut short by a crash loses only the record that was being written, which nobody had been promised. Damage
-costs the records that it lies in: those behind it are read, and the damaged bytes are set aside.
-Refuses to know what a record means and where it goes.
+One append-only file of checksummed records. An append returns once the bytes are on the disk (fsync); a file
+cut short by a crash loses only the record that was being written, whose append had not returned. Damage costs
+the records that it lies in: those behind it are read, and the damaged bytes are set aside.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import structlog
 from engine.journal.records import (
     MAX_RECORD_LEN,
     PREFIX,
+    encode_record,
+    file_parts,
     is_unfinished,
-    packed,
-    pieces,
     sync_folder,
     write_private,
 )
@@ -32,14 +31,14 @@ log = structlog.get_logger(__name__)
 
 
 class Spool:
-    """Records in order, appended durably, read from the front, emptied at once.
+    """Records in order: appended durably, read from the front, emptied at once.
 
     One thread writes; `page` may be called by another.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. A torn tail is cut off, damage is taken out and set aside, so that what is
-        appended later can be read.
+        """Opens or creates the file. A torn tail is cut off, and damage is set aside, so that later appends
+        can be read.
 
         Raises: OSError when the file cannot be opened or written.
         """
@@ -51,14 +50,15 @@ class Spool:
         self._fd = _open(path)  # another file, where damage was taken out
         sync_folder(path.parent)
         self._lock = threading.Lock()
-        """Held while it is said where records are, not while the disk is waited for."""
+        """Held while record offsets change, not while waiting for the disk."""
         self._end = 0
         self._front = 0
-        """Where reading begins: records before it have been handed on."""
+        """Offset at which reading begins: records before it have been consumed."""
         self._emptied = 0
-        """Bytes that were in it when it was emptied, all times together: no position means two records."""
+        """Bytes that were in the file whenever it was emptied, summed: so no position ever means
+        two records."""
         self._is_damaged = False
-        """Some of it cannot be read, and it could when it was opened."""
+        """Whether some of it has become unreadable since it was opened."""
         self._num_records = 0
         for _, end in self._records(0, os.fstat(self._fd).st_size):
             self._num_records += 1
@@ -68,11 +68,11 @@ class Spool:
         return self._num_records
 
     def append(self, payloads: Iterable[bytes]) -> None:
-        """Write records and wait for the disk. All or none. Raises OSError (disk full, I/O error)."""
+        """Writes records and waits for the disk. All or none. Raises OSError (disk full, I/O error)."""
         data = bytearray()
         count = 0
         for payload in payloads:
-            data += packed(payload)
+            data += encode_record(payload)
             count += 1
         view, at = memoryview(data), self._end
         try:
@@ -88,9 +88,10 @@ class Spool:
             self._num_records += count
 
     def page(self, position: int, limit: int) -> tuple[list[bytes], int | None]:
-        """At most `limit` records from a position on, and the position to go on from; None at the end.
+        """Returns at most `limit` records from a position on, and the position of the next page; None at the
+        end.
 
-        0 is the front, and so is whatever has been consumed since. Positions are of this opening.
+        0 is the front, and so is any position before it. Positions are valid while the spool is open.
         """
         with self._lock:
             at = max(position - self._emptied, self._front)
@@ -103,17 +104,17 @@ class Spool:
             return payloads, self._emptied + at if at < self._end else None
 
     def peek(self, limit: int) -> list[bytes]:
-        """The first records not yet consumed, at most `limit`."""
-        return [payload for payload, _ in self._some(limit)]
+        """Returns the first records not yet consumed, at most `limit`."""
+        return [payload for payload, _ in self._first_records(limit)]
 
     def consume(self, count: int) -> None:
-        """Forget the first `count` records; the file is emptied once all are gone.
+        """Removes the first `count` records; the file is emptied once all are consumed.
 
-        A crash before that brings them back: readers of the journal must not mind seeing an event again.
+        A crash before that brings them back: readers of the journal must accept events twice.
         """
         assert count <= self._num_records
         front = self._front
-        for _, end in self._some(count):
+        for _, end in self._first_records(count):
             front = end
         is_empty = next(self._records(front, self._end), None) is None
         if is_empty and self._is_damaged:
@@ -132,13 +133,13 @@ class Spool:
     def close(self) -> None:
         os.close(self._fd)
 
-    def _some(self, limit: int) -> Iterator[tuple[bytes, int]]:
+    def _first_records(self, limit: int) -> Iterator[tuple[bytes, int]]:
         records = self._records(self._front, self._end)
         for _, record in zip(range(min(limit, self._num_records)), records, strict=False):
             yield record
 
     def _records(self, at: int, until: int) -> Iterator[tuple[bytes, int]]:
-        """Each whole record in [at, until): its payload, and the offset behind it."""
+        """Yields each whole record in [at, until): its payload, and the offset behind it."""
         while at < until:
             payload = self._payload_at(at)
             if payload is None:
@@ -159,11 +160,11 @@ class Spool:
         return payload if len(payload) == length and zlib.crc32(payload) == crc else None
 
     def _records_behind_damage(self, at: int, until: int) -> Iterator[tuple[bytes, int]]:
-        """The file was damaged since it was opened."""
+        """Yields the records behind damage that occurred since the file was opened."""
         self._is_damaged = True
-        for piece in pieces(os.pread(self._fd, until, 0), at):
-            if piece.payload is not None:
-                yield piece.payload, piece.end
+        for part in file_parts(os.pread(self._fd, until, 0), at):
+            if part.payload is not None:
+                yield part.payload, part.end
 
 
 def _open(path: Path) -> int:
@@ -171,26 +172,26 @@ def _open(path: Path) -> int:
 
 
 def _repair(path: Path, fd: int) -> None:
-    """Cut off a torn tail. Set damaged stretches aside, and leave a file of whole records alone.
+    """Cuts off a torn tail and sets damaged stretches aside. Leaves a file of whole records alone.
 
-    A crash in between leaves the file as it was, or as it is to be.
+    A crash in between leaves the file as it was, or as it will be.
     """
     if os.fstat(fd).st_size == 0:
         return
     with mmap(fd, 0, access=ACCESS_READ) as data:
-        bad = [piece for piece in pieces(data) if piece.payload is None]
+        bad = [part for part in file_parts(data) if part.payload is None]
         torn = bad.pop() if bad and is_unfinished(data, bad[-1]) else None
         if bad:
             kept = set_aside(path, b"".join(data[one.start : one.end] for one in bad))
             log.error(
-                "spool is damaged; usage in it may be lost, what is readable was kept",
+                "spool is damaged; some usage may be lost, readable records were kept",
                 stretches=len(bad),
                 bytes=sum(one.end - one.start for one in bad),
                 kept=str(kept),
             )
             anew = path.with_name(f"{path.name}.new")
-            whole = (piece for piece in pieces(data) if piece.payload is not None)
-            write_private(anew, (data[piece.start : piece.end] for piece in whole))
+            whole = (part for part in file_parts(data) if part.payload is not None)
+            write_private(anew, (data[part.start : part.end] for part in whole))
             anew.rename(path)
     if torn is not None and not bad:
         log.warning("spool ends in an unfinished record; cut off", bytes=torn.end - torn.start)

@@ -1,16 +1,14 @@
-"""The usage journal: every event reaches Redis, or the local disk until Redis is back.
+"""Writes every usage event to Redis, or to local disk until Redis is back.
 
-Owns one thread that writes what it is given in order: to the Redis stream, in one packet a batch; while Redis
-is away to the spool (fsync'ed), which is replayed in order once Redis answers. An entry is reported written
-when either has it. Delivery is at least once: an event may appear twice, and readers let the largest counts
-of a request win. When neither takes an event the journal fails and the engine must stop: tokens are not given
+One thread writes entries in order: to the Redis stream, in one packet per batch; while Redis is unreachable
+to the spool (with fsync), which is replayed in order once Redis answers. An entry is reported as written when
+either has it. Delivery is at least once: an event may appear twice, and readers let a request's largest
+counts win. When neither accepts an event the journal fails and the engine must stop: tokens are not given
 away unbilled.
 
-Redis answers before it has written: killed, it may come back without what it acknowledged in its last
-seconds. So what it has just taken is kept here until it has shown to be alive after that time; when the
-connection is another by then, it is written again.
-
-Refuses to know clients, requests and sockets: it carries an entry's `last_word` without looking inside.
+Redis answers before it has written: if killed, it may come back without what it acknowledged in its last
+seconds. So recent payloads are kept until Redis answers again after that time; if the connection is a new one
+by then, they are written again.
 """
 
 from __future__ import annotations
@@ -35,36 +33,35 @@ from engine.protocol import ISSUED_STREAM, JOURNAL_STREAM, IssuedEvents, Spooled
 log = structlog.get_logger(__name__)
 
 CONNECT_TIMEOUT = 0.5
-"""Seconds. Short: while Redis hangs, the last words of requests wait for it, though no token does."""
+"""Seconds. Short: while Redis hangs, `Finished` messages wait for it, though tokens do not."""
 REPLY_TIMEOUT = 1.0
-RETRY_FIRST, RETRY_MOST = 0.25, 4.0
-DOUBTED_SECONDS = 3.0
-"""For which Redis may forget what it took, if killed: it syncs its file every second, and while a sync is
-slow it puts off writing to it for two.
-"""
+RETRY_MIN, RETRY_MAX = 0.25, 4.0
+UNCONFIRMED_SECONDS = 3.0
+"""Period in which Redis may lose what it accepted, if killed: it syncs its file every second, and while a
+sync is slow it delays writing to it for two."""
 REPLAY_BATCH = 500
 SPOOLED_PAGE = 250
-"""Events in one answer to who asks what waits on the disk: some half a millisecond of the step loop's."""
+"""Events in one page of spooled events: takes about half a millisecond of the step loop."""
 MAX_QUEUED = 10_000
-"""Batches (one per step at most). Past it the step loop waits: memory is bounded and nothing is skipped."""
-FULL_WAIT, FULL_WARNING = 0.005, 0.5
-"""Seconds between two looks then, and between two lines of the log."""
+"""Batches (at most one per step). Beyond it the step loop waits: memory is bounded and nothing is dropped."""
+QUEUE_FULL_WAIT, QUEUE_FULL_WARNING = 0.005, 0.5
+"""Seconds between two checks of a full queue, and between two log lines about it."""
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 class JournalError(Exception):
-    """An event could be kept nowhere. The engine must not go on."""
+    """An event cannot be stored anywhere. The engine must stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """An event; with a request's last, what is given back once it is written: its row and a receipt."""
+    """An event to write; a request's last one returns its row and a receipt once written."""
 
     event: UsageEvent
-    last_word: tuple[int, object] | None = None
+    completion: tuple[int, object] | None = None
     row: int | None = None
-    """Of a request that goes on."""
+    """Of a request that is still open."""
     tokens: int = 0
     """Completion tokens that no earlier event of the request has."""
 
@@ -80,31 +77,31 @@ class UsageJournal:
         on_failed: Callable[[JournalError], None],
         numbering: EventNumbering | None = None,
     ) -> None:
-        """Both callbacks run on the journal's thread; after `on_failed` nothing more is written. Without a
-        `numbering` events go as they come.
+        """Both callbacks run on the journal's thread; after `on_failed` nothing more is written. Without
+        `numbering`, events are written unnumbered.
         """
         # One connection, and no client around it: a client's pipeline takes three times as long, and
-        # every request's last word waits for it.
+        # every `Finished` message waits for it.
         self._redis = redis.ConnectionPool.from_url(
             redis_url,
             socket_connect_timeout=CONNECT_TIMEOUT,
             socket_timeout=REPLY_TIMEOUT,
-            retry=Retry(NoBackoff(), 0),  # the spool is the second try
+            retry=Retry(NoBackoff(), 0),  # the spool is the retry
             health_check_interval=0,
             redis_connect_func=self._connected,
         ).make_connection()
         self._num_connections = 0
         self._last_connection = 0
-        self._doubted: deque[tuple[float, bytes]] = deque()
-        """When Redis took it over the last connection, and what."""
+        self._unconfirmed: deque[tuple[float, bytes]] = deque()
+        """Payloads that Redis accepted over the last connection, and when."""
         self._spool = spool
         self._on_written = on_written
         self._on_failed = on_failed
         self._numbering = numbering
         self._queue: queue.SimpleQueue[Sequence[JournalEntry] | None] = queue.SimpleQueue()
         self._failure: JournalError | None = None
-        self._away = False
-        self._retry_after = RETRY_FIRST
+        self._is_redis_down = False
+        self._retry_after = RETRY_MIN
         self._retry_at = 0.0
         self._thread = threading.Thread(target=self._run, name="usage-journal", daemon=True)
 
@@ -114,19 +111,19 @@ class UsageJournal:
         return len(self._spool)
 
     def spooled(self, position: int) -> Spooled:
-        """What waits on the disk, a page of it; for any thread."""
+        """Returns a page of the spooled events; for any thread."""
         events, onward = self._spool.page(position, SPOOLED_PAGE)
         return Spooled(events, onward)
 
     def write_now(self, events: Sequence[UsageEvent]) -> None:
-        """Write on the caller's thread, before `start` or after `close`. Raises JournalError."""
+        """Writes on the caller's thread, before `start` or after `close`. Raises JournalError."""
         assert not self._thread.is_alive()
         self._write([_encoder.encode(event) for event in events])
 
     def announce(self, issued: Sequence[IssuedEvents]) -> None:
-        """Tell how many events incarnations have numbered, on the caller's thread as `write_now`.
+        """Tells Redis how many events incarnations have numbered, on the caller's thread like `write_now`.
 
-        Only Redis is told: on the engine's disk it is anyway (`engine.journal.counters`).
+        The engine's disk has the numbers anyway (`engine.journal.counters`).
         """
         assert not self._thread.is_alive()
         self._send([_encoder.encode(one) for one in issued], ISSUED_STREAM)
@@ -135,9 +132,9 @@ class UsageJournal:
         self._thread.start()
 
     def put(self, entries: Sequence[JournalEntry]) -> None:
-        """Hand over a step's entries.
+        """Queues a step's entries.
 
-        Waits only when MAX_QUEUED batches do. Raises JournalError once failed.
+        Waits only when MAX_QUEUED batches are queued. Raises JournalError once the journal has failed.
         """
         if self._queue.qsize() >= MAX_QUEUED:
             self._wait_for_room()
@@ -146,9 +143,9 @@ class UsageJournal:
         self._queue.put(entries)
 
     def close(self, timeout: float) -> bool:
-        """Write what is queued, then end the thread.
+        """Writes what is queued, then ends the thread.
 
-        False when that took longer than `timeout` seconds, or failed.
+        Returns False when that took longer than `timeout` seconds, or failed.
         """
         if self._thread.is_alive():
             self._queue.put(None)
@@ -158,36 +155,36 @@ class UsageJournal:
         return self._failure is None
 
     def release(self) -> None:
-        """After `close`: let go of the connection and the file."""
+        """Closes the connection and the file, after `close`."""
         self._redis.disconnect()
         self._spool.close()
 
     def _wait_for_room(self) -> None:
         warned_at = time.monotonic()
         while self._queue.qsize() >= MAX_QUEUED and self._failure is None:
-            time.sleep(FULL_WAIT)
-            if time.monotonic() - warned_at > FULL_WARNING:
+            time.sleep(QUEUE_FULL_WAIT)
+            if time.monotonic() - warned_at > QUEUE_FULL_WARNING:
                 warned_at = time.monotonic()
                 log.warning("the usage journal is behind; steps wait for it", queued=self._queue.qsize())
 
     def _run(self) -> None:
         try:
-            while self._turn():
+            while self._process_next():
                 pass
         except JournalError as error:
             self._failure = error
             log.critical("the usage journal failed; the engine stops", reason=str(error))
             self._on_failed(error)
 
-    def _turn(self) -> bool:
-        """Write what is queued, or replay some of the spool when nothing is. False at the end."""
+    def _process_next(self) -> bool:
+        """Writes what is queued, or replays part of the spool when nothing is. Returns False at the end."""
         try:
             entries = list(self._next_batch() or ())
         except queue.Empty:
             if len(self._spool):
                 self._replay()
             else:
-                self._ask_redis()
+                self._ping_redis()
             return True
         if not entries:
             return False
@@ -214,22 +211,22 @@ class UsageJournal:
     def _next_batch(self) -> Sequence[JournalEntry] | None:
         if len(self._spool):
             wait = self._retry_at - time.monotonic()
-        elif self._doubted:
-            wait = self._doubted[-1][0] + DOUBTED_SECONDS - time.monotonic()
+        elif self._unconfirmed:
+            wait = self._unconfirmed[-1][0] + UNCONFIRMED_SECONDS - time.monotonic()
         else:
             return self._queue.get()
         return self._queue.get(timeout=wait) if wait > 0 else self._queue.get_nowait()
 
     def _write(self, payloads: list[bytes]) -> None:
-        # While older events wait on disk newer ones queue behind them, so that the stream keeps its order.
+        # While older events wait on disk, newer ones go behind them, so that the stream keeps its order.
         if len(self._spool) or not self._send(payloads):
-            self._spool_up(payloads)
+            self._spool_payloads(payloads)
 
-    def _spool_up(self, payloads: list[bytes]) -> None:
+    def _spool_payloads(self, payloads: list[bytes]) -> None:
         try:
             self._spool.append(payloads)
         except OSError as error:
-            raise JournalError(f"usage can be written neither to Redis nor to the spool: {error}") from error
+            raise JournalError(f"cannot write usage to Redis or to the spool: {error}") from error
 
     def _replay(self) -> None:
         payloads = self._spool.peek(REPLAY_BATCH)
@@ -238,35 +235,35 @@ class UsageJournal:
         try:
             self._spool.consume(len(payloads))
         except OSError as error:
-            raise JournalError(f"the spool cannot be emptied: {error}") from error
+            raise JournalError(f"cannot empty the spool: {error}") from error
         if not len(self._spool):
-            log.info("usage spool replayed; the journal goes to Redis again")
+            log.info("usage spool replayed; the journal writes to Redis again")
 
     def _send(self, payloads: list[bytes], stream: str = JOURNAL_STREAM) -> bool:
-        """Append to the stream.
+        """Appends to the stream.
 
-        False, and the time of the next try set, when Redis did not take all of them.
+        Returns False, and sets the time of the next try, when Redis did not accept all of them.
         """
         try:
             self._append(payloads, stream)
-            self._heard()
+            self._on_reply()
             if stream == JOURNAL_STREAM:
                 now = time.monotonic()
-                self._doubted.extend((now, payload) for payload in payloads)
+                self._unconfirmed.extend((now, payload) for payload in payloads)
         except (redis.RedisError, OSError) as error:
-            # Whatever Redis has against it (gone, loading, read-only, out of memory), the disk takes over.
-            if not self._away:
-                log.error("Redis does not take the usage journal; spooling to disk", reason=str(error))
-            self._lost(error)
+            # Whatever the reason (gone, loading, read-only, out of memory), the disk takes over.
+            if not self._is_redis_down:
+                log.error("Redis does not accept usage events; spooling to disk", reason=str(error))
+            self._on_failure(error)
             return False
-        self._away = False
-        self._retry_after = RETRY_FIRST
+        self._is_redis_down = False
+        self._retry_after = RETRY_MIN
         return True
 
     def _append(self, payloads: list[bytes], stream: str) -> None:
-        """Raises redis.RedisError: some of them may be there all the same."""
+        """Raises redis.RedisError: some of the payloads may have been written nevertheless."""
         connection = self._redis
-        if connection.is_connected and self._has_ended():
+        if connection.is_connected and self._is_closed_by_redis():
             connection.disconnect()
         commands = [("XADD", stream, "*", b"e", payload) for payload in payloads]
         connection.send_packed_command(connection.pack_commands(commands))
@@ -274,54 +271,56 @@ class UsageJournal:
         for _ in commands:
             try:
                 connection.read_response()
-            except redis.ResponseError as error:  # the other answers are to be read nevertheless
+            except redis.ResponseError as error:  # the other replies must be read nevertheless
                 refusal = refusal or error
         if refusal is not None:
             raise refusal
 
-    def _has_ended(self) -> bool:
-        """Whether the other end has closed the connection: nothing else is to be read before asking."""
+    def _is_closed_by_redis(self) -> bool:
+        """Returns whether the other end closed the connection: nothing else can be readable
+        before a command.
+        """
         try:
             return self._redis.can_read()
         except (redis.RedisError, OSError):
             return True
 
-    # What Redis may forget ----------------------------------------------------------------------------------
+    # Payloads that Redis may lose ---------------------------------------------------------------------------
 
     def _connected(self, connection: redis.Connection) -> None:
         connection.on_connect()
         self._num_connections += 1
 
-    def _ask_redis(self) -> None:
-        """Nothing is to be written, and what was is in doubt no longer if Redis lives."""
+    def _ping_redis(self) -> None:
+        """Confirms, while nothing is to be written, that Redis still has what it accepted."""
         try:
             self._redis.send_command("PING")
             self._redis.read_response()
-            self._heard()
+            self._on_reply()
         except (redis.RedisError, OSError) as error:
-            self._lost(error)
+            self._on_failure(error)
 
-    def _heard(self) -> None:
-        """Redis has answered: what it took long enough before that, it has on disk. Over a new connection the
-        answer may be that of another life.
+    def _on_reply(self) -> None:
+        """Drops payloads that Redis accepted long enough ago to have on disk. A reply over a new connection
+        may come from a restarted Redis: then they are written again.
         """
         if self._num_connections != self._last_connection:
             self._last_connection = self._num_connections
-            self._write_again()
-        long_ago = time.monotonic() - DOUBTED_SECONDS
-        while self._doubted and self._doubted[0][0] <= long_ago:
-            self._doubted.popleft()
+            self._rewrite_unconfirmed()
+        long_ago = time.monotonic() - UNCONFIRMED_SECONDS
+        while self._unconfirmed and self._unconfirmed[0][0] <= long_ago:
+            self._unconfirmed.popleft()
 
-    def _lost(self, error: Exception) -> None:
-        self._away = True
+    def _on_failure(self, error: Exception) -> None:
+        self._is_redis_down = True
         self._retry_at = time.monotonic() + self._retry_after
-        self._retry_after = min(2 * self._retry_after, RETRY_MOST)
-        if not isinstance(error, redis.ResponseError):  # who refuses lives
-            self._write_again()
+        self._retry_after = min(2 * self._retry_after, RETRY_MAX)
+        if not isinstance(error, redis.ResponseError):  # an error reply shows that Redis is alive
+            self._rewrite_unconfirmed()
 
-    def _write_again(self) -> None:
-        """By way of the disk: an event that is there twice counts once."""
-        if self._doubted:
-            payloads = [payload for _, payload in self._doubted]
-            self._doubted.clear()
-            self._spool_up(payloads)
+    def _rewrite_unconfirmed(self) -> None:
+        """Writes unconfirmed payloads again, by way of the disk: an event that is there twice counts once."""
+        if self._unconfirmed:
+            payloads = [payload for _, payload in self._unconfirmed]
+            self._unconfirmed.clear()
+            self._spool_payloads(payloads)

@@ -1,1 +1,1 @@
-"""Adapters inside the engine: the packed artifact, the slots, the pool that kernels read, the loader."""
+"""Holds adapters inside the engine: the packed artifact, slots, the pools that kernels read, the loader."""

@@ -1,4 +1,4 @@
-"""The packed adapter: the one on-disk layout that kernels read.
+"""Reads and writes packed adapters: the one on-disk layout that kernels read.
 
 A file is `magic | version | manifest length | manifest (JSON) | zeros to 64 bytes | slab`. The slab holds,
 layer by layer and group by group, the A matrices of a group's modules stacked along the rank `[sum of ranks,
@@ -6,16 +6,15 @@ K]` (so that the input is read once for all of them), then each module's B, rank
 is contiguous). Ranks are the true ones; an absent module takes no bytes. Every matrix starts on a multiple of
 64 bytes. Scales stay beside the weights, in fp32: folded into bf16 they would be rounded.
 
-Weights are bf16, fp32 or FP8 (e4m3). FP8 has two fp32 scales for every rank, one for A's row and one for
-B's: a group's stand after its matrices, all of A's, then all of B's. The true weight is the stored one times
-its row's scale.
+Weights are bf16, fp32 or FP8 (e4m3). FP8 has two fp32 scales for every rank, one for A's row and one for B's:
+a group's scales follow its matrices, all of A's, then all of B's. The true weight is the stored one times its
+row's scale.
 
-Versions: bf16 and fp32 are written as version 1, as they always were, so that what was packed keeps its
-digest; FP8 is version 2, which releases that cannot read it refuse by number.
+Versions: bf16 and fp32 are written as version 1, as they always were, so that packed adapters keep their
+digest; FP8 is version 2, which releases that cannot read it reject by number.
 
-Owns the file, its checks and the adapter's digest (SHA-256 of the file's bytes). Refuses to know PEFT, torch,
-and which base is being served: the API reads artifacts too, so that only the standard library, numpy and
-msgspec are used.
+The digest is the SHA-256 of the file's bytes. Only the standard library, numpy and msgspec are imported,
+because the API reads artifacts too.
 """
 
 from __future__ import annotations
@@ -74,22 +73,21 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 _PREFIX = struct.Struct("<8sII")
 _PIECE_BYTES = 4 << 20
-"""Read and hashed at a time: what was just read is still in the processor's cache."""
+"""Bytes read and hashed at a time: they are still in the processor's cache when hashed."""
 
 Allocate = Callable[[Manifest], np.ndarray]
-"""Memory for a slab: 1-D uint8 of at least `manifest.num_bytes`."""
+"""Returns memory for a slab: 1-D uint8 of at least `manifest.num_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """One module's weights as they go into an artifact: `a` [rank, K], `b` [rank, N] (that is, PEFT's B
-    transposed)."""
+    """One module's weights as stored in an artifact: `a` [rank, K], `b` [rank, N] (PEFT's B transposed)."""
 
     a: np.ndarray
     b: np.ndarray
     scale: float
     a_scale: np.ndarray | None = None
-    """fp32 [rank], with FP8 alone: the true row of A is the stored one times this."""
+    """fp32 [rank], only with FP8: the true row of A is the stored one times this."""
     b_scale: np.ndarray | None = None
 
 
@@ -102,7 +100,9 @@ class PackedAdapter:
 
     @classmethod
     def build(cls, layers: Sequence[Mapping[str, LoraPair]], base_digest: str, dtype: Dtype) -> PackedAdapter:
-        """Lay out `layers[i][module name]`; arrays must already be of the storage type (`STORAGE[dtype]`)."""
+        """Lays out `layers[i][module name]`; arrays must already be of the storage type
+        (`STORAGE[dtype]`).
+        """
         shapes = [{name: _shape(name, pair) for name, pair in layer.items()} for layer in layers]
         manifest = lay_out(shapes, base_digest, dtype)
         packed = cls(manifest, np.zeros(manifest.num_elements, STORAGE[dtype]))
@@ -127,23 +127,23 @@ class PackedAdapter:
             scales[1] = np.concatenate([pair.b_scale for _, pair in pairs])
 
     def groups(self) -> Iterator[tuple[int, str, GroupEntry]]:
-        """(layer, group, its entry) of all there are."""
+        """Yields (layer, group, entry) for every group of the adapter."""
         for index, layer in enumerate(self.manifest.layers):
             for group, entry in layer.items():
                 yield index, group, entry
 
     def a(self, layer: int, group: str) -> np.ndarray:
-        """View of the stacked A of a group the adapter has: [sum of ranks, K]."""
+        """Returns a view of the stacked A of a group that the adapter has: [sum of ranks, K]."""
         entry = self.manifest.layers[layer][group]
         return self._matrix(entry.offset, entry.rank, entry.in_features)
 
     def b(self, layer: int, group: str, module: str) -> np.ndarray:
-        """View of one module's B: [rank, N]."""
+        """Returns a view of one module's B: [rank, N]."""
         entry = self.manifest.layers[layer][group].modules[module]
         return self._matrix(entry.offset, entry.rank, entry.out_features)
 
     def scales(self, layer: int, group: str) -> np.ndarray:
-        """View of an FP8 group's scales: fp32 [2, sum of ranks], of A's rows and of B's."""
+        """Returns a view of an FP8 group's scales: fp32 [2, sum of ranks], of A's rows and of B's."""
         entry = self.manifest.layers[layer][group]
         assert entry.scales is not None, f"{self.manifest.dtype} has no scales"
         rank = entry.rank
@@ -160,7 +160,7 @@ class PackedAdapter:
         return sha.hexdigest()
 
     def write(self, path: Path) -> None:
-        """Write atomically: whoever opens `path`, even after a crash, finds the whole file or none."""
+        """Writes atomically: opening `path`, even after a crash, finds the whole file or none."""
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -184,10 +184,11 @@ class PackedAdapter:
     def read(
         cls, path: Path, expected_digest: str | None = None, allocate: Allocate | None = None
     ) -> PackedAdapter:
-        """Read and verify. Raises ArtifactError (damaged, or not `expected_digest`), FileNotFoundError.
+        """Reads and verifies a file. Raises ArtifactError (damaged, or not `expected_digest`),
+        FileNotFoundError.
 
         The slab is read, not mapped: what was verified must be what is later copied to the device. It goes
-        where `allocate` says, and what that raises is passed on.
+        into the memory that `allocate` returns; exceptions of `allocate` are passed on.
         """
         with path.open("rb") as file:
             manifest, start = _read_header(file)
@@ -205,12 +206,12 @@ class PackedAdapter:
 
 
 def artifact_path(directory: Path, digest: str) -> Path:
-    """Where the artifact of a digest lives: fanned out so that no folder grows without bound."""
+    """Returns the path of a digest's artifact: fanned out so that no folder grows without bound."""
     return directory / digest[:2] / f"{digest}{SUFFIX}"
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The verified manifest alone, without reading the slab. Raises ArtifactError, FileNotFoundError."""
+    """Returns the verified manifest, without reading the slab. Raises ArtifactError, FileNotFoundError."""
     with path.open("rb") as file:
         return _read_header(file)[0]
 
@@ -229,7 +230,7 @@ def _header(manifest: Manifest) -> bytes:
 
 
 def _read_header(file: BinaryIO) -> tuple[Manifest, int]:
-    """The manifest, verified, and the offset of the slab; leaves the file there."""
+    """Returns the verified manifest and the offset of the slab; leaves the file there."""
     prefix = file.read(_PREFIX.size)
     if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
         raise ArtifactError("magic", "not a packed adapter")
@@ -252,13 +253,15 @@ def _read_header(file: BinaryIO) -> tuple[Manifest, int]:
     header = _header(manifest)
     file.seek(0)
     if file.read(len(header)) != header:
-        # One content, one digest: no second spelling of the same manifest.
+        # One content, one digest: the same manifest must not be spelled in two ways.
         raise ArtifactError("manifest", "not in canonical form")
     return manifest, len(header)
 
 
 def _read_slab(file: BinaryIO, manifest: Manifest, memory: np.ndarray) -> str:
-    """Fill `memory` from the file, which stands at the slab. Returns the digest of header and slab."""
+    """Fills `memory` from the file, which is positioned at the slab. Returns the digest of header
+    and slab.
+    """
     sha = hashlib.sha256(_header(manifest))
     view = memory.data.cast("B")
     for start in range(0, len(view), _PIECE_BYTES):

@@ -1,21 +1,21 @@
-"""Adapters in a GPU's memory: what the table of the LoRA kernels points to.
+"""Manages adapters in a GPU's memory: the arena and the table that the LoRA kernels read.
 
-Owns one arena of a fixed number of bytes, who lies where in it, and the slots' entries of the table. An
-adapter takes the bytes of its image, no more. Where free bytes suffice but no free range does, adapters are
-moved together. Refuses to know who should be in which slot: the slot table decides, and sees to it that what
-it asks for fits.
+One arena has a fixed number of bytes; an adapter takes the bytes of its image, no more. Where free bytes
+suffice but no free range does, adapters are moved together. The slot table decides which adapter is in which
+slot, and ensures that what it requests fits.
 
-Threads and streams. The step thread launches steps within `launching()`, and says which slots fall idle and
-which are emptied. One other thread at a time loads. What keeps a running step from reading anything half
+Threads and streams. The step thread launches steps within `launching()`, and reports which slots become idle
+and which are emptied. One other thread at a time loads. What keeps a running step from reading anything half
 written:
 
-* Uploads run on a side stream. A range that was freed is written only after the last step that was launched
-  when its owner fell idle: freed ranges carry a mark (`_Freed`). A slot is reported loaded when its bytes are
+* Uploads run on a side stream. A freed range is written only after the last step that was launched when its
+  owner became idle: freed ranges carry a mark (`_Freed`). A slot is reported loaded when its bytes are
   there, and the next launch begins with writing its entries of the table. No kernel runs beside steps: one
-  block of it on one multiprocessor would hold up a whole wave of a product's.
+  block of it on one multiprocessor would delay a whole wave of a product's.
 * Moves, and the entries they change, are queued on the steps' own stream between two launches: every step
-  sees an adapter at its old place or at its new one, with the entries that go with it. So many bytes at a
-  time are moved, and no more before the device has done that, so that no step is held up for long.
+  sees an adapter at its old place or at its new one, with the entries that go with it. A bounded number of
+  bytes is moved at a time, and the next move waits until the device has done it, so that no step is delayed
+  for long.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ import torch
 
 from engine.lora.artifact import GROUPS, ArtifactError, Manifest, PackedAdapter
 from engine.lora.host_cache import HostCache, HostImage
-from engine.lora.image import device_manifest, image_bytes, place, write_rank_scales
+from engine.lora.image import device_manifest, image_bytes, lay_out_image, write_rank_scales
 from engine.lora.pool import check_fits
 from engine.lora.ranges import Ranges, rounded
-from engine.lora.transfers import CHUNK_BYTES, PASSED, Mark, PageLocked, Transfers
-from engine.lora.values import check_finite, narrowed
+from engine.lora.transfers import CHUNK_BYTES, PASSED, PageLocked, StreamMark, Transfers
+from engine.lora.values import check_finite, to_bf16
 from engine.model.config import ModelConfig
 from kernels.lora.table import DEFAULT_MAX_RANK, MAX_MODULES, AdapterTable
 
 MOVED_BYTES = 256 << 20
-"""Between two steps, at least one adapter: about 0.15 ms of an H200's time."""
+"""Bytes moved between two steps, at least one adapter: about 0.15 ms of an H200's time."""
 
 
 @dataclass(slots=True)
 class _Resident:
-    """What lies in a slot, or is on its way there."""
+    """An adapter that is in a slot, or on its way there."""
 
     start: int
-    last_use: Mark | None = None
-    """No step launched later reads the adapter, while it is idle. None: nobody has said that it is."""
+    last_use: StreamMark | None = None
+    """While the adapter is idle, no step launched after this reads it. None: it is not reported idle."""
 
 
 class _Freed(NamedTuple):
-    """Bytes that nobody owns, but steps up to `last_use` may read."""
+    """Bytes without an owner that steps up to `last_use` may still read."""
 
     start: int
     end: int
-    last_use: Mark
+    last_use: StreamMark
 
 
 class DevicePool:
@@ -77,9 +77,9 @@ class DevicePool:
         chunk_bytes: int = CHUNK_BYTES,
         moved_bytes: int = MOVED_BYTES,
     ) -> None:
-        """`num_bytes` of device memory, and `host_bytes` page-locked, are taken now.
+        """Allocates `num_bytes` of device memory and `host_bytes` of page-locked memory.
 
-        `stream` is the one that steps are launched on: the current one unless told.
+        `stream` is the one that steps are launched on; by default the current one.
         """
         if num_slots < 0 or num_bytes < 0 or host_bytes < 0:
             raise ValueError(
@@ -99,44 +99,44 @@ class DevicePool:
         self.host_cache = HostCache(self._locked.bytes)
         self._residents: dict[int, _Resident] = {}
         self._freed: list[_Freed] = []
-        self._last_launch: Mark = PASSED
+        self._last_launch: StreamMark = PASSED
         self._lock = threading.RLock()
-        """Of everything above. Held while a step is launched."""
+        """Protects everything above. Held while a step is launched."""
         self._loading = threading.Lock()
         pinned = self._device.type == "cuda"
         layers, columns = (config.num_layers, len(GROUPS)), MAX_MODULES + 1
         self._offsets_LG5 = torch.zeros(*layers, columns + 1, dtype=torch.int64, pin_memory=pinned)
         self._ranks_LG4 = torch.zeros(*layers, columns, dtype=torch.int32, pin_memory=pinned)
-        # On the device, in one piece per slot: what the next launch writes into the table.
+        # On the device, contiguous per slot: what the next launch writes into the table.
         self._offsets_SLG5 = torch.zeros(
             num_slots, *self._offsets_LG5.shape, dtype=torch.int64, device=device
         )
         self._ranks_SLG4 = torch.zeros(num_slots, *self._ranks_LG4.shape, dtype=torch.int32, device=device)
         self._unwritten: dict[int, bool] = {}
-        """By slot, whether it is loaded, of slots whose entries in the table are out of date."""
-        self._vacated: dict[int, Mark] = {}
-        """By slot that was emptied, when the device has read its entries for the last time."""
+        """Slots whose table entries are out of date, with whether the slot is loaded."""
+        self._vacated: dict[int, StreamMark] = {}
+        """By emptied slot: the mark after which the device no longer reads its entries."""
         self.num_moves = 0
 
     # The step thread -------------------------------------------------------------------------------------
 
     @contextmanager
     def launching(self) -> Iterator[None]:
-        """Around the launch of every step: the table is up to date, and nothing is moved meanwhile."""
+        """Wraps the launch of every step: the table is up to date, and nothing is moved meanwhile."""
         with self._lock:
             self._write_entries()
             yield
             self._last_launch = self._transfers.mark()
 
     def idle(self, slot: int) -> None:
-        """No step launched from now on reads the slot's adapter, until the slot is used again."""
+        """Notes that no step launched from now on reads the slot's adapter, until the slot is used again."""
         with self._lock:
             resident = self._residents.get(slot)
             if resident is not None:
                 resident.last_use = self._last_launch
 
     def unload(self, slot: int) -> None:
-        """Empty an idle slot and let go of its memory. An empty one stays as it is."""
+        """Empties an idle slot and frees its memory. Does nothing if it is empty."""
         with self._lock:
             resident = self._residents.pop(slot, None)
             if resident is None:
@@ -160,17 +160,17 @@ class DevicePool:
             return self._ranges.capacity - self._ranges.num_free
 
     def size_of(self, manifest: Manifest) -> int:
-        """Bytes that an adapter takes of `capacity`."""
+        """Returns the bytes of `capacity` that an adapter takes."""
         return rounded(image_bytes(manifest))
 
     def cached(self, digest: str) -> HostImage | None:
-        """The adapter's image, if it is in host memory: to be loaded or dropped."""
+        """Returns the adapter's image if it is in host memory: to be loaded or dropped."""
         return self.host_cache.borrow(digest)
 
     def read(self, path: Path, digest: str) -> HostImage:
-        """Bring an artifact into host memory, verified: to be loaded or dropped. From any thread.
+        """Reads an artifact into host memory and verifies it: to be loaded or dropped. From any thread.
 
-        Raises ArtifactError, also when it does not fit the base or has values not finite; OSError;
+        Raises ArtifactError, also when it does not fit the base or has non-finite values; OSError;
         MemoryError.
         """
         made: list[HostImage] = []
@@ -179,7 +179,7 @@ class DevicePool:
             self._check(manifest)
             made.append(self.host_cache.make(digest, image_bytes(manifest)))
             if manifest.dtype == "float32":
-                return np.empty(manifest.num_bytes, np.uint8)  # only its bf16 goes into the image
+                return np.empty(manifest.num_bytes, np.uint8)  # only its bf16 conversion goes into the image
             return made[0].bytes.numpy()
 
         try:
@@ -187,13 +187,13 @@ class DevicePool:
             self._finish(made[0], packed)
         except BaseException:
             for image in made:
-                self.host_cache.give_back(image)
+                self.host_cache.return_image(image)
             raise
         self.host_cache.keep(made[0])
         return made[0]
 
     def adopt(self, packed: PackedAdapter) -> HostImage:
-        """As `read`, of an adapter that is in memory already."""
+        """Does the same as `read` for an adapter that is in memory already."""
         self._check(packed.manifest)
         image = self.host_cache.make(packed.digest, image_bytes(packed.manifest))
         try:
@@ -201,24 +201,24 @@ class DevicePool:
                 image.bytes.numpy()[: packed.manifest.num_bytes] = packed.slab.view(np.uint8)
             self._finish(image, packed)
         except BaseException:
-            self.host_cache.give_back(image)
+            self.host_cache.return_image(image)
             raise
         self.host_cache.keep(image)
         return image
 
     def drop(self, image: HostImage) -> None:
-        """The image is not to be loaded, by whom it was given to."""
-        self.host_cache.give_back(image)
+        """Returns an image that will not be loaded."""
+        self.host_cache.return_image(image)
 
     def load(self, slot: int, image: HostImage) -> None:
-        """Fill an empty slot, and wait until it is usable. Drops the image.
+        """Fills an empty slot, and waits until it is usable. Returns the image to the cache.
 
-        Raises MemoryError when the free bytes do not suffice: then the slot is empty.
+        Raises MemoryError when there are too few free bytes: then the slot is empty.
         """
         try:
             with self._loading:
                 self.unload(slot)
-                start, after = self._settle_down(slot, image)
+                start, after = self._allocate_range(slot, image)
                 try:
                     self._upload(slot, image, start, after)
                 except BaseException:
@@ -226,17 +226,17 @@ class DevicePool:
                     self.unload(slot)
                     raise
         finally:
-            self.host_cache.give_back(image)
+            self.host_cache.return_image(image)
 
     def close(self) -> None:
-        """End loads that wait for room. No other call may follow, nor run meanwhile but those."""
+        """Ends loads that wait for memory. No other call may follow, nor run meanwhile except those."""
         self.host_cache.close()
         with self._loading:
             self._transfers.settle()
             self._locked.close()
 
     def check_integrity(self) -> None:
-        """Assert that every range belongs to a slot. For tests."""
+        """Asserts that every range belongs to a slot. For tests."""
         with self._lock:
             self._ranges.check_integrity()
             held = sum(self._ranges.size(resident.start) for resident in self._residents.values())
@@ -250,18 +250,18 @@ class DevicePool:
             raise ArtifactError("rank", f"is {manifest.rank}, this engine serves up to {self.table.max_rank}")
 
     def _finish(self, image: HostImage, packed: PackedAdapter) -> None:
-        """Complete an image that holds the slab, unless that is fp32."""
+        """Completes an image that holds the slab; an fp32 slab is converted into it first."""
         check_finite(packed)
         memory = image.bytes.numpy()
         image.manifest = device_manifest(packed.manifest)
-        image.places = place(image.manifest)
+        image.layout = lay_out_image(image.manifest)
         if packed.manifest.dtype == "float32":
-            packed = narrowed(packed)
+            packed = to_bf16(packed)
             memory[: packed.manifest.num_bytes] = packed.slab.view(np.uint8)
-        write_rank_scales(packed, image.places, memory)
+        write_rank_scales(packed, image.layout, memory)
 
-    def _settle_down(self, slot: int, image: HostImage) -> tuple[int, list[Mark]]:
-        """A range for the slot, and what must have happened before it is written."""
+    def _allocate_range(self, slot: int, image: HostImage) -> tuple[int, list[StreamMark]]:
+        """Returns a range for the slot, and the marks to wait for before it is written."""
         size = len(image.bytes)
         while True:
             with self._lock:
@@ -277,8 +277,8 @@ class DevicePool:
                 moved = self._compact(size)
             moved.synchronize()
 
-    def _compact(self, size: int) -> Mark:
-        """Some of the moves towards a free range of `size` bytes, between two launches."""
+    def _compact(self, size: int) -> StreamMark:
+        """Queues some of the moves towards a free range of `size` bytes, between two launches."""
         self._write_entries()
         slots = {resident.start: slot for slot, resident in self._residents.items()}
         moves = self._ranges.plan(size)
@@ -289,8 +289,8 @@ class DevicePool:
                 break
             num_bytes += move.size
             slot = slots[move.source]
-            self._transfers.slide(self.table.arena, *move)
-            with self._transfers.between():
+            self._transfers.move_down(self.table.arena, *move)
+            with self._transfers.on_step_stream():
                 self.table.offsets[:, :, slot] += move.target - move.source
             self._ranges.move(move)
             self._residents[slot].start = move.target
@@ -304,12 +304,12 @@ class DevicePool:
         self._note_freed(moves[0].target, last.source + last.size, mark)
         return mark
 
-    def _upload(self, slot: int, image: HostImage, start: int, after: list[Mark]) -> None:
+    def _upload(self, slot: int, image: HostImage, start: int, after: list[StreamMark]) -> None:
         target = self.table.arena[start : start + len(image.bytes)]
-        with self._transfers.beside(*after):
+        with self._transfers.on_side_stream(*after):
             self._transfers.upload(image.bytes, target)
-            torch.add(image.places.offsets_LG5, start, out=self._offsets_LG5)
-            self._ranks_LG4.copy_(image.places.ranks_LG4)
+            torch.add(image.layout.offsets_LG5, start, out=self._offsets_LG5)
+            self._ranks_LG4.copy_(image.layout.ranks_LG4)
             self.table.check(self._offsets_LG5, self._ranks_LG4)
             self._offsets_SLG5[slot].copy_(self._offsets_LG5, non_blocking=True)
             self._ranks_SLG4[slot].copy_(self._ranks_LG4, non_blocking=True)
@@ -318,9 +318,9 @@ class DevicePool:
             self._unwritten[slot] = True
 
     def _write_entries(self) -> None:
-        """Bring the table up to date, between steps."""
+        """Updates the table, between steps."""
         if self._unwritten:
-            with self._transfers.between():
+            with self._transfers.on_step_stream():
                 for slot, loaded in self._unwritten.items():
                     if loaded:
                         self.table.offsets[:, :, slot].copy_(self._offsets_SLG5[slot])
@@ -329,7 +329,7 @@ class DevicePool:
                         self.table.clear(slot)
             self._unwritten.clear()
 
-    def _note_freed(self, start: int, end: int, last_use: Mark) -> None:
+    def _note_freed(self, start: int, end: int, last_use: StreamMark) -> None:
         self._freed = [freed for freed in self._freed if not freed.last_use.query()]
         if not last_use.query():
             self._freed.append(_Freed(start, end, last_use))

@@ -1,10 +1,9 @@
-"""Adapters in host memory, ready to be copied to the device: read and verified once, kept while they fit.
+"""Caches adapters in page-locked host memory, ready to be copied to the device; evicts the least recently
+used.
 
-Owns one page-locked block, who lies where in it, and the order in which the unused give way: the least
-recently used first. Refuses to know files and slots.
-
-An image is lent to whoever fills or copies it, and stays until given back. Whoever finds no room waits for
-that: each borrower holds one image at a time and gives it back without taking another, so that waits end.
+An image is lent to the thread that fills or copies it, and stays until it is returned. A caller that finds no
+room waits for that: each borrower holds one image at a time and returns it without taking another, so that
+waits end.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from collections import OrderedDict
 import torch
 
 from engine.lora.artifact import Manifest
-from engine.lora.image import Places
+from engine.lora.image import ImageLayout
 from engine.lora.ranges import Ranges, rounded
 
 
 class HostImage:
-    """One adapter's image in host memory. Only `HostCache` makes them."""
+    """One adapter's image in host memory. Only `HostCache` creates them."""
 
-    __slots__ = ("borrowers", "bytes", "digest", "manifest", "places", "start")
+    __slots__ = ("borrowers", "bytes", "digest", "layout", "manifest", "start")
 
     def __init__(self, digest: str, start: int, memory: torch.Tensor) -> None:
         self.digest = digest
@@ -32,11 +31,11 @@ class HostImage:
         self.borrowers = 1
         self.manifest: Manifest
         """Of the slab in the image."""
-        self.places: Places
+        self.layout: ImageLayout
 
 
 class HostCache:
-    """Called from any thread."""
+    """Lends images to any thread."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         """`memory`: uint8, as many bytes as images may take."""
@@ -44,7 +43,7 @@ class HostCache:
         self._ranges = Ranges(len(memory))
         self._freed = threading.Condition()
         self._closed = False
-        # Of finished images, the least recently used first.
+        # Complete images, the least recently used first.
         self._images: OrderedDict[str, HostImage] = OrderedDict()
         self.num_hits = 0
         self.num_misses = 0
@@ -54,7 +53,7 @@ class HostCache:
         return self._ranges.capacity
 
     def borrow(self, digest: str) -> HostImage | None:
-        """A finished image, or None. Give it back."""
+        """Returns a complete image, or None. Return it with `return_image`."""
         with self._freed:
             image = self._images.get(digest)
             if image is None:
@@ -66,43 +65,43 @@ class HostCache:
             return image
 
     def make(self, digest: str, size: int) -> HostImage:
-        """Room for a new image, to be filled, then kept or abandoned. Waits until what is lent gives way.
+        """Returns a new image to be filled, then kept or abandoned. Waits until borrowed images are returned.
 
         Raises MemoryError when it could never fit, or the cache is closed.
         """
         if rounded(size) > self.capacity:
-            raise MemoryError(f"needs {size} bytes of host memory, there are {self.capacity}")
+            raise MemoryError(f"needs {size} bytes of host memory, the cache has {self.capacity}")
         with self._freed:
             while (start := self._take(size)) is None:
                 self._freed.wait()
             return HostImage(digest, start, self._memory[start : start + size])
 
     def keep(self, image: HostImage) -> None:
-        """The image is complete. Its maker still has it on loan."""
+        """Adds the complete image to the cache. Its creator still borrows it."""
         with self._freed:
             former = self._images.pop(image.digest, None)
             self._images[image.digest] = image
             if former is not None and not former.borrowers:
                 self._drop(former)
 
-    def give_back(self, image: HostImage) -> None:
-        """End a loan; of an image never kept, its memory."""
+    def return_image(self, image: HostImage) -> None:
+        """Ends a loan; frees the memory of an image that was never kept."""
         with self._freed:
             image.borrowers -= 1
-            assert image.borrowers >= 0, "given back twice"
+            assert image.borrowers >= 0, "returned twice"
             if not image.borrowers:
                 if self._images.get(image.digest) is not image:
                     self._drop(image)
                 self._freed.notify_all()
 
     def close(self) -> None:
-        """Whoever waits for room, now or later, gets a MemoryError."""
+        """Raises MemoryError for callers that wait for memory, now or later."""
         with self._freed:
             self._closed = True
             self._freed.notify_all()
 
     def check_integrity(self) -> None:
-        """Assert that every range belongs to an image, if none is lent. For idle moments and tests."""
+        """Asserts that every range belongs to an image, if none is lent. For idle moments and tests."""
         with self._freed:
             self._ranges.check_integrity()
             assert all(not image.borrowers for image in self._images.values())
@@ -110,7 +109,7 @@ class HostCache:
             assert held == self.capacity - self._ranges.num_free
 
     def _take(self, size: int) -> int | None:
-        """A range, after dropping unused images as long as it takes."""
+        """Returns a range, after evicting unused images as needed; None if borrowed images leave no room."""
         while True:
             if self._closed:
                 raise MemoryError("the engine is closing")

@@ -1,10 +1,9 @@
-"""An adapter as it lies in device memory: its slab, and behind it the factor of every rank row.
+"""Lays out an adapter as it is in device memory: its slab, followed by the factor of every rank row.
 
     | slab as in the artifact, bf16 or FP8 | for each layer and group: fp32 rank scales |
 
-Both parts are one run of bytes, so that a load is one copy. Owns the places within it, in the form of a
-slot's entries of the kernels' `AdapterTable`, and the writing of the rank scales. Refuses to know where in
-memory images are, and how they get there.
+Both parts are one run of bytes, so that a load is one copy. Offsets have the form of a slot's entries in the
+kernels' `AdapterTable`.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ DEVICE_DTYPE: dict[Dtype, Dtype] = {
     "float32": "bfloat16",
     "float8_e4m3": "float8_e4m3",
 }
-"""What weights of an artifact's type are on a device: kernels read no fp32."""
+"""Type of an artifact's weights on a device: kernels do not read fp32."""
 
 _CODES = {"bfloat16": BF16, "float8_e4m3": E4M3}
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ImageLayout:
     """A slot's entries of the table, with offsets from the image's start."""
 
     offsets_LG5: torch.Tensor
@@ -39,7 +38,7 @@ class Places:
 
 
 def device_manifest(manifest: Manifest) -> Manifest:
-    """Of the slab in the image: another than the artifact's where that is fp32."""
+    """Returns the manifest of the slab in the image, which differs from the artifact's if that is fp32."""
     dtype = DEVICE_DTYPE[manifest.dtype]
     if dtype == manifest.dtype:
         return manifest
@@ -55,14 +54,14 @@ def device_manifest(manifest: Manifest) -> Manifest:
 
 
 def image_bytes(manifest: Manifest) -> int:
-    """Of the image of an artifact."""
+    """Returns the size of an artifact's image."""
     manifest = device_manifest(manifest)
     factors = sum(aligned(4 * entry.rank, ALIGNMENT) for layer in manifest.layers for entry in layer.values())
     return aligned(manifest.num_bytes, ALIGNMENT) + factors
 
 
-def place(manifest: Manifest) -> Places:
-    """Where what lies in an image. `manifest` is the slab's in it: bf16 or FP8."""
+def lay_out_image(manifest: Manifest) -> ImageLayout:
+    """Returns the offsets within an image. `manifest` is that of its slab: bf16 or FP8."""
     itemsize = STORAGE[manifest.dtype].itemsize
     offsets = np.zeros((len(manifest.layers), len(GROUPS), MAX_MODULES + 2), np.int64)
     ranks = np.zeros((len(manifest.layers), len(GROUPS), MAX_MODULES + 1), np.int32)
@@ -75,14 +74,14 @@ def place(manifest: Manifest) -> Places:
                 _place_group(offsets[layer, index], ranks[layer, index], names, entry, itemsize)
                 offsets[layer, index, RANK_SCALES] = end
                 end += aligned(4 * entry.rank, ALIGNMENT)
-    return Places(torch.from_numpy(offsets), torch.from_numpy(ranks))
+    return ImageLayout(torch.from_numpy(offsets), torch.from_numpy(ranks))
 
 
-def write_rank_scales(packed: PackedAdapter, places: Places, image: np.ndarray) -> None:
-    """Fill the second part of an image (uint8) whose first part is the adapter's slab."""
+def write_rank_scales(packed: PackedAdapter, layout: ImageLayout, image: np.ndarray) -> None:
+    """Fills the second part of an image (uint8) whose first part is the adapter's slab."""
     order = list(GROUPS)
     for layer, group, entry in packed.groups():
-        start = int(places.offsets_LG5[layer, order.index(group), RANK_SCALES])
+        start = int(layout.offsets_LG5[layer, order.index(group), RANK_SCALES])
         vector = image[start : start + 4 * entry.rank].view(np.float32)
         vector[:] = rank_scales(packed, layer, group)
 

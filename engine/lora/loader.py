@@ -1,9 +1,8 @@
-"""Fills slots of an adapter pool from packed artifacts on disk, on threads beside the step loop.
+"""Loads packed adapters from disk into slots of an adapter pool, on threads beside the step loop.
 
-Owns the way of a load: reading threads bring the artifact into host memory, one thread takes it from there
-into its slot, first come, first served; what is in host memory already does not queue behind what has to be
-read. Owns the report on each, and what the slot table has to know of sizes. A load that fails is reported and
-the threads go on. Refuses to know which slot should hold what.
+Reader threads bring artifacts into host memory; one thread loads them into their slots, first come, first
+served. What is in host memory already does not queue behind what has to be read. Every load is reported;
+after a failure the threads continue. The slot table decides which slot holds what.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from engine.lora.slots import NO_SLOT
 from engine.protocol import AdapterRef
 
 OnDone = Callable[[int, str, str | None], None]
-"""(slot, digest, None or what went wrong), called on a loader's thread, or by `refuse` on the caller's."""
+"""(slot, digest, None or the error), called on a loader's thread, or by `refuse` on the caller's."""
 
 MAX_KNOWN_SIZES = 65_536
 
@@ -31,12 +30,12 @@ class HasManifest(Protocol):
     manifest: Manifest
 
 
-Held = TypeVar("Held", bound=HasManifest)
+HostAdapter = TypeVar("HostAdapter", bound=HasManifest)
 _T = TypeVar("_T")
 
 
-class Pool(Protocol[Held]):
-    """Where adapters are loaded to: the CPU's or a device's."""
+class Pool(Protocol[HostAdapter]):
+    """The memory that adapters are loaded into: the CPU's or a device's."""
 
     @property
     def capacity(self) -> int | None:
@@ -45,13 +44,13 @@ class Pool(Protocol[Held]):
 
     def size_of(self, manifest: Manifest) -> int: ...
 
-    def cached(self, digest: str) -> Held | None: ...
+    def cached(self, digest: str) -> HostAdapter | None: ...
 
-    def read(self, path: Path, digest: str) -> Held: ...
+    def read(self, path: Path, digest: str) -> HostAdapter: ...
 
-    def drop(self, held: Held, /) -> None: ...
+    def drop(self, held: HostAdapter, /) -> None: ...
 
-    def load(self, slot: int, held: Held, /) -> None: ...
+    def load(self, slot: int, held: HostAdapter, /) -> None: ...
 
     def unload(self, slot: int) -> None: ...
 
@@ -65,24 +64,26 @@ class _Load:
         self.slot = slot
         self.ref = ref
         self.size = size
-        """What the slot table has set aside."""
+        """Bytes that the slot table reserved."""
         self.began = time.perf_counter()
 
 
-class AdapterLoader(Generic[Held]):
-    """Also the slot table's `SlotMemory`. `start_load` may be called from any thread, the rest from one."""
+class AdapterLoader(Generic[HostAdapter]):
+    """Loads adapters; also the slot table's `SlotMemory`. `start_load` may be called from any thread, the
+    rest from one.
+    """
 
     def __init__(
         self,
         artifact_dir: Path,
-        pool: Pool[Held],
+        pool: Pool[HostAdapter],
         on_done: OnDone,
         base_digest: str | None = None,
         num_readers: int = 1,
     ) -> None:
-        """With `base_digest`, adapters packed against another base are refused even where their sizes fit.
+        """With `base_digest`, adapters packed against another base are rejected even if their sizes fit.
 
-        With several readers, adapters may be ready in another order than they were asked for.
+        With several readers, adapters may become ready in another order than requested.
         """
         self._artifact_dir = artifact_dir
         self._pool = pool
@@ -90,7 +91,7 @@ class AdapterLoader(Generic[Held]):
         self._base_digest = base_digest
         self._sizes: dict[str, int] = {}
         self._to_read: SimpleQueue[_Load | None] = SimpleQueue()
-        self._to_load: SimpleQueue[tuple[_Load, Held] | None] = SimpleQueue()
+        self._to_load: SimpleQueue[tuple[_Load, HostAdapter] | None] = SimpleQueue()
         self._closing = threading.Event()
         self.load_seconds = 0.0
         """From the start of a load to its end, summed over loads that succeeded."""
@@ -102,27 +103,27 @@ class AdapterLoader(Generic[Held]):
         for thread in (*self._readers, self._loader):
             thread.start()
 
-    # The slot table asks ---------------------------------------------------------------------------------
+    # Called by the slot table ----------------------------------------------------------------------------
 
     @property
     def capacity(self) -> int | None:
         return self._pool.capacity
 
     def size_of(self, ref: AdapterRef) -> int | None:
-        """Bytes of the pool that the adapter will take; None when its artifact cannot tell."""
+        """Returns the pool's bytes that the adapter will take; None when its artifact cannot be read."""
         size = self._sizes.get(ref.digest)
         if size is None:
             try:
                 size = self._pool.size_of(read_manifest(artifact_path(self._artifact_dir, ref.digest)))
             except (OSError, ArtifactError):
-                return None  # loading it will say why
+                return None  # loading it will report why
             if len(self._sizes) >= MAX_KNOWN_SIZES:
                 del self._sizes[next(iter(self._sizes))]
             self._sizes[ref.digest] = size
         return size
 
     def start_load(self, slot: int, ref: AdapterRef) -> None:
-        """Begin to fill a slot that no row of a batch refers to; `on_done` tells how it went."""
+        """Begins to fill a slot that no row of a batch refers to; `on_done` reports the result."""
         assert not self._closing.is_set(), "the loader is closed"
         load = _Load(slot, ref, self._sizes.get(ref.digest))
         held = self._pool.cached(ref.digest)
@@ -132,19 +133,19 @@ class AdapterLoader(Generic[Held]):
             self._to_load.put((load, held))
 
     def refuse(self, ref: AdapterRef, reason: str) -> None:
-        """Report that the adapter cannot be loaded, as of a load that failed."""
+        """Reports that the adapter cannot be loaded, as if a load had failed."""
         self._on_done(NO_SLOT, ref.digest, reason)
 
     def idle(self, slot: int) -> None:
-        """The slot's last request has ended: no step planned from now on reads it."""
+        """Notes that the slot's last request has ended: no step planned from now on reads it."""
         self._pool.idle(slot)
 
     def unload(self, slot: int) -> None:
-        """The slot's adapter was evicted, or failed to load."""
+        """Empties a slot whose adapter was evicted or failed to load."""
         self._pool.unload(slot)
 
     def close(self) -> None:
-        """Finish what is under way, drop what waits without a report, and end the threads."""
+        """Finishes the load under way, drops waiting ones without a report, and ends the threads."""
         self._closing.set()
         for _ in self._readers:
             self._to_read.put(None)
@@ -170,18 +171,18 @@ class AdapterLoader(Generic[Held]):
                 self._report(load, self._attempt(load, self._load, held))
 
     def _attempt(self, load: _Load, action: Callable[[_Load, _T], None], argument: _T) -> str | None:
-        """What went wrong, for the tenant to read: no paths of this machine in it."""
+        """Returns the error, for the tenant to read: without paths of this machine."""
         try:
             action(load, argument)
         except FileNotFoundError:
-            return f"no packed adapter {load.ref.digest} on this engine's disk"
+            return f"packed adapter {load.ref.digest} is not on this engine's disk"
         except OSError as error:
             return f"packed adapter cannot be read: {error.strerror or type(error).__name__}"
         except MemoryError as error:
             return ": ".join(["not enough memory for the adapter", *map(str, error.args)])
         except (ValueError, RuntimeError) as error:
-            # ArtifactError, and what torch raises when a device refuses.
-            return f"packed adapter refused: {error}"
+            # ArtifactError, and errors that torch raises for a device.
+            return f"packed adapter rejected: {error}"
         return None
 
     def _report(self, load: _Load, error: str | None) -> None:
@@ -190,11 +191,11 @@ class AdapterLoader(Generic[Held]):
         self._on_done(load.slot, load.ref.digest, error)
 
     def _read(self, load: _Load, path: Path) -> None:
-        self._pool.unload(load.slot)  # its former adapter goes before the new one takes memory
+        self._pool.unload(load.slot)  # free the former adapter's memory before the new one takes some
         held = self._pool.read(path, load.ref.digest)
         self._to_load.put((load, held))
 
-    def _load(self, load: _Load, held: Held) -> None:
+    def _load(self, load: _Load, held: HostAdapter) -> None:
         try:
             self._check(load, held.manifest)
         except ArtifactError:
@@ -208,5 +209,5 @@ class AdapterLoader(Generic[Held]):
         if manifest.rank != load.ref.rank:
             raise ArtifactError("rank", f"is {manifest.rank}, the request says {load.ref.rank}")
         if self._pool.capacity is not None and load.size is None:
-            # No room was set aside. Another attempt will find its size.
-            raise ArtifactError("size", "the artifact came while it was being asked for")
+            # No memory was reserved. Another attempt will find its size.
+            raise ArtifactError("size", "the artifact arrived after its size was looked up; retry")

@@ -1,7 +1,4 @@
-"""What stands in a packed adapter's slab, and where: the structs of the manifest, the layout, its checks.
-
-Owns the one order of matrices in a slab. Refuses to know files and the values of weights.
-"""
+"""Defines a packed adapter's manifest: which matrices its slab holds, where, and how both are verified."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ STORAGE: dict[str, np.dtype] = {
     "float32": np.dtype("<f4"),
     "float8_e4m3": np.dtype("u1"),
 }
-"""numpy has neither bfloat16 nor FP8: their raw words are kept."""
+"""numpy has neither bfloat16 nor FP8: their raw words are stored."""
 
 SCALED: Dtype = "float8_e4m3"
 """The type whose rank rows have scales."""
@@ -39,7 +36,7 @@ _SCALE_BYTES = 4
 
 
 class ArtifactError(ValueError):
-    """A packed adapter is damaged, foreign or not what was asked for. `field` names what is wrong."""
+    """A packed adapter is damaged, or not the requested one. `field` names what is wrong."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -48,7 +45,7 @@ class ArtifactError(ValueError):
 
 
 class ModuleShape(NamedTuple):
-    """One linear module's pair, before it has a place."""
+    """One linear module's pair, before it has an offset."""
 
     rank: int
     in_features: int
@@ -75,7 +72,7 @@ class GroupEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Of the stacked A, in elements from the slab's start."""
     modules: dict[str, ModuleEntry]
     scales: int | None = None
-    """FP8 alone: of fp32 [2, sum of ranks], the scales of A's rows and of B's, in bytes from the start."""
+    """Only with FP8: offset in bytes of fp32 [2, sum of ranks], the scales of A's rows and of B's."""
 
     @property
     def rank(self) -> int:
@@ -84,11 +81,11 @@ class GroupEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What stands in the slab and where."""
+    """The content of the slab."""
 
     dtype: Dtype
     base_digest: str
-    """Of the base the adapter was packed against."""
+    """Of the base that the adapter was packed against."""
     num_elements: int
     layers: tuple[dict[str, GroupEntry], ...]
     """By layer index; an untouched layer is an empty dict."""
@@ -101,17 +98,17 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def num_bytes(self) -> int:
-        """Of the slab."""
+        """Size of the slab."""
         return self.num_elements * STORAGE[self.dtype].itemsize
 
 
 def aligned(size: int, alignment: int) -> int:
-    """The next multiple of `alignment`."""
+    """Returns the next multiple of `alignment`."""
     return -(-size // alignment) * alignment
 
 
 def lay_out(layers: Sequence[Mapping[str, ModuleShape]], base_digest: str, dtype: Dtype) -> Manifest:
-    """Give every matrix its place. Raises ArtifactError when ranks, sizes or scales are out of bounds."""
+    """Gives every matrix its offset. Raises ArtifactError when ranks, sizes or scales are out of bounds."""
     unit = _unit(dtype)
     entries: list[dict[str, GroupEntry]] = []
     end = 0
@@ -143,7 +140,9 @@ def lay_out(layers: Sequence[Mapping[str, ModuleShape]], base_digest: str, dtype
 
 
 def verify(manifest: Manifest) -> None:
-    """Everything a reader will rely on: names, ranks, scales, and matrices that tile the slab in order."""
+    """Verifies everything that readers rely on: names, ranks, scales, and matrices that tile the slab in
+    order. Raises ArtifactError.
+    """
     end = 0
     if not manifest.layers:
         raise ArtifactError("layers", "there are none")
@@ -158,7 +157,7 @@ def verify(manifest: Manifest) -> None:
 
 
 def _verify_group(where: str, group: str, entry: GroupEntry, dtype: Dtype, end: int) -> int:
-    """Returns where the group ends."""
+    """Verifies a group and returns where it ends."""
     unit = _unit(dtype)
     _verify_order(f"{where}.modules", entry.modules, GROUPS[group])
     if not entry.modules:
@@ -195,7 +194,7 @@ def _verify_module(where: str, module: ModuleEntry) -> None:
         raise ArtifactError(f"{where}.rank", f"{module.rank} is not between 1 and {MAX_RANK}")
     if module.out_features < 1:
         raise ArtifactError(f"{where}.out_features", f"{module.out_features} is not positive")
-    # Beyond fp32's range or precision the kernels would compute with another number than the one written.
+    # Beyond fp32's range or precision the kernels would compute with another number.
     if not math.isfinite(module.scale) or abs(module.scale) > float(np.finfo(np.float32).max):
         raise ArtifactError(f"{where}.scale", f"{module.scale} is not a finite fp32 number")
     if float(np.float32(module.scale)) != module.scale:
@@ -208,7 +207,7 @@ def _verify_offset(where: str, found: int, expected: int) -> None:
 
 
 def _groups_of(names: Mapping[str, object]) -> Iterator[tuple[str, list[str]]]:
-    """Groups that have any of `names`, with those modules, in slab order."""
+    """Yields the groups that have any of `names`, with those modules, in slab order."""
     for group, modules in GROUPS.items():
         present = [name for name in modules if name in names]
         if present:
@@ -216,7 +215,7 @@ def _groups_of(names: Mapping[str, object]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _unit(dtype: Dtype) -> int:
-    """Elements between two places where a matrix may start."""
+    """Returns the elements between two offsets at which a matrix may start."""
     return ALIGNMENT // STORAGE[dtype].itemsize
 
 

@@ -1,10 +1,10 @@
-"""Adapters in device memory, by slot: what the LoRA kernels read.
+"""Holds adapters in memory by slot, as the LoRA kernels of a CPU read them.
 
-Owns one contiguous slab per loaded slot and the views into it, at true ranks. An unloaded slot has no views,
-so that stale bytes cannot be read. Refuses to know who is in which slot and why: the slot table decides.
+One contiguous slab per loaded slot, with views into it at true ranks. An unloaded slot has no views, so that
+stale bytes cannot be read. The slot table decides which adapter is in which slot.
 
 Threads: a slot is loaded by the loader's thread while the step loop runs, but only a slot that no row of a
-batch refers to; what other slots expose does not change.
+batch refers to; views of other slots do not change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from engine.lora.artifact import GROUPS, ArtifactError, GroupEntry, Manifest, PackedAdapter
-from engine.lora.values import check_finite, widened
+from engine.lora.values import check_finite, to_fp32
 from engine.model.config import ModelConfig
 from kernels.lora_work import SlotGroup
 
@@ -30,7 +30,7 @@ class AdapterPool:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`dtype` is what the model computes in; weights stored otherwise are converted when loaded."""
+        """`dtype` is the model's compute type; weights of other types are converted when loaded."""
         if num_slots < 0:
             raise ValueError(f"num_slots must not be negative, not {num_slots}")
         self.num_slots = num_slots
@@ -39,7 +39,7 @@ class AdapterPool:
         self._dtype = dtype
         self._versions = [0] * num_slots
         self.slot_bytes = [0] * num_slots
-        """What the adapter in each slot takes."""
+        """Bytes of the adapter in each slot."""
         self._groups: list[dict[str, list[SlotGroup | None]]] = [
             {group: [None] * num_slots for group in GROUPS} for _ in range(config.num_layers)
         ]
@@ -50,25 +50,26 @@ class AdapterPool:
         return self._versions
 
     def group(self, layer: int, group: str) -> Sequence[SlotGroup | None]:
-        """By slot; None where the slot is empty or its adapter has nothing here."""
+        """Returns views by slot; None where the slot is empty or its adapter has nothing here."""
         return self._groups[layer][group]
 
     def load(self, slot: int, packed: PackedAdapter) -> None:
-        """Fill a slot. Raises ArtifactError when the adapter does not fit the base, or has values not finite.
+        """Fills a slot. Raises ArtifactError when the adapter does not fit the base, or has non-finite
+        values.
 
-        Then, as after MemoryError, the slot is empty.
+        After an error, also MemoryError, the slot is empty.
         """
         self.unload(slot)
         check_fits(packed.manifest, self._config)
         if packed.manifest.dtype == "float8_e4m3":
             check_finite(packed)
-            packed = widened(packed)
+            packed = to_fp32(packed)
         slab = torch.from_numpy(packed.slab)
         if packed.manifest.dtype == "bfloat16":
             slab = slab.view(torch.bfloat16)
         slab = slab.to(self._device, self._dtype)
         if not bool(torch.isfinite(slab).all()):
-            # Kernels multiply padded rows by zero, which NaN and infinity survive.
+            # Kernels multiply padded rows by zero, which does not remove NaN and infinity.
             raise ArtifactError("slab", "has values that are not finite")
         for layer, entries in zip(self._groups, packed.manifest.layers, strict=True):
             for name, entry in entries.items():
@@ -76,32 +77,32 @@ class AdapterPool:
         self.slot_bytes[slot] = slab.numel() * slab.element_size()
         self._versions[slot] += 1
 
-    # What a loader asks of any pool.
+    # The loader's `Pool` interface.
 
     capacity: int | None = None
-    """Memory is taken as it is needed."""
+    """Memory is allocated as it is needed."""
 
     def size_of(self, manifest: Manifest) -> int:
         return manifest.num_elements * self._dtype.itemsize
 
     def cached(self, digest: str) -> PackedAdapter | None:
-        """Nothing is kept outside slots."""
+        """Returns None: nothing is kept outside slots."""
         return None
 
     def read(self, path: Path, digest: str) -> PackedAdapter:
         return PackedAdapter.read(path, digest)
 
     def drop(self, packed: PackedAdapter) -> None:
-        """What was read is not to be loaded."""
+        """Does nothing: what was read is freed with the object."""
 
     def idle(self, slot: int) -> None:
-        """A slot is used no more: nothing to be done, since steps are over when they return."""
+        """Does nothing: steps are over when they return."""
 
     def close(self) -> None:
-        """Nothing is held beyond the object's own life."""
+        """Does nothing: no resources outlive the object."""
 
     def unload(self, slot: int) -> None:
-        """Empty a slot and let go of its memory."""
+        """Empties a slot and frees its memory."""
         for layer in self._groups:
             for views in layer.values():
                 views[slot] = None
@@ -110,9 +111,11 @@ class AdapterPool:
 
 
 def check_fits(manifest: Manifest, config: ModelConfig) -> None:
-    """Raises ArtifactError when the adapter is for another base, by its sizes."""
+    """Raises ArtifactError when the adapter's sizes are those of another base."""
     if len(manifest.layers) != config.num_layers:
-        raise ArtifactError("layers", f"there are {len(manifest.layers)}, the base has {config.num_layers}")
+        raise ArtifactError(
+            "layers", f"the adapter has {len(manifest.layers)}, the base has {config.num_layers}"
+        )
     shapes = config.linear_shapes
     for index, layer in enumerate(manifest.layers):
         for group, entry in layer.items():

@@ -1,6 +1,6 @@
-"""Ranges of one block of memory: who has which, which are free, and what to move so that a range fits.
+"""Allocates ranges of one block of memory, and plans the moves that make a range of a given size free.
 
-Owns the bookkeeping alone. Refuses to know what lies in the memory, and moves nothing itself.
+Bookkeeping only: callers move the bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from typing import NamedTuple
 
 ALIGNMENT = 256
-"""Bytes. Every range begins and ends on a multiple: a copy between ranges is then as fast as it can be."""
+"""Bytes. Every range begins and ends on a multiple, which makes copies between ranges as fast as possible."""
 
 
 class Move(NamedTuple):
@@ -21,15 +21,15 @@ class Move(NamedTuple):
 
 
 def rounded(size: int) -> int:
-    """What a range of `size` bytes takes."""
+    """Returns the bytes that a range of `size` bytes takes."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class Ranges:
-    """Invariants: used and free ranges tile [0, capacity); no two free ones touch."""
+    """Used and free ranges. Invariants: they tile [0, capacity); no two free ones touch."""
 
     def __init__(self, capacity: int) -> None:
-        """Raises ValueError when negative. What is over a multiple of `ALIGNMENT` is left unused."""
+        """Raises ValueError when negative. Bytes beyond a multiple of `ALIGNMENT` stay unused."""
         if capacity < 0:
             raise ValueError(f"capacity must not be negative, not {capacity}")
         self.capacity = capacity // ALIGNMENT * ALIGNMENT
@@ -44,7 +44,7 @@ class Ranges:
             self._insert_free(0, self.capacity)
 
     def take(self, size: int) -> int | None:
-        """Start of a new range in the smallest free one that fits, or None when none does."""
+        """Allocates a range in the smallest free one that fits. Returns its start, or None when none fits."""
         size = rounded(size)
         assert size > 0, "a range has at least one byte"
         best = min(((have, start) for start, have in self._free.items() if have >= size), default=None)
@@ -58,19 +58,19 @@ class Ranges:
         return start
 
     def give(self, start: int) -> int:
-        """Free a range, joined with its free neighbours. Returns its size."""
+        """Frees a range and joins it with its free neighbours. Returns its size."""
         size = self._remove_used(start)
         self._join(start, size)
         return size
 
     def plan(self, size: int) -> list[Move]:
-        """The moves of least bytes after which `take(size)` succeeds; empty if it does already.
+        """Returns the moves of the fewest bytes after which `take(size)` succeeds; empty if it does already.
 
-        A run of ranges slides down, in order of address, onto the free bytes among it; what is left free at
+        A run of ranges moves down, in order of address, onto the free bytes among it; what is left free at
         its end is one range. There must be `size` free bytes in all.
         """
         size = rounded(size)
-        assert size <= self.num_free, f"{size} bytes asked, {self.num_free} free"
+        assert size <= self.num_free, f"{size} bytes requested, {self.num_free} free"
         if any(have >= size for have in self._free.values()):
             return []
         holes = self._free_starts
@@ -95,7 +95,7 @@ class Ranges:
         return moves
 
     def move(self, move: Move) -> None:
-        """Take a planned move as done: the first of a plan, or the one after the last done."""
+        """Records a planned move as done. Moves of a plan are done in order."""
         size = self._remove_used(move.source)
         have = self._remove_free(move.target)
         assert size == move.size
@@ -104,11 +104,11 @@ class Ranges:
         self._join(move.target + size, have)
 
     def size(self, start: int) -> int:
-        """Of the range that begins there."""
+        """Returns the size of the range that begins at `start`."""
         return self._used[start]
 
     def check_integrity(self) -> None:
-        """Assert the invariants. Linear in the number of ranges."""
+        """Asserts the invariants. Linear in the number of ranges."""
         assert self._starts == sorted(self._used)
         assert self._free_starts == sorted(self._free)
         tiles = [(start, size, True) for start, size in self._used.items()]
@@ -124,7 +124,7 @@ class Ranges:
         assert self.num_free == sum(self._free.values())
 
     def _join(self, start: int, size: int) -> None:
-        """A new free range, as one with those it touches."""
+        """Adds a free range, merged with those it touches."""
         index = bisect_left(self._free_starts, start)
         if index and (before := self._free_starts[index - 1]) + self._free[before] == start:
             size += self._remove_free(before)

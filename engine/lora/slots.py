@@ -1,13 +1,12 @@
-"""Which adapter is in which slot of the adapter pool, and which slots may be given to another.
+"""Tracks which adapter is in which slot of the pool, and evicts idle slots for other adapters.
 
-Owns the slots' states, their references, their bytes of the pool's memory, and the order of eviction. A
-slot's whole life:
+A slot's states:
 
-    EMPTY --want--> LOADING --loaded--> READY --evicted, while unreferenced and not pinned--> EMPTY
-                       \\--failed--> EMPTY
+    EMPTY --ensure_loaded--> LOADING --loaded--> READY --evicted, while unreferenced and not pinned--> EMPTY
+                                \\--failed--> EMPTY
 
 An adapter needs a slot and, where memory is bounded, its bytes: as many others are evicted as that takes.
-Refuses to know requests, tensors and files: loading is started through a callable and reported back.
+Loading is started through a callable and reported back.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import NamedTuple, Protocol
 from engine.protocol import AdapterRef
 
 NO_SLOT = -1
-"""In a report on an adapter that was refused before it had a slot."""
+"""In the report on an adapter that was rejected before it had a slot."""
 
 
 class SlotState(Enum):
@@ -35,7 +34,7 @@ class Room(NamedTuple):
     slots: int
     num_bytes: int
 
-    def holds(self, need: Room) -> bool:
+    def covers(self, need: Room) -> bool:
         return self.slots >= need.slots and self.num_bytes >= need.num_bytes
 
     def plus(self, other: Room) -> Room:
@@ -45,7 +44,7 @@ class Room(NamedTuple):
         return Room(self.slots - other.slots, self.num_bytes - other.num_bytes)
 
 
-NOTHING = Room(0, 0)
+NO_ROOM = Room(0, 0)
 
 
 class AdapterSlot:
@@ -64,14 +63,14 @@ class AdapterSlot:
 
     @property
     def room(self) -> Room:
-        """What evicting its adapter would give."""
+        """What evicting its adapter would free."""
         return Room(1, self.num_bytes)
 
 
 StartLoad = Callable[[int, AdapterRef], None]
-"""Begin to fill a slot with an adapter.
+"""Begins to fill a slot with an adapter.
 
-May report `loaded` or `failed` before it returns, or any time later.
+May report `loaded` or `failed` before it returns, or at any later time.
 """
 
 
@@ -84,24 +83,24 @@ class SlotMemory(Protocol):
         ...
 
     def size_of(self, ref: AdapterRef) -> int | None:
-        """Bytes the adapter will take; None when that cannot be known, and loading it will fail."""
+        """Returns the adapter's bytes; None when they cannot be known, and loading it will fail."""
         ...
 
     def refuse(self, ref: AdapterRef, reason: str) -> None:
-        """Report later, for `NO_SLOT`, that the adapter cannot be loaded."""
+        """Reports later, for `NO_SLOT`, that the adapter cannot be loaded."""
         ...
 
     def idle(self, slot: int) -> None:
-        """The slot's last reference is gone."""
+        """Notes that the slot's last reference is gone."""
         ...
 
     def unload(self, slot: int) -> None:
-        """The slot is empty."""
+        """Notes that the slot is empty."""
         ...
 
 
 class Unbounded:
-    """Memory without a bound that wants to hear nothing."""
+    """Memory without a bound, which ignores notifications."""
 
     capacity: int | None = None
 
@@ -109,7 +108,7 @@ class Unbounded:
         return 0
 
     def refuse(self, ref: AdapterRef, reason: str) -> None:
-        raise AssertionError("what has no bound refuses nothing")
+        raise AssertionError("unbounded memory rejects no adapter")
 
     def idle(self, slot: int) -> None:
         pass
@@ -121,7 +120,7 @@ class Unbounded:
 class SlotTable:
     """All slots.
 
-    Invariants: a digest is in at most one slot; references only on READY slots; the slots' bytes are within
+    Invariants: a digest is in at most one slot; only READY slots have references; the slots' bytes are within
     the memory's capacity.
     """
 
@@ -143,43 +142,46 @@ class SlotTable:
         self._pinned: dict[str, Room] = {}
 
     def find(self, digest: str) -> AdapterSlot | None:
-        """The slot that holds the adapter, or is being filled with it."""
+        """Returns the slot that holds the adapter or is being filled with it."""
         return self._by_digest.get(digest)
 
     @property
     def free(self) -> Room:
-        """What no adapter has."""
+        """What no adapter holds."""
         num_bytes = 0 if self.capacity is None else self.capacity - self._num_bytes
         return Room(len(self._empty), num_bytes)
 
     def need(self, ref: AdapterRef) -> Room:
-        """What the adapter takes."""
+        """Returns the room that the adapter takes."""
         size = 0 if self.capacity is None else self._memory.size_of(ref)
         return Room(1, size or 0)
 
-    def want(self, ref: AdapterRef, spare: Container[str] = (), set_aside: Room = NOTHING) -> SlotState:
-        """See to it that the adapter is in a slot, if there is room to give: free, or of evictable adapters.
+    def ensure_loaded(
+        self, ref: AdapterRef, kept: Container[str] = (), reserved: Room = NO_ROOM
+    ) -> SlotState:
+        """Loads the adapter unless it is in a slot, if there is room: free, or held by adapters that can be
+        evicted.
 
-        Never evicts a referenced slot, nor one that is pinned or whose digest is in `spare`; leaves as much
-        as `set_aside` free. Returns the state the adapter is in now: EMPTY when there was no room for it, and
-        then nothing was evicted.
+        Never evicts a referenced slot, nor one that is pinned or whose digest is in `kept`; leaves as much as
+        `reserved` free. Returns the adapter's state: EMPTY when there was no room for it, and then nothing
+        was evicted.
         """
         slot = self._by_digest.get(ref.digest)
         if slot is not None:
             return slot.state
-        need = self.need(ref).plus(set_aside)
-        evicted = self._enough(need.minus(self.free), spare)
+        need = self.need(ref).plus(reserved)
+        evicted = self._evictable(need.minus(self.free), kept)
         if evicted is None:
             return SlotState.EMPTY
         return self.replace(evicted, ref).state
 
     def replace(self, evicted: Iterable[AdapterSlot], ref: AdapterRef) -> AdapterSlot:
-        """Evict idle (READY, unreferenced) slots, and load an adapter that then has room."""
+        """Evicts idle (READY, unreferenced) slots, and loads an adapter that has room then."""
         assert ref.digest not in self._by_digest
         for slot in evicted:
             self._evict(slot)
         need = self.need(ref)
-        assert self.free.holds(need), f"{need} is not within {self.free}"
+        assert self.free.covers(need), f"{need} is not within {self.free}"
         slot = self._empty.pop()
         slot.ref = ref
         slot.state = SlotState.LOADING
@@ -191,7 +193,7 @@ class SlotTable:
         return slot
 
     def acquire(self, ref: AdapterRef) -> int:
-        """Hold the adapter, which must be READY, for one running request. Returns the slot's index."""
+        """Holds the adapter, which must be READY, for one running request. Returns the slot's index."""
         slot = self._by_digest[ref.digest]
         assert slot.state is SlotState.READY, f"slot {slot.index} is {slot.state.value}, not ready"
         if not slot.references:
@@ -200,7 +202,7 @@ class SlotTable:
         return slot.index
 
     def release(self, index: int) -> AdapterSlot:
-        """Undo one `acquire`. Returns the slot: idle now, if that was the last reference."""
+        """Undoes one `acquire`. Returns the slot, which is idle if that was the last reference."""
         slot = self.slots[index]
         assert slot.references > 0, f"slot {index} released more often than acquired"
         slot.references -= 1
@@ -210,14 +212,14 @@ class SlotTable:
         return slot
 
     def loaded(self, index: int, digest: str) -> AdapterSlot:
-        """A load has succeeded."""
+        """Records that a load has succeeded."""
         slot = self._settle(index, digest)
         slot.state = SlotState.READY
         self._idle[index] = slot
         return slot
 
     def failed(self, index: int, digest: str) -> AdapterSlot:
-        """A load has failed: the slot is empty again. The next `want` tries anew."""
+        """Records that a load has failed: the slot is empty again. The next `ensure_loaded` tries again."""
         slot = self._settle(index, digest)
         self._vacate(slot)
         return slot
@@ -225,9 +227,11 @@ class SlotTable:
     # Pins ------------------------------------------------------------------------------------------------
 
     def pin(self, ref: AdapterRef) -> bool:
-        """Keep the adapter, once it is in a slot, until unpinned. False when too much is pinned already.
+        """Keeps the adapter, once it is in a slot, until unpinned. Returns False when too much is pinned
+        already.
 
-        At most half of the slots and half of the bytes are pinned, so that the rest take turns in the others.
+        At most half of the slots and half of the bytes can be pinned, so that other adapters take turns in
+        the rest.
         """
         if ref.digest in self._pinned:
             return True
@@ -241,14 +245,14 @@ class SlotTable:
         return True
 
     def unpin(self, digest: str) -> None:
-        """Let the adapter be evicted again, if it was pinned."""
+        """Allows the adapter to be evicted again, if it was pinned."""
         self._pinned.pop(digest, None)
 
     def is_pinned(self, digest: str) -> bool:
         return digest in self._pinned
 
-    def refusal(self, ref: AdapterRef) -> str | None:
-        """Why there can never be room for the adapter; None when there can."""
+    def rejection_reason(self, ref: AdapterRef) -> str | None:
+        """Returns why there can never be room for the adapter; None when there can."""
         if self.capacity is None:
             return None
         size = self.need(ref).num_bytes
@@ -260,10 +264,10 @@ class SlotTable:
         return None
 
     def refuse(self, ref: AdapterRef, reason: str) -> None:
-        """Have it reported that the adapter cannot be loaded."""
+        """Reports that the adapter cannot be loaded."""
         self._memory.refuse(ref, reason)
 
-    # Looking in ------------------------------------------------------------------------------------------
+    # Inspection ------------------------------------------------------------------------------------------
 
     @property
     def num_ready(self) -> int:
@@ -274,7 +278,7 @@ class SlotTable:
         return sum(1 for slot in self.slots if slot.state is SlotState.LOADING)
 
     def check_integrity(self) -> None:
-        """Assert the invariants. Linear in the number of slots."""
+        """Asserts the invariants. Linear in the number of slots."""
         empty = {slot.index for slot in self._empty}
         for slot in self.slots:
             ref = slot.ref
@@ -292,20 +296,20 @@ class SlotTable:
 
     # ------------------------------------------------------------------------------------------------------
 
-    def _enough(self, missing: Room, spare: Container[str]) -> list[AdapterSlot] | None:
-        """Evictable slots that give what is missing, the longest idle first; None when all do not."""
+    def _evictable(self, missing: Room, kept: Container[str]) -> list[AdapterSlot] | None:
+        """Returns evictable slots that free what is missing, the longest idle first; None when all do not."""
         found: list[AdapterSlot] = []
-        if NOTHING.holds(missing):
+        if NO_ROOM.covers(missing):
             return found
-        room = NOTHING
+        room = NO_ROOM
         for slot in self._idle.values():
             assert slot.ref is not None
             digest = slot.ref.digest
-            if digest not in spare and digest not in self._pinned:
+            if digest not in kept and digest not in self._pinned:
                 found.append(slot)
                 room = room.plus(slot.room)
-                if room.holds(missing):
-                    return fewest(found, missing)
+                if room.covers(missing):
+                    return fewest_covering(found, missing)
         return None
 
     def _evict(self, slot: AdapterSlot) -> None:
@@ -337,15 +341,15 @@ class SlotTable:
         return slot
 
 
-def fewest(slots: Iterable[AdapterSlot], missing: Room) -> list[AdapterSlot]:
-    """Of slots that together give what is missing, those needed for it; the later ones are let go first."""
+def fewest_covering(slots: Iterable[AdapterSlot], missing: Room) -> list[AdapterSlot]:
+    """Returns the slots needed to free what is missing; later ones are dropped from the list first."""
     kept = list(slots)
-    room = NOTHING
+    room = NO_ROOM
     for slot in kept:
         room = room.plus(slot.room)
     for slot in reversed(kept.copy()):
         rest = room.minus(slot.room)
-        if rest.holds(missing):
+        if rest.covers(missing):
             kept.remove(slot)
             room = rest
     return kept

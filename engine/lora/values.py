@@ -1,7 +1,6 @@
-"""The numbers behind a packed adapter's words: whether they are finite, and what they are in another type.
+"""Checks and converts the values of packed adapters: finiteness, FP8 with scales, fp32 and bf16.
 
-Owns the meaning of FP8 with scales, and the conversions a pool needs that stores another type than the
-artifact. Refuses to know slots and devices; plain numpy, each value exactly as written here.
+Plain numpy, each value exactly as written here.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
 def _e4m3_values() -> np.ndarray:
-    """What each of the 256 words of e4m3 (no infinities, one NaN per sign) stands for."""
+    """Returns the values of the 256 words of e4m3 (no infinities, one NaN per sign)."""
     words = np.arange(256)
     exponent, fraction = (words >> 3) & 15, words & 7
     values = np.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0 ** (exponent - 7.0))
@@ -37,9 +36,9 @@ E4M3 = _e4m3_values()
 
 
 def check_finite(packed: PackedAdapter) -> None:
-    """Raises ArtifactError when a weight, a scale or a product of scales is not a finite number.
+    """Raises ArtifactError when a weight, a scale or a product of scales is not finite.
 
-    Kernels multiply padded rows by zero, which NaN and infinity survive.
+    Kernels multiply padded rows by zero, which does not remove NaN and infinity.
     """
     finite = _FINITE[packed.manifest.dtype]
     if not all(finite(matrix) for matrix in _matrices(packed)):
@@ -55,7 +54,7 @@ def check_finite(packed: PackedAdapter) -> None:
 
 
 def rank_scales(packed: PackedAdapter, layer: int, group: str) -> np.ndarray:
-    """fp32 [sum of ranks]: what the shrunk activations are multiplied by.
+    """Returns fp32 [sum of ranks]: the factors of the shrunk activations.
 
     Semantics: scale of r's module, times a_scale[r] * b_scale[r] where weights are FP8.
     """
@@ -69,14 +68,14 @@ def rank_scales(packed: PackedAdapter, layer: int, group: str) -> np.ndarray:
     return scales
 
 
-def widened(packed: PackedAdapter) -> PackedAdapter:
-    """The same adapter in fp32: exact from bf16; from FP8, each word times its row's scale."""
+def to_fp32(packed: PackedAdapter) -> PackedAdapter:
+    """Returns the same adapter in fp32: exact from bf16; from FP8, each word times its row's scale."""
     return _converted(packed, "float32", _wide_matrix)
 
 
-def narrowed(packed: PackedAdapter) -> PackedAdapter:
-    """An fp32 adapter in bf16, rounded to the nearest even. Raises ArtifactError beyond bf16's range."""
-    assert packed.manifest.dtype == "float32", f"{packed.manifest.dtype} is not to be rounded"
+def to_bf16(packed: PackedAdapter) -> PackedAdapter:
+    """Returns an fp32 adapter in bf16, rounded to nearest even. Raises ArtifactError beyond bf16's range."""
+    assert packed.manifest.dtype == "float32", f"{packed.manifest.dtype} must not be rounded"
     converted = _converted(packed, "bfloat16", lambda words, _: _round_to_bf16(words))
     if not _finite_bf16(converted.slab):
         raise ArtifactError("slab", "has values beyond the range of bfloat16")
@@ -93,7 +92,7 @@ def _matrices(packed: PackedAdapter) -> Iterator[np.ndarray]:
 def _converted(
     packed: PackedAdapter, dtype: Dtype, convert: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 ) -> PackedAdapter:
-    """Every matrix through `convert(words, scale of each row or None)`, laid out anew."""
+    """Returns the adapter with every matrix converted by `convert(words, scale of each row or None)`."""
     layers: list[dict[str, LoraPair]] = []
     for index, layer in enumerate(packed.manifest.layers):
         pairs: dict[str, LoraPair] = {}
@@ -130,7 +129,7 @@ def _wide_matrix(words: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
 
 
 def _round_to_bf16(values: np.ndarray) -> np.ndarray:
-    """Of finite values; those beyond the range become infinite."""
+    """Rounds finite values; those beyond the range become infinite."""
     words = values.view("<u4")
     return ((words + 0x7FFF + (words >> 16 & 1)) >> 16).astype("<u2")
 

@@ -1,0 +1,1 @@
+"""Loads a base model and computes its forward pass: config, weights, quantization, rotary table, decoder."""

@@ -1,7 +1,6 @@
-"""The memory that holds keys and values of all layers, in blocks.
+"""Holds the keys and values of all layers in memory, in blocks.
 
-Owns the tensor and its layout. Refuses to know who holds which block: that is `engine.kv_cache`, in plain
-Python.
+`engine.kv_cache` tracks which request holds which block, in plain Python.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ class KVCache:
     """`layers`: `[num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]`; keys, then values.
 
     One head's keys of one block are contiguous: a sequence's cache is gathered as rows of block_size *
-    head_dim numbers, into the order that batched products want. Block 0 is nobody's and stays zero.
+    head_dim numbers, in the order that batched products need. Block 0 is never written and stays zero.
     Whatever the model computes in, the cache may be `torch.float8_e4m3fn` on a GPU: half the bytes of bf16,
-    as many tokens again in the same memory. Values are stored as they are, without a scale, clamped to 448.
+    twice as many tokens in the same memory. Values are stored without a scale, clamped to 448.
     """
 
     def __init__(
@@ -30,11 +29,9 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if dtype.itemsize == 1 and dtype != torch.float8_e4m3fn:
-            raise ValueError(f"keys and values are held as floating-point numbers or e4m3, not as {dtype}")
+            raise ValueError(f"dtype must be a floating-point type or float8_e4m3fn, not {dtype}")
         if num_blocks < 2:
-            raise ValueError(
-                f"num_blocks is {num_blocks}: block 0 is the null block, so at least 2 are needed"
-            )
+            raise ValueError(f"num_blocks must be at least 2 (block 0 is the null block), not {num_blocks}")
         self.block_size = block_size
         self.num_blocks = num_blocks
         shape = (config.num_layers, num_blocks, 2, config.num_kv_heads, block_size, config.head_dim)
@@ -42,14 +39,15 @@ class KVCache:
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int = 16, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of one block over all layers."""
+        """Returns the bytes of one block over all layers."""
         elements = config.num_layers * 2 * config.num_kv_heads * block_size * config.head_dim
         return elements * dtype.itemsize
 
     def clear(self, block_ids: Tensor) -> None:
         """Zeroes blocks in every layer, when their first slot is about to be written.
 
-        Attention in torch reads whole blocks and weighs what lies beyond a sequence's end with zero; a former
-        owner's NaN would survive that. The kernels do not look there, so nobody clears on a GPU.
+        Attention in torch reads whole blocks and weighs what lies beyond a sequence's end with zero; a NaN
+        left by the previous owner would survive that. The kernels do not read there, so a GPU needs no
+        clearing.
         """
         self.layers.index_fill_(1, block_ids, 0)

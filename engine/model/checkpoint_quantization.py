@@ -1,7 +1,7 @@
-"""How a checkpoint says its linear layers are quantised: `quantization_config` of config.json, read strictly.
+"""Parses how a checkpoint's linear layers are quantised: `quantization_config` of config.json, read strictly.
 
-Owns the three dialects (AWQ, GPTQ, compressed-tensors), their defaults, and the refusal of every field that
-would change a weight and is not implemented. Refuses to know tensors.
+Supports three dialects (AWQ, GPTQ, compressed-tensors) and their defaults. Every field that would change a
+weight and is not implemented is rejected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ PACKED_INT4 = "pack-quantized"
 FLOAT8 = "float-quantized"
 
 GROUP_SIZES_MULTIPLE = 128
-"""Scales are held for 128 inputs; of a larger group they are repeated, of a smaller one there is no room."""
+"""Scales are stored per 128 inputs; those of a larger group are repeated, a smaller group cannot
+be stored."""
 
 _INT4_FIELDS = {"bits", "group_size", "quant_method"}
 _AWQ_IGNORED = {"backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"}
@@ -42,7 +43,7 @@ _WEIGHTS_IGNORED = {"observer", "observer_kwargs", "scale_dtype", "zp_dtype"}
 
 @dataclass(frozen=True, slots=True)
 class CheckpointQuantization:
-    """What the linear layers of a checkpoint hold."""
+    """How the linear layers of a checkpoint are stored."""
 
     layout: str
     """AWQ, GPTQ, PACKED_INT4 or FLOAT8."""
@@ -51,7 +52,7 @@ class CheckpointQuantization:
     zero_points: bool = False
     """Whether zero points are stored. 4-bit layouts only."""
     zero_offset: int = 0
-    """What a stored zero point lacks: GPTQ's first format stores one less."""
+    """Added to stored zero points: GPTQ's first format stores one less."""
     activation_order: bool = False
     """Whether inputs are assigned to groups by a stored index."""
     per_channel: bool = False
@@ -59,10 +60,10 @@ class CheckpointQuantization:
     input_scales: bool = False
     """FLOAT8: activation scales are stored. They are checked and not used: rows have their own."""
     ignored: tuple[str, ...] = ()
-    """Modules left as floats: names, parts of names or "re:" patterns, as the dialect has it."""
+    """Modules left as floats: names, parts of names or "re:" patterns, by dialect."""
 
     def covers(self, name: str) -> bool:
-        """Whether module `name` ("model.layers.0.mlp.up_proj", "lm_head") is quantised."""
+        """Returns whether module `name` ("model.layers.0.mlp.up_proj", "lm_head") is quantised."""
         if self.layout == AWQ:
             return not any(part in name for part in self.ignored)
         for entry in self.ignored:
@@ -75,10 +76,10 @@ class CheckpointQuantization:
 
 
 def parse_quantization(raw: Mapping[str, Any]) -> CheckpointQuantization | None:
-    """Of a parsed config.json; None where the checkpoint holds floats.
+    """Parses a parsed config.json's field; returns None where the checkpoint holds floats.
 
     Raises:
-        ValueError: the field is not what is implemented; the message names it.
+        ValueError: a field is not supported; the message names it.
     """
     fields = raw.get("quantization_config")
     if fields is None:
@@ -105,7 +106,7 @@ def _refused(name: str, value: Any, wanted: str) -> ValueError:
 def _require(
     fields: Mapping[str, Any], name: str, *allowed: Any, default: Any = None, prefix: str = ""
 ) -> Any:
-    """The field's value, which must be one of `allowed`: of the same type too, since True == 1."""
+    """Returns the field's value, which must be one of `allowed`, of the same type too, because True == 1."""
     value = fields.get(name, default)
     if not any(value == choice and type(value) is type(choice) for choice in allowed):
         raise _refused(prefix + name, value, " or ".join(repr(choice) for choice in allowed))
@@ -116,7 +117,7 @@ def _only(fields: Mapping[str, Any], known: set[str], prefix: str = "") -> None:
     for name in fields:
         if name not in known:
             raise ValueError(
-                f"config.json: quantization_config.{prefix}{name} is not known; it may change weights"
+                f"config.json: quantization_config.{prefix}{name} is not supported; it may change weights"
             )
 
 

@@ -1,8 +1,8 @@
-"""What a base model is: its shape and its variations, read from a Hugging Face folder.
+"""Reads a base model's configuration from a Hugging Face folder: its shape and its variations.
 
-Owns the translation of `config.json` (transformers 4 and 5 spellings) into one frozen dataclass, and the
-refusal of every field that would change the output and that the decoder does not implement. Refuses to know
-tensors: nothing here imports torch, so that adapters can be packed and checked without it.
+Translates `config.json` (transformers 4 and 5 spellings) into one frozen dataclass, and rejects every field
+that would change the output and that the decoder does not implement. Does not import torch, so that adapters
+can be packed and checked without it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched; the names are those of the checkpoint's `rope_parameters`."""
+    """How rotary frequencies are scaled; field names are those of the checkpoint's `rope_parameters`."""
 
     rope_type: str
     factor: float = 1.0
@@ -75,11 +75,11 @@ class ModelConfig:
     """Biases on gate, up and down."""
     tie_embeddings: bool = False
     sliding_window: int | None = None
-    """The window some layer attends within. Inside `max_position` it never bites, so it needs no code."""
+    """The window some layer attends within. Within `max_position` it has no effect, so it needs no code."""
     is_clamped: bool = False
     """Whether `max_position` is the window, and less than the base was trained for."""
     quantization: CheckpointQuantization | None = None
-    """How the checkpoint holds its linear layers; None: as floats."""
+    """How the checkpoint stores its linear layers; None: as floats."""
 
     @property
     def q_size(self) -> int:
@@ -91,7 +91,7 @@ class ModelConfig:
 
     @property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """Module name -> (out_features, in_features), the seven that carry adapters."""
+        """Module name -> (out_features, in_features) of the seven modules that may carry adapters."""
         hidden, inner = self.hidden_size, self.intermediate_size
         return {
             "q_proj": (self.q_size, hidden),
@@ -104,7 +104,7 @@ class ModelConfig:
         }
 
     def has_bias(self, module: str) -> bool:
-        """Whether the base's linear `module` ("q_proj" ... "down_proj") adds a bias."""
+        """Returns whether the base's linear `module` ("q_proj" ... "down_proj") adds a bias."""
         if module in GROUPS["qkv"]:
             return self.attention_bias
         return self.output_bias if module == "o_proj" else self.mlp_bias
@@ -114,7 +114,7 @@ def load_config(base_dir: Path) -> ModelConfig:
     """Reads `config.json` and, where there is one, `generation_config.json`.
 
     Raises:
-        ValueError: a file is missing or no JSON, or a field is absent or asks for what is not implemented.
+        ValueError: a file is missing or not JSON, or a field is missing or not supported.
     """
     generation_path = base_dir / "generation_config.json"
     generation = _read_object(generation_path) if generation_path.exists() else {}
@@ -122,7 +122,7 @@ def load_config(base_dir: Path) -> ModelConfig:
 
 
 def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
-    """Same as `load_config`, from the parsed JSON objects."""
+    """Does the same as `load_config`, from the parsed JSON objects."""
     architecture = ARCHITECTURES.get(raw.get("model_type", ""))
     if architecture is None:
         known = ", ".join(ARCHITECTURES)
@@ -182,7 +182,9 @@ def _positive_int(raw: Mapping[str, Any], name: str) -> int:
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    """Each of these changes what the model computes; serving without it would be silently wrong."""
+    """Raises ValueError for fields that change what the model computes: ignoring them would be silently
+    wrong.
+    """
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ValueError(f"config.json: hidden_act {activation!r} is not supported, only 'silu'")
@@ -226,11 +228,11 @@ def _head_dim(raw: Mapping[str, Any], architecture: str, hidden_size: int, num_h
 
 
 def _sliding_window(raw: Mapping[str, Any], architecture: str, num_layers: int) -> int | None:
-    """The window, where some layer attends within one. As transformers has it, the layers of Qwen that do are
-    named by `layer_types` or begin at `max_window_layers`.
+    """Returns the window, where some layer attends within one. As in transformers, the layers of Qwen that do
+    are named by `layer_types` or begin at `max_window_layers`.
     """
     if architecture == "mistral":
-        window = raw.get("sliding_window", 4096)  # the default of a config.json that does not say
+        window = raw.get("sliding_window", 4096)  # the default where config.json has no value
     elif architecture in ("qwen2", "qwen3"):
         layer_types = raw.get("layer_types")
         if layer_types is None:
@@ -247,7 +249,7 @@ def _sliding_window(raw: Mapping[str, Any], architecture: str, num_layers: int) 
 
 
 def _rope_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers 5 writes `rope_parameters`, 4 wrote `rope_scaling` beside `rope_theta`."""
+    """Returns `rope_parameters` as of transformers 5, or `rope_scaling` (beside `rope_theta`) as of 4."""
     for name in ("rope_parameters", "rope_scaling"):
         fields = raw.get(name)
         if fields is None:

@@ -1,7 +1,7 @@
-"""A model from a checkpoint: each tensor read once, each linear in the form it is served in.
+"""Loads a model from a checkpoint: reads each tensor once and makes each linear layer in the form it is
+served in.
 
-Owns the order of reading, which bounds the memory a load takes to one layer beyond the model. Refuses to know
-files (`weights.py`) and what layers compute (`model.py`).
+The order of reading bounds the memory of a load to one layer beyond the model.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def load_model(
 ) -> Model:
     """Loads a Hugging Face checkpoint; whatever its storage type, tensors become `dtype`.
 
-    Linears that the checkpoint holds quantised stay as they are; others are quantised as told.
+    Linear layers that the checkpoint stores quantised stay as they are; others are quantised by
+    `quantization`.
 
     Raises:
-        ValueError: the checkpoint is incomplete, unexplained or unsupported; the message names the field or
-            tensor.
+        ValueError: the checkpoint is incomplete or unsupported; the message names the field or tensor.
     """
     device = torch.device(device)
     check_quantization(quantization, device)

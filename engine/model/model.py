@@ -1,8 +1,8 @@
-"""The decoder: Llama, Mistral, Qwen2 and Qwen3 are one model with switches.
+"""Computes the decoder's forward pass: Llama, Mistral, Qwen2 and Qwen3 are one model with switches.
 
-Owns the weights and the order of the ops. Refuses to know requests, sampling and scheduling: it is given a
-flattened batch of tokens, where their keys and values go, and which adapter each row wears. The layers are
-written once; a step describes itself as the device wants it, and every op picks its implementation.
+The input is a flattened batch of tokens, where their keys and values go, and which adapter each row uses. The
+layers are written once; a step is described in the form its device needs, and every op picks its
+implementation.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kernels.silu_mul import silu_mul
 from kernels.workspace import Workspace
 
 Adapters = LoraContext | DeviceLora
-"""What applies adapters: over stacks of the resident ones on a CPU, over a table of them on a GPU."""
+"""Applies adapters: from stacks of the resident ones on a CPU, from a table of them on a GPU."""
 
 MIN_ROWS = 4
-"""Rows every product on a CPU is padded to: with fewer the BLAS sums in another order, and a lone request
-would get other bits than the same request in a batch."""
+"""Rows to which every product on a CPU is padded: with fewer the BLAS sums in another order, and a lone
+request would get other bits than the same request in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Model:
         self.device = embedding_VH.device
         self.dtype = embedding_VH.dtype
         self.product_rows: int | None = None
-        """Rows of every product, where its shape must not depend on the batch; None: as they come.
+        """Rows of every product, where its shape must not depend on the batch; None: as many as the step has.
 
         The number of rows of a step must then be a multiple of it.
         """
@@ -98,7 +98,7 @@ class Model:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all layers' linears, as they are held."""
+        """Bytes of all layers' linear weights, as stored."""
         return sum(
             linear.num_bytes
             for layer in self._layers
@@ -107,7 +107,7 @@ class Model:
 
     @property
     def head_bytes(self) -> int:
-        """Of the output head."""
+        """Bytes of the output head."""
         return self._head_HV.nbytes
 
     @torch.inference_mode()
@@ -119,7 +119,7 @@ class Model:
         kv: KVCache,
         lora: Adapters | None = None,
     ) -> Tensor:
-        """Runs one step from a description on the host: writes the tokens' keys and values.
+        """Runs one step described on the host, and writes its tokens' keys and values.
 
         Args:
             input_ids_T, positions_T: int64, the flattened batch.
@@ -151,12 +151,12 @@ class Model:
         kv: KVCache,
         lora: Adapters | None = None,
     ) -> Tensor:
-        """Queues one step that is described in device memory: nothing here waits, so it can be captured.
+        """Queues one step described in device memory: nothing here waits, so it can be captured.
 
         Args:
             ids_T: int32, -1 for the token that the step before drew for its row.
             next_ids_R: int32, what the step before drew.
-            plan: positions, rows and block tables of the T tokens, some of which only fill the bucket.
+            plan: positions, rows and block tables of the T tokens, some of which only pad the bucket.
             kv, lora: as in `forward`, but `lora` is applied whether or not a row has an adapter.
 
         Returns:
@@ -177,12 +177,14 @@ class Model:
         return self._decode(step, residual)
 
     def hidden(self, num_tokens: int) -> Tensor:
-        """[T, H] of the last `forward_on_device`, of that many tokens. A replay of it leaves them too."""
+        """Returns [T, H] of the last `forward_on_device` with that many tokens; a replay of it leaves them
+        too.
+        """
         return self._take("x", (num_tokens, self.config.hidden_size))
 
     @torch.no_grad()
     def logits(self, hidden_SH: Tensor) -> Tensor:
-        """[S, V] fp32 for hidden states of a forward pass; on a GPU the next call overwrites them."""
+        """Returns [S, V] fp32 for hidden states of a forward pass; on a GPU the next call overwrites them."""
         num_rows = len(hidden_SH)
         if self.device.type == "cuda":
             out = self._workspace.take("logits", (num_rows, self._head_HV.shape[1]), torch.float32)
@@ -268,7 +270,7 @@ class Model:
         return self._linear(index, "down", layer.down, inner, step)
 
     def _linear(self, index: int, group: str, linear: Linear, x: Activation, step: Step) -> Projection:
-        """The fused base linear of a group, and the adapters beside it."""
+        """Computes the fused base linear of a group, and the adapters beside it."""
         widths, lora = self._widths[group], step.lora
         out_TN = self._take(group, (step.num_rows, sum(widths)))
         if lora is None:
@@ -278,7 +280,7 @@ class Model:
             lora.shrink(index, group, x.x_TK)
             out = self._product(linear, x, out_TN)
         else:
-            # The shrink needs nothing of the product: both run at once.
+            # The shrink does not depend on the product: both run at once.
             here = torch.cuda.current_stream()
             self._side.wait_stream(here)
             with torch.cuda.stream(self._side):
@@ -302,7 +304,7 @@ class Model:
     def _norm(
         self, delta: Projection | None, weight_H: Tensor, residual: Tensor, x: Activation
     ) -> Activation:
-        """residual += delta (what the last block computed); x = norm(residual)."""
+        """Semantics: residual += delta (what the last block computed); x = norm(residual)."""
         source, into, scale_T = (
             (residual, None, None) if delta is None else (delta.y_TN, residual, delta.scale_T)
         )
@@ -319,7 +321,7 @@ class Model:
         return x
 
     def _input(self, name: str, like: Tensor, linear: Linear, step: Step) -> Activation:
-        """Room for what `linear` reads: plain, where it or an adapter reads that, and quantised."""
+        """Allocates what `linear` reads: plain, where it or an adapter reads that, and quantised."""
         shape = tuple(like.shape)
         if not linear.wants_fp8:
             return Activation(self._take(name, shape))

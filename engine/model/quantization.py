@@ -1,8 +1,7 @@
-"""How a base model's linear layers hold their weights: as they are, in 8 bits or in 4.
+"""Makes a base model's linear layers in the chosen weight format: as they are, in 8 bits or in 4.
 
-Owns the choice per layer. Refuses to know what the layer is for; embeddings and the output head are never
-quantised. FP8 and 4 bits are made for GPUs; on a CPU their references run, slowly, so that they can be tested
-there.
+Embeddings and the output head are never quantised. FP8 and 4 bits are meant for GPUs; on a CPU their
+references run, slowly, so that they can be tested there.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from kernels.linear_int8 import Int8Weight, linear_int8
 QUANTIZATIONS = ("none", "int8", "fp8", "int4")
 
 LinearWeight: TypeAlias = Tensor | Fp8Weight | Int4Weight
-"""Of one fused group, as a checkpoint has it: floats, which are quantised at load, or quantised already."""
+"""Weights of one fused group: floats, which are quantised at load, or the checkpoint's quantised weights."""
 
 
 class Linear(Protocol):
-    """A linear layer, of whatever weights."""
+    """A linear layer, whatever its weight format."""
 
     @property
     def wants_fp8(self) -> bool:
-        """Whether it reads the quantised activation; else the plain one."""
+        """Whether it reads the quantised activation instead of the plain one."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """Of its weights and their scales, as they are held: what a product reads of them."""
+        """Bytes of its weights and scales, as a product reads them."""
         ...
 
     def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
@@ -47,7 +46,7 @@ class DenseLinear:
     wants_fp8 = False
 
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
-        # On a CPU stored transposed: at 1 to 8 rows the product is up to a quarter faster than with a view.
+        # Stored transposed on a CPU: at 1 to 8 rows the product is up to a quarter faster than with a view.
         self.weight_KN = weight_NK.t() if weight_NK.is_cuda else weight_NK.t().contiguous()
         self.bias_N = bias_N
 
@@ -118,15 +117,15 @@ class Int4Linear:
 def check_quantization(quantization: str, device: torch.device) -> None:
     """Raises ValueError where `quantization` does not exist on `device`."""
     if quantization not in QUANTIZATIONS:
-        raise ValueError(f"unknown quantization {quantization!r}; there are {', '.join(QUANTIZATIONS)}")
+        raise ValueError(f"unknown quantization {quantization!r}; use one of {', '.join(QUANTIZATIONS)}")
     if quantization == "int8" and device.type != "cpu":
-        raise ValueError("quantization 'int8' is for CPUs; on a GPU: none, fp8, int4")
+        raise ValueError("quantization 'int8' needs a CPU; on a GPU use none, fp8 or int4")
 
 
 def make_linear(quantization: str, weight: LinearWeight, bias_N: Tensor | None) -> Linear:
-    """A linear layer of checked `quantization`, on the weight's device.
+    """Returns a linear layer of checked `quantization`, on the weight's device.
 
-    A weight that comes quantised stays as it is, and holds its own bias.
+    A weight that is quantised already stays as it is, and holds its own bias.
     """
     if isinstance(weight, Fp8Weight):
         return Fp8Linear(weight)

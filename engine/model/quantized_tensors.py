@@ -1,7 +1,6 @@
-"""What quantised linear layers store, and how to read it: AWQ, GPTQ and compressed-tensors.
+"""Reads the tensors of quantised linear layers as AWQ, GPTQ and compressed-tensors store them.
 
-Owns which tensors a module has in each layout, with shapes and types, and turning them into codes and scales.
-Refuses to know files, fusing and kernels.
+Knows which tensors a module has in each layout, with shapes and types, and turns them into codes and scales.
 
 Sources: the formats as AutoAWQ (WQLinear_GEMM), AutoGPTQ and compressed-tensors write them.
 """
@@ -29,9 +28,9 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     types: tuple[str, ...] = (*FLOATS, "F64")
-    """Names of safetensors."""
+    """Names of safetensors types."""
     scalar: bool = False
-    """Any shape of one element will do."""
+    """Whether any shape with one element is accepted."""
 
     def admits(self, shape: tuple[int, ...]) -> bool:
         return all(size == 1 for size in shape) if self.scalar else shape == self.shape
@@ -50,7 +49,7 @@ class Codes:
 def stored_tensors(
     quantization: CheckpointQuantization, out_features: int, in_features: int
 ) -> dict[str, StoredTensor]:
-    """Tensors of one module by the end of their name ("qweight"), besides its bias.
+    """Returns the tensors of one module by the end of their name ("qweight"), besides its bias.
 
     Raises:
         ValueError: the layout cannot hold a module of this shape.
@@ -100,14 +99,14 @@ def _stored_float8(
 
 
 def read_codes(quantization: CheckpointQuantization, name: str, read: Callable[[str], Tensor]) -> Codes:
-    """The codes of a 4-bit module.
+    """Returns the codes of a 4-bit module.
 
     Args:
         name: of the module, for errors.
-        read: its tensor by the end of the name, of the shape and type that `stored_tensors` asks for.
+        read: returns its tensor by the end of the name, of the shape and type in `stored_tensors`.
 
     Raises:
-        ValueError: tensors contradict each other or hold what cannot be served.
+        ValueError: tensors contradict each other or cannot be served.
     """
     if quantization.layout == AWQ:
         codes_NK = _unpack(read("qweight"), 1, AWQ_PLACES).t()
@@ -154,7 +153,7 @@ def _num_groups(quantization: CheckpointQuantization, in_features: int) -> int:
 
 
 def _unpack(words: Tensor, dim: int, places: tuple[int, ...] = tuple(range(PER_WORD))) -> Tensor:
-    """uint8, eight times as long along `dim`; element i of each eight is nibble `places[i]`."""
+    """Returns uint8, eight times as long along `dim`; element i of each eight is nibble `places[i]`."""
     shifts = torch.tensor(places, dtype=torch.int32, device=words.device) * 4
     if dim == 1:
         return ((words[..., None] >> shifts) & 15).to(torch.uint8).flatten(1)
@@ -162,13 +161,13 @@ def _unpack(words: Tensor, dim: int, places: tuple[int, ...] = tuple(range(PER_W
 
 
 def _repeat(value_NG: Tensor, size: int, in_features: int) -> Tensor:
-    """A value for every `GROUP` inputs where there is one for every `size`, a multiple of it or all."""
+    """Returns a value for every `GROUP` inputs from one for every `size`, a multiple of it or all."""
     starts = torch.arange(0, in_features, GROUP, device=value_NG.device) // size
     return value_NG[:, starts].contiguous()
 
 
 def _scales(scale_NG: Tensor, name: str) -> Tensor:
-    """bf16 and fp16 as they are; fp32 where it is one of them in fact."""
+    """Returns bf16 and fp16 scales as they are; fp32 ones as one of them where that is exact."""
     if scale_NG.dtype != torch.float32:
         return scale_NG
     for dtype in (torch.bfloat16, torch.float16):
@@ -179,7 +178,7 @@ def _scales(scale_NG: Tensor, name: str) -> Tensor:
 
 
 def _order(g_idx: Tensor, size: int, name: str) -> Tensor | None:
-    """Inputs sorted by group; None where they are already."""
+    """Returns the inputs sorted by group; None where they are sorted already."""
     in_features = len(g_idx)
     wanted = torch.arange(in_features, device=g_idx.device) // size
     if torch.equal(g_idx.long(), wanted):

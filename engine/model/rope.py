@@ -1,8 +1,7 @@
-"""Rotary frequencies of every supported scaling, and the table of rotations by position.
+"""Computes rotary frequencies for every supported scaling, and the table of rotations by position.
 
-Owns the frequency formulas (YaRN, Llama 3, linear) and a table: on a CPU it grows with the longest position
-seen, on a GPU it is whole from the start, so that captured graphs may read it. Refuses to know heads and
-layers; the rotation itself is `kernels.rope_kv`.
+Formulas: YaRN, Llama 3, linear. On a CPU the table grows with the longest position seen, on a GPU it is
+complete from the start, so that captured graphs may read it. `kernels.rope_kv` rotates.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ class RotaryTable:
 
     @property
     def whole_P2D(self) -> Tensor:
-        """Every position of the model's context and perhaps some more; it never moves once asked for."""
+        """Every position of the model's context, and perhaps some more; it never moves once read."""
         if len(self._table) < self._max_position:
             self._grow(self._max_position - 1)
         return self._table
 
     def rows(self, positions_T: Tensor, max_position: int) -> Tensor:
-        """[T, 2, D] for the given positions, none of which exceeds `max_position`."""
+        """Returns [T, 2, D] for the given positions, none of which exceeds `max_position`."""
         if max_position >= len(self._table):
             self._grow(max_position)
         return self._table.index_select(0, positions_T)
@@ -60,7 +59,7 @@ class RotaryTable:
 
 
 def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
-    """([D/2] radians per position, factor on cosines and sines)."""
+    """Returns ([D/2] radians per position, factor on cosines and sines)."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     inv_freq = 1.0 / (config.rope_theta**exponents)
     scaling = config.rope_scaling
@@ -75,7 +74,7 @@ def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
 
 
 def _llama3(inv_freq: Tensor, scaling: RopeScaling) -> Tensor:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended.
+    """Stretches long wavelengths by `factor`, keeps short ones, and blends those between.
 
     Source: Llama 3.1's reference code, published with the model.
     """
@@ -87,14 +86,15 @@ def _llama3(inv_freq: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn(period: Tensor, config: ModelConfig, scaling: RopeScaling) -> Tensor:
-    """NTK by parts: dimensions that turn often keep their frequency, slow ones are interpolated.
+    """Interpolates by parts (NTK): dimensions that turn often keep their frequency, slow ones are
+    interpolated.
 
     Source: Peng et al., "YaRN", arXiv 2309.00071, section 3.2.
     """
     dim = config.head_dim
 
     def dimension_of(turns: float) -> float:
-        """The (fractional) dimension that makes `turns` turns over the original context."""
+        """Returns the (fractional) dimension that makes `turns` turns over the original context."""
         wavelength_ratio = scaling.original_max_position / (turns * 2 * math.pi)
         return dim * math.log(wavelength_ratio) / (2 * math.log(config.rope_theta))
 
@@ -108,7 +108,7 @@ def _yarn(period: Tensor, config: ModelConfig, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn_magnitude(scaling: RopeScaling) -> float:
-    """The attention temperature of YaRN (section 3.4), as a factor on cosines and sines."""
+    """Returns the attention temperature of YaRN (section 3.4), as a factor on cosines and sines."""
     if scaling.attention_factor is not None:
         return scaling.attention_factor
 

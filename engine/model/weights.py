@@ -1,8 +1,7 @@
-"""A base model's weights on disk: Hugging Face safetensors, in one file or in shards.
+"""Reads a base model's weights from disk: Hugging Face safetensors, in one file or in shards.
 
-Owns finding the files, checking every name and shape against the config, reading tensors in the order they
-are asked for, fusing linear layers that share their input, and the base's digest. Refuses to know how
-quantised layers are stored (`quantized_tensors`) and what becomes of them.
+Finds the files, checks every name and shape against the config, reads tensors in the order they are
+requested, fuses linear layers that share their input, and computes the base's digest.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from kernels.linear_int4.weight import Int4Weight
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLES = "*.bin"
-"""What PyTorch's own format is called in such folders: pytorch_model.bin, or its shards."""
+"""Names of PyTorch's own format in such folders: pytorch_model.bin, or its shards."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-"""Buffers that old checkpoints carry and that follow from the config."""
+"""Buffers of old checkpoints that follow from the config."""
 _COMPARED_ROWS = 4096
-"""Of the head and the embedding at a time: of the largest bases 64 MB each."""
+"""Rows of head and embedding compared at a time: 64 MB each for the largest bases."""
 _E4M3_NAN = 0x7F
 """Without the sign. The type has no infinities."""
 LISTED = 5
@@ -42,18 +41,18 @@ LISTED = 5
 
 
 def layer_module(layer: int, module: str) -> str:
-    """Checkpoint name of a linear, such as "model.layers.0.self_attn.q_proj"."""
+    """Returns the checkpoint name of a linear, such as "model.layers.0.self_attn.q_proj"."""
     block = "self_attn" if module in GROUPS["qkv"] + GROUPS["o"] else "mlp"
     return f"model.layers.{layer}.{block}.{module}"
 
 
 def layer_tensor(layer: int, module: str, kind: str = "weight") -> str:
-    """Checkpoint name of a linear's tensor, such as "model.layers.0.self_attn.q_proj.weight"."""
+    """Returns the checkpoint name of a linear's tensor, such as "model.layers.0.self_attn.q_proj.weight"."""
     return f"{layer_module(layer, module)}.{kind}"
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
-    """Every tensor a checkpoint of this config must have."""
+    """Returns every tensor that a checkpoint of this config must have."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         EMBEDDING: (config.vocab_size, hidden),
@@ -82,7 +81,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
 
 
 def weight_files(base_dir: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, in name order.
+    """Returns the safetensors files of a checkpoint, in name order.
 
     Raises:
         ValueError: there are none, only PyTorch pickles, or the index names one that is missing.
@@ -112,16 +111,16 @@ def weight_files(base_dir: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class LinearSource:
-    """What a checkpoint has for one group of linear modules, fused along their outputs."""
+    """A checkpoint's weights of one group of linear modules, fused along their outputs."""
 
     weight: Tensor | Fp8Weight | Int4Weight
     """Floats [N, K] in the model's type, or the checkpoint's own numbers."""
     bias_N: Tensor | None
-    """None too where `weight` holds it: in `Fp8Weight` and `Int4Weight`."""
+    """Also None where `weight` holds it: in `Fp8Weight` and `Int4Weight`."""
 
 
 class Checkpoint:
-    """An open, checked checkpoint: tensors are read when asked for."""
+    """An open, checked checkpoint: tensors are read on request."""
 
     def __init__(
         self, owners: dict[str, Any], config: ModelConfig, dtype: torch.dtype, device: torch.device
@@ -148,20 +147,20 @@ class Checkpoint:
         return EMBEDDING
 
     def tensor(self, name: str) -> Tensor:
-        """In the model's type. Raises ValueError where values are not finite."""
+        """Returns a tensor in the model's type. Raises ValueError where values are not finite."""
         return _finite(name, self._read(name).to(self._dtype))
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) of a tensor, in the model's type: the rest is not read."""
+        """Returns rows [start, stop) of a tensor, in the model's type; the rest is not read."""
         part = self._owners[name].get_slice(name)[start:stop]
         return _finite(name, part.to(self._device, self._dtype))
 
     def fused(self, names: list[str]) -> Tensor:
-        """Tensors concatenated along their output dimension."""
+        """Returns tensors concatenated along their output dimension."""
         return torch.cat([self.tensor(name) for name in names])
 
     def linear(self, layer: int, group: str) -> LinearSource:
-        """The linear modules of a group ("qkv" ... "down"), as the checkpoint holds them.
+        """Returns the linear modules of a group ("qkv" ... "down"), as the checkpoint stores them.
 
         Raises:
             ValueError: they cannot be fused, or their tensors contradict each other.
@@ -191,7 +190,9 @@ class Checkpoint:
         return LinearSource(packed, None)
 
     def dense(self, layer: int, module: str) -> Tensor:
-        """One linear's weight [N, K] in the model's type, whatever form the checkpoint holds it in."""
+        """Returns one linear's weight [N, K] in the model's type, in whatever form the checkpoint
+        stores it.
+        """
         name, quantization = layer_module(layer, module), self._config.quantization
         if quantization is None or not quantization.covers(name):
             return self.tensor(f"{name}.weight")
@@ -208,7 +209,7 @@ class Checkpoint:
         return wide.to(self._dtype)
 
     def _stored(self, name: str) -> Tensor:
-        """As it is in the file. Raises ValueError where values are not finite."""
+        """Returns a tensor as it is in the file. Raises ValueError where values are not finite."""
         return _finite(name, self._read(name))
 
     def _read(self, name: str) -> Tensor:
@@ -216,17 +217,21 @@ class Checkpoint:
 
 
 def _finite(name: str, tensor: Tensor) -> Tensor:
-    """The tensor. Raises ValueError for NaN and infinities, one of which makes every answer nonsense."""
+    """Returns the tensor. Raises ValueError for NaN and infinities, one of which makes every response
+    nonsense.
+    """
     if tensor.dtype is torch.float8_e4m3fn:
         finite = not bool((tensor.view(torch.uint8) & _E4M3_NAN == _E4M3_NAN).any())
     elif tensor.is_floating_point():
-        # Both carry NaN on; several times as fast as `isfinite`, which writes a tensor.
+        # Both propagate NaN; several times as fast as `isfinite`, which writes a tensor.
         low, high = tensor.aminmax()
         finite = bool(low.isfinite() & high.isfinite())
     else:
         finite = True
     if not finite:
-        reason = "has values that are not finite (NaN or infinity): the checkpoint is damaged, get it again"
+        reason = (
+            "has values that are not finite (NaN or infinity): the checkpoint is damaged, download it again"
+        )
         raise ValueError(f"{name} {reason}")
     return tensor
 
@@ -253,10 +258,10 @@ def _fuse(parts: list[Codes], names: list[str]) -> Codes:
 def open_checkpoint(
     base_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> Iterator[Checkpoint]:
-    """Opens the files and checks names and shapes; tensors come out as `dtype` on `device`.
+    """Opens the files and checks names and shapes; tensors are returned as `dtype` on `device`.
 
     Raises:
-        ValueError: a file is unreadable, or tensors are missing, unexpected, of another shape or no floats.
+        ValueError: a file is unreadable, or tensors are missing, unexpected, of another shape or not floats.
     """
     with ExitStack() as stack:
         owners: dict[str, Any] = {}
@@ -264,7 +269,7 @@ def open_checkpoint(
             try:
                 opened = stack.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
-                raise ValueError(f"{path.name} is no readable safetensors file: {error}") from None
+                raise ValueError(f"{path.name} is not a readable safetensors file: {error}") from None
             owners.update(dict.fromkeys(opened.keys(), opened))
         _check_tensors(owners, config)
         yield Checkpoint(owners, config, dtype, device)
@@ -274,8 +279,8 @@ def _check_tensors(owners: dict[str, Any], config: ModelConfig) -> None:
     expected = expected_tensors(config)
     missing = [name for name in expected if name not in owners]
     if missing:
-        raise ValueError(f"the checkpoint lacks tensors that config.json asks for: {_listing(missing)}")
-    if HEAD in owners:  # which a checkpoint may have although config.json ties it
+        raise ValueError(f"the checkpoint lacks tensors that config.json requires: {_listing(missing)}")
+    if HEAD in owners:  # a checkpoint may have it although config.json ties it
         expected[HEAD] = expected[EMBEDDING]
     extra = [name for name in owners if name not in expected]
     extra = [name for name in extra if not name.endswith(IGNORED_SUFFIXES)]
@@ -291,7 +296,7 @@ def _check_tensors(owners: dict[str, Any], config: ModelConfig) -> None:
             raise ValueError(f"{name} has shape {shape}, config.json implies {stored.shape}")
         if found.get_dtype() not in stored.types:
             wanted = ", ".join(stored.types)
-            raise ValueError(f"{name} is stored as {found.get_dtype()}; what is read there is {wanted}")
+            raise ValueError(f"{name} is stored as {found.get_dtype()}; supported there: {wanted}")
 
 
 def _is_zero(owners: dict[str, Any], name: str) -> bool:
@@ -304,7 +309,7 @@ def _listing(names: list[str]) -> str:
 
 
 def base_digest(base_dir: Path) -> str:
-    """Hex SHA-256 over config.json and the weight files: what adapters are packed against."""
+    """Returns the hex SHA-256 over config.json and the weight files: adapters are packed against it."""
     digest = hashlib.sha256()
     for path in [base_dir / "config.json", *weight_files(base_dir)]:
         digest.update(f"{path.name}:{path.stat().st_size}\n".encode())

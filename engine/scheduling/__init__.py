@@ -1,1 +1,1 @@
-"""Plans each step: which requests run, with how many tokens, and which wait, are preempted or refused."""
+"""Plans each step: which requests run, with how many tokens, and which wait, are preempted or rejected."""

@@ -1,8 +1,7 @@
-"""How long requests have waited for their adapters, and which have waited too long.
+"""Times how long requests wait for their adapters, so that those that waited too long are rejected.
 
-A request whose adapter is in its slot waits for rows or blocks like any other, without end; one whose adapter
-is not is turned away after `limit_s`, so that its client can try again instead of hanging. Refuses to know
-why an adapter is not there.
+A request whose adapter is in its slot waits for rows or blocks without limit. One whose adapter is not is
+rejected after `limit_s`, so that its client can retry instead of hanging.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from engine.protocol import AdapterRef
 from engine.request import RequestGroup
 
 
-class Wait(NamedTuple):
-    """Of one request, named so that the request itself may go meanwhile."""
+class AdapterWait(NamedTuple):
+    """One request's wait, held by id so that the request itself may end meanwhile."""
 
     deadline: float
     request_id: str
@@ -25,26 +24,26 @@ class Wait(NamedTuple):
 
 
 class AdapterWaits:
-    """All waits, the longest first. Every one is as long, so they end in the order they began."""
+    """All waits, oldest first. All have the same limit, so they expire in the order they began."""
 
     def __init__(self, clock: Callable[[], float], limit_s: float) -> None:
         self.limit_s = limit_s
         self._clock = clock
-        self._waits: deque[Wait] = deque()
+        self._waits: deque[AdapterWait] = deque()
 
     def begin(self, group: RequestGroup) -> None:
-        """A request on an adapter has come, or is to go on waiting."""
+        """Starts, or restarts, the wait of a request for its adapter."""
         adapter = group.submit.adapter
         assert adapter is not None
         deadline = self._clock() + self.limit_s
-        self._waits.append(Wait(deadline, group.submit.request_id, group.arrival, adapter))
+        self._waits.append(AdapterWait(deadline, group.submit.request_id, group.arrival, adapter))
 
     @property
-    def any_over(self) -> bool:
+    def has_expired(self) -> bool:
         return bool(self._waits) and self._waits[0].deadline <= self._clock()
 
-    def take_over(self) -> Iterator[Wait]:
-        """Those that have lasted as long as they may."""
+    def pop_expired(self) -> Iterator[AdapterWait]:
+        """Removes and yields the waits that have reached the limit."""
         now = self._clock()
         while self._waits and self._waits[0].deadline <= now:
             yield self._waits.popleft()

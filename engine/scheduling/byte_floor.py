@@ -1,10 +1,10 @@
-"""The least that steps have to read of the device's memory, of which bandwidth is what bounds them.
+"""Computes the fewest bytes of device memory that a step must read, which bounds its time from below.
 
-    of a step    every linear's weights, the output head where tokens are drawn or scored, the keys and values
-                 of what each of its rows attends to, each distinct adapter of its rows once
+    per step     all linear weights, the output head if tokens are drawn or scored, the keys and values that
+                 each of its rows attends to, each distinct adapter of its rows once
 
-Activations, embeddings and logits are left out, so it is a floor. Owns the sum. Refuses to know tensors, and
-how long steps take. `benchmarks.floor` has the same by formula, for shapes that are not loaded.
+Activations, embeddings and logits are left out, so it is a lower bound. `benchmarks.floor` computes the same
+from formulas, for shapes that are not loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEN, _SLOT = attrgetter("computed_len"), attrgetter("slot")
 
 
 class DecodingRequest(Protocol):
-    """A row's request, of a step that is planned."""
+    """The request of a row in a planned step."""
 
     @property
     def computed_len(self) -> int: ...
@@ -31,18 +31,18 @@ class DecodingRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByteFloor:
-    """Of one model, as it is held."""
+    """Byte counts of one loaded model."""
 
     weight_bytes: int
-    """Of all linears."""
+    """Of all linear layers."""
     head_bytes: int
     token_bytes: int
     """Of one token's keys and values in all layers."""
     slot_bytes: Sequence[int] = ()
-    """What adapters take, by slot; empty where the slot table knows."""
+    """What each slot's adapter takes; empty where the slot table knows."""
 
     def of(self, batch: Batch, requests: Sequence[DecodingRequest], slots: SlotTable) -> int:
-        """Bytes that the step reads at least; `requests` are parallel to its shares."""
+        """Returns the bytes that the step must read; `requests` are parallel to its shares."""
         total = self.weight_bytes + self.token_bytes * sum(map(_LEN, requests))
         if batch.scored or any(share.samples for share in batch.scheduled):
             total += self.head_bytes

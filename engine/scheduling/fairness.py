@@ -1,14 +1,12 @@
-"""Who is admitted next: classes by weight, tenants by who was served least, requests by arrival.
-
-Owns the waiting requests and the virtual counters of service. Refuses to know blocks, rows and slots.
+"""Orders waiting requests: classes by weight, tenants by the service they received, requests by arrival.
 
 Service is counted in tokens (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): a
-computed prompt token costs 1, a generated one 2, an adapter brought into memory `LOAD_COST_PER_RANK` for each
-unit of its rank. PRIORITY and DEFAULT share by weight, 16 to 4: the class whose service, divided by its
-weight, is less comes first. FLEX has what they leave, until one of it has waited for `flex_wait_s`: from then
-on it takes turns with them by its own weight, 1, as long as any has waited so long. Within a class, the
-tenant served least comes first. A class or tenant that returns after having nothing to ask for is lifted to
-the least served of those who wait: idleness earns no credit.
+computed prompt token costs 1, a generated one 2, loading an adapter `LOAD_COST_PER_RANK` per unit of its
+rank. PRIORITY and DEFAULT share by weight, 16 to 4: the class with the least service divided by its weight
+goes first. FLEX gets what they leave, until one of its requests has waited for `flex_wait_s`: from then on it
+takes turns with them by its own weight, 1, as long as any has waited that long. Within a class, the tenant
+with the least service goes first. A class or tenant that returns after being idle is lifted to the least
+served of those waiting: idleness earns no credit.
 """
 
 from __future__ import annotations
@@ -36,21 +34,21 @@ Admits = Callable[[AdapterRef], bool]
 
 
 class _Tenant(TenantShare):
-    """One tenant within one class: its waiting requests, in a flow per adapter, and its service so far."""
+    """One tenant within one class: its waiting requests, one flow per adapter, and its service so far."""
 
     __slots__ = ("flows", "in_heap", "num_waiting", "order")
 
     def __init__(self, order: int) -> None:
         super().__init__()
         self.order = order
-        """Breaks ties in the heap, after how many of its requests run."""
+        """Breaks ties in the heap, after the number of its running requests."""
         self.flows: dict[str | None, deque[Request]] = {}
         self.in_heap = False
         self.num_waiting = 0
         """Requests in its flows."""
 
     def pick(self, admits: Admits) -> Request | None:
-        """Its earliest request whose adapter is admitted."""
+        """Returns its earliest request whose adapter is admitted."""
         best: Request | None = None
         for flow in self.flows.values():
             head = flow[0]
@@ -60,7 +58,7 @@ class _Tenant(TenantShare):
 
 
 class _Lane:
-    """One class: its tenants in order of service, and the preempted requests that come before all of them."""
+    """One class: its tenants in order of service, and preempted requests, which precede all of them."""
 
     __slots__ = (
         "_floor",
@@ -83,15 +81,15 @@ class _Lane:
         self.served = 0.0
         """Tokens weighted by their cost, divided by the class's weight."""
         self.after_others = False
-        """It has what others leave, and no turn of its own."""
+        """Whether the class gets only what others leave, and has no turn of its own."""
         self.num_waiting = 0
         self.num_tokens_waiting = 0
-        """Tokens that its waiting requests know, whether or not they will be found in the prefix cache."""
+        """Known tokens of its waiting requests, whether or not the prefix cache has them."""
         self.num_tenants_waiting = 0
-        """Those with requests that have not been preempted."""
+        """Tenants with requests that have not been preempted."""
         self.returning: deque[Request] = deque()
         self.tenants: dict[str, _Tenant] = {}
-        # (service and running requests when pushed, order, tenant): lower bounds, since service only grows.
+        # (service and running requests when pushed, order, tenant): lower bounds, because service only grows.
         self._heap: list[tuple[float, int, int, _Tenant]] = []
         self._parked: list[_Tenant] = []
         self._floor = 0.0
@@ -109,7 +107,7 @@ class _Lane:
 
     def enqueue(self, request: Request, first: bool) -> None:
         tenant = self.tenant(request.tenant)
-        request.account = tenant
+        request.tenant_share = tenant
         if not tenant.flows:
             top = self._settled_top()
             tenant.served = max(tenant.served, self._floor if top is None else top.served)
@@ -142,7 +140,7 @@ class _Lane:
         return None
 
     def pick_others(self, admits: Admits) -> Iterator[Request]:
-        """The first of tenants near the top of the heap, but for the one at the top."""
+        """Yields the first request of each tenant near the top of the heap, except the top one."""
         for _, _, _, tenant in self._heap[1:_NUM_OTHERS]:
             request = tenant.pick(admits)
             if request is not None:
@@ -155,9 +153,9 @@ class _Lane:
 
     def take(self, request: Request) -> None:
         if request in self.returning:
-            return  # it has paid when it was admitted first
-        assert request.account is not None
-        self._floor = max(self._floor, request.account.served)
+            return  # it was charged when it was first admitted
+        assert request.tenant_share is not None
+        self._floor = max(self._floor, request.tenant_share.served)
 
     def discard(self, request: Request) -> None:
         self.num_waiting -= 1
@@ -174,7 +172,7 @@ class _Lane:
             self.num_tenants_waiting -= not tenant.flows
 
     def last_of_most_waiting(self, more_than: int) -> Request | None:
-        """The last to come, of those that never ran, of the tenant with the most of them waiting."""
+        """Returns the latest request that never ran, of the tenant with the most such requests waiting."""
         most = max(self.tenants.values(), key=lambda tenant: tenant.num_waiting, default=None)
         if most is None or most.num_waiting <= more_than:
             return None
@@ -186,7 +184,7 @@ class _Lane:
         heappush(self._heap, (tenant.served, tenant.num_running, tenant.order, tenant))
 
     def _settled_top(self) -> _Tenant | None:
-        """The waiting tenant served least, after bringing entries at the top up to date."""
+        """Returns the waiting tenant with the least service, after updating stale entries at the top."""
         heap = self._heap
         while heap:
             served, _, _, tenant = heap[0]
@@ -200,9 +198,9 @@ class _Lane:
         return None
 
     def _prune(self) -> None:
-        """Drop the less served half of the idle tenants, so that the table does not grow for ever.
+        """Drops the less served half of the idle tenants, so that the table stays bounded.
 
-        The floor rises with them: were they to return, the lift would bring them about where they were.
+        The floor rises with them: if they return, the lift puts them about where they were.
         """
         idle = sorted(
             tenant.served for tenant in self.tenants.values() if not (tenant.in_heap or tenant.num_running)
@@ -218,27 +216,27 @@ class _Lane:
 
 
 class FairQueue:
-    """All waiting requests."""
+    """All waiting requests, in the order in which they should be admitted."""
 
     def __init__(self, flex_wait_s: float = 30.0, head_start: float = 2048.0) -> None:
-        """`head_start`: how much more service, by weight, PRIORITY may have had than DEFAULT requests that
-        wait before it has to take turns with them.
+        """`head_start`: how much more service, by weight, PRIORITY may have received than waiting DEFAULT
+        requests before the two take turns.
         """
         self._lanes = {priority: _Lane(weight) for priority, weight in CLASS_WEIGHTS.items()}
         self._lanes[FLEX].after_others = True
         self._flex_wait_s = flex_wait_s
         self._head_start = head_start
         self._floor = 0.0
-        # FLEX requests in the order in which they began to wait; some may wait no more.
+        # FLEX requests in the order in which they began to wait; some may no longer wait.
         self._flex_line: deque[tuple[float, Request]] = deque()
         self.priority_is_ahead = False
-        """PRIORITY has had so much more than its share that DEFAULT requests are not to make way for it."""
+        """PRIORITY is so far ahead of its share that it does not preempt DEFAULT requests."""
 
     def __len__(self) -> int:
         return sum([lane.num_waiting for lane in self._lanes.values()])
 
     def __iter__(self) -> Iterator[Request]:
-        """In no particular order."""
+        """Yields all requests, in no particular order."""
         for lane in self._lanes.values():
             yield from lane.returning
             for tenant in lane.tenants.values():
@@ -258,27 +256,31 @@ class FairQueue:
         return len(self._lanes[priority].returning)
 
     def tenant_waits(self, priority: PriorityClass, name: str) -> tuple[int, int]:
-        """How many requests of a tenant in a class wait and have not been preempted, and how many run."""
+        """Returns how many of a tenant's requests in a class wait without having been preempted, and how many
+        run.
+        """
         tenant = self._lanes[priority].tenants.get(name)
         return (0, 0) if tenant is None else (tenant.num_waiting, tenant.num_running)
 
     def last_of_most_waiting(self, priority: PriorityClass, more_than: int = 0) -> Request | None:
-        """The last request of the tenant that has the most of a class waiting, if more than so many."""
+        """Returns the latest request of the tenant with the most waiting in a class, if more than
+        `more_than`.
+        """
         return self._lanes[priority].last_of_most_waiting(more_than)
 
     def push(self, request: Request, now: float, first: bool = False) -> None:
-        """Queue a request; `first`: before others of its tenant on its adapter."""
+        """Queues a request; `first` puts it before others of its tenant on its adapter."""
         self._join(request, now).enqueue(request, first)
 
     def push_returning(self, request: Request, now: float) -> None:
-        """Queue a preempted request, before everyone in its class who has not been preempted.
+        """Queues a preempted request, before all requests of its class that were not preempted.
 
-        Preempt the last arrived first: then they return in order of arrival.
+        Preempt the latest arrival first, so that requests return in order of arrival.
         """
         self._join(request, now).returning.appendleft(request)
 
     def take_turns(self, now: float) -> None:
-        """Find out whether FLEX has a turn, and whether PRIORITY has had more than its own. Once per step."""
+        """Decides, once per step, whether FLEX has a turn and whether PRIORITY is ahead of its share."""
         priority, default, flex = self._lanes.values()
         if not default.num_waiting:
             self.priority_is_ahead = False
@@ -288,18 +290,18 @@ class FairQueue:
         others = [lane.served for lane in (priority, default) if lane.num_waiting]
         in_turn = bool(others) and self.oldest_flex_wait(now) >= self._flex_wait_s
         if in_turn and flex.after_others:
-            flex.served = min(others)  # what it had before was what nobody else wanted
+            flex.served = min(others)  # what it had before was left over by others
         flex.after_others = not in_turn
 
     def oldest_flex_wait(self, now: float) -> float:
-        """How long the FLEX request has waited that has waited longest; less than nothing if none waits."""
+        """Returns how long the longest-waiting FLEX request has waited; negative if none waits."""
         line = self._flex_line
         while line and (not line[0][1].is_waiting or line[0][1].waiting_since != line[0][0]):
             line.popleft()
         return now - line[0][0] if line else -1.0
 
-    def due_flex(self, admits: Admits) -> Request | None:
-        """A FLEX request whose turn it is, although others wait."""
+    def flex_in_turn(self, admits: Admits) -> Request | None:
+        """Returns a FLEX request whose turn it is although others wait, if any."""
         priority, default, flex = self._lanes.values()
         if flex.after_others or any(
             lane.num_waiting and lane.served < flex.served for lane in (priority, default)
@@ -308,8 +310,9 @@ class FairQueue:
         return flex.pick(admits)
 
     def heads(self, priority: PriorityClass, admits: Admits) -> Iterator[Request]:
-        """Of a class, the first that returns and the first of the tenant served least; then those of some
-        others that were served little. Such as `admits` lets in. As with `pick`, `unpark` afterwards.
+        """Yields candidates of a class for early admission: the first preempted one, the first of the tenant
+        with the least service, then those of some others with little service. Only such as `admits` accepts.
+        Call `unpark` afterwards.
         """
         lane = self._lanes[priority]
         if lane.num_waiting:
@@ -319,9 +322,10 @@ class FairQueue:
             yield from lane.pick_others(admits)
 
     def pick(self, admits: Admits, closed: Collection[PriorityClass] = ()) -> Request | None:
-        """The next request whose adapter `admits` lets in, of no class that is `closed`. Queued until taken.
+        """Returns the next request whose adapter `admits` accepts, of no class that is `closed`. It stays
+        queued until taken.
 
-        Tenants with no such request are set aside until `unpark`, so that they are looked at once per pass.
+        Tenants with no such request are parked until `unpark`, so that each is examined once per pass.
         """
         waiting = [lane for name, lane in self._lanes.items() if lane.num_waiting and name not in closed]
         waiting.sort(key=lambda lane: (lane.after_others, lane.served))  # stable: of equals, the higher class
@@ -332,46 +336,46 @@ class FairQueue:
         return None
 
     def unpark(self) -> None:
-        """End a pass of picks."""
+        """Ends a pass of picks."""
         for lane in self._lanes.values():
             lane.unpark()
 
     def take(self, request: Request) -> None:
-        """Remove the request just picked: it is admitted.
+        """Removes the request just picked, because it is admitted.
 
-        A FLEX request that is admitted in turn is not to make way for anybody: it has waited long enough.
+        A FLEX request admitted in its turn is not preempted for others: it has waited long enough.
         """
         lane = self._lanes[request.priority]
         if request.priority is FLEX and not lane.after_others:
-            request.kept_until = request.limit
+            request.protected_until = request.limit
         self._floor = max(self._floor, lane.served)
         lane.take(request)
         lane.discard(request)
 
     def discard(self, request: Request) -> None:
-        """Remove a waiting request that will not run."""
+        """Removes a waiting request that will not run."""
         self._lanes[request.priority].discard(request)
 
     def charge_prefill(self, request: Request, num_tokens: int) -> None:
-        """Count prompt tokens that are to be computed for the request."""
-        assert request.account is not None
-        request.account.served += PREFILL_COST * num_tokens
+        """Charges the request's tenant and class for prompt tokens to be computed."""
+        assert request.tenant_share is not None
+        request.tenant_share.served += PREFILL_COST * num_tokens
         lane = self._lanes[request.priority]
         lane.served += PREFILL_COST * num_tokens / lane.weight
 
     def charge_load(self, request: Request, ref: AdapterRef) -> None:
-        """Count an adapter that is brought into memory because the request, which waits, asked for it."""
-        assert request.account is not None
-        request.account.served += LOAD_COST_PER_RANK * ref.rank
+        """Charges the tenant of a waiting request for loading its adapter."""
+        assert request.tenant_share is not None
+        request.tenant_share.served += LOAD_COST_PER_RANK * ref.rank
 
     def charge_decode(self, requests: Iterable[Request]) -> None:
-        """Count one generated token for each, to its tenant."""
+        """Charges each request's tenant for one generated token."""
         for request in requests:
-            assert request.account is not None
-            request.account.served += DECODE_COST
+            assert request.tenant_share is not None
+            request.tenant_share.served += DECODE_COST
 
     def charge_rows(self, num_rows: Sequence[int]) -> None:
-        """Count a step of so many rows of each class, in the order of the classes, to the classes."""
+        """Charges the classes for a step with these numbers of rows, in the order of the classes."""
         for lane, count in zip(self._lanes.values(), num_rows, strict=True):
             lane.served += DECODE_COST * count / lane.weight
 

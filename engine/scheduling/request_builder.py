@@ -1,7 +1,4 @@
-"""From a Submit to requests that can wait: the door, the group, its choices.
-
-Owns arrival numbers, seeds, and what ends each choice. Refuses to know what waits and what runs.
-"""
+"""Builds requests from a Submit: validates it, makes the group, and adds its choices."""
 
 from __future__ import annotations
 
@@ -10,11 +7,13 @@ from collections.abc import Callable, Iterable
 from engine.kv_cache import BlockPool, BlockTable, prefix_root
 from engine.protocol import Rejected, Submit
 from engine.request import Request, RequestGroup
-from engine.scheduling.validation import EngineLimits, length_limit, refusal
+from engine.scheduling.validation import EngineLimits, length_limit, validate_submit
 from engine.stops import StopMatcher
 
 
 class RequestBuilder:
+    """Numbers groups by arrival, draws missing seeds, and sets up what ends each choice."""
+
     def __init__(
         self, limits: EngineLimits, pool: BlockPool, eos_ids: Iterable[int], draw_seed: Callable[[], int]
     ) -> None:
@@ -24,9 +23,9 @@ class RequestBuilder:
         self._draw_seed = draw_seed
         self._num_groups = 0
 
-    def refusal(self, submit: Submit, num_slots: int) -> Rejected | None:
-        """Why the request can never be taken on; None when it can."""
-        rejected = refusal(submit, self._limits, self._pool.num_blocks * self._pool.block_size)
+    def rejection(self, submit: Submit, num_slots: int) -> Rejected | None:
+        """Returns why the engine can never run the request; None when it can."""
+        rejected = validate_submit(submit, self._limits, self._pool.num_blocks * self._pool.block_size)
         if rejected is not None:
             return rejected
         if submit.adapter is not None and not num_slots:
@@ -34,7 +33,7 @@ class RequestBuilder:
         return None
 
     def group(self, submit: Submit) -> RequestGroup:
-        """A group without choices yet.
+        """Returns a group without choices.
 
         A request without a seed is given one, so that a preemption changes nothing.
         """
@@ -45,7 +44,7 @@ class RequestBuilder:
         return RequestGroup(submit, self._num_groups, limit, seed)
 
     def add_choices(self, group: RequestGroup, num_choices: int) -> list[Request]:
-        """The group's next choices."""
+        """Adds and returns the group's next choices."""
         submit = group.submit
         stop_ids: dict[int, int | None] = {token_id: token_id for token_id in submit.sampling.stop_token_ids}
         if not submit.sampling.ignore_eos:

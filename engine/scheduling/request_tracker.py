@@ -1,14 +1,14 @@
-"""The requests in the engine, from submission to the last word.
+"""Tracks every request from submission to its last message: how it begins, how it ends, and what is
+published.
 
-Owns the groups, how a request begins, how it ends, and what the outside is told of it: chunks, usage, counts.
-Refuses to decide what runs when: it moves a request only because the request is new, over, or not to be.
+The planner decides what runs when; requests are moved here only because they are new, finished or cancelled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.lora.residency import Residency
+from engine.lora.slot_allocator import SlotAllocator
 from engine.outputs import Counters, StepOutputs
 from engine.protocol import (
     AdapterRef,
@@ -23,7 +23,7 @@ from engine.protocol import (
 from engine.request import Request, RequestGroup, RequestState
 from engine.scheduling.adapter_waits import AdapterWaits
 from engine.scheduling.fairness import FairQueue
-from engine.scheduling.overload import Overload
+from engine.scheduling.overload import LoadShedder
 from engine.scheduling.request_builder import RequestBuilder
 from engine.scheduling.running import RunningRequests
 from engine.scheduling.step_timing import StepTiming
@@ -33,34 +33,34 @@ CHECKPOINT_TOKENS = 256
 
 
 class RequestTracker:
-    """Every group that has not had its last word. Its requests are in the queue, running, or ending."""
+    """All groups that have not ended. Their requests are queued, running, or ending."""
 
     def __init__(
         self,
         builder: RequestBuilder,
         queue: FairQueue,
         running: RunningRequests,
-        residency: Residency,
+        slot_allocator: SlotAllocator,
         token_bytes: list[bytes],
         engine_id: str,
         incarnation: str,
         clock: Callable[[], float],
         waits: AdapterWaits,
-        overload: Overload,
+        load_shedder: LoadShedder,
         timing: StepTiming,
     ) -> None:
-        """`token_bytes` is the vocabulary's, for stop strings. `clock` gives Unix seconds."""
+        """`token_bytes` is the vocabulary's, for stop strings. `clock` returns Unix seconds."""
         self.counters = Counters()
         self._builder = builder
         self._queue = queue
         self._running = running
-        self._residency = residency
+        self._slot_allocator = slot_allocator
         self._token_bytes = token_bytes
         self._engine_id = engine_id
         self._incarnation = incarnation
         self._clock = clock
         self._waits = waits
-        self._overload = overload
+        self._load_shedder = load_shedder
         self._timing = timing
         self._groups: dict[str, RequestGroup] = {}
         self._outputs = StepOutputs()
@@ -73,29 +73,31 @@ class RequestTracker:
         return bool(self._outputs)
 
     def take_outputs(self) -> StepOutputs:
-        """What has happened since they were last taken."""
+        """Returns what has happened since the last call."""
         outputs = self._outputs
         self._outputs = StepOutputs()
         return outputs
 
-    def unfinished(self) -> list[Request]:
-        """For checks: every choice that is not over."""
+    def unfinished_requests(self) -> list[Request]:
+        """Returns every choice that has not finished. For checks."""
         choices = (choice for group in self._groups.values() for choice in group.choices)
         return [choice for choice in choices if choice.state is not RequestState.FINISHED]
 
-    # Beginnings ------------------------------------------------------------------------------------------
+    # Start of a request -----------------------------------------------------------------------------------
 
     def submit(self, submit: Submit) -> Rejected | None:
-        """Queue a request, or say why not. Never raises, whatever is in it."""
+        """Queues a request, or returns why it is rejected. Never raises, whatever the request contains."""
         request_id = submit.request_id
-        self._timing.look()
+        self._timing.read_clock()
         if request_id in self._groups:
             rejected: Rejected | None = Rejected(
-                request_id, "duplicate", f"request_id {request_id} is in use by a request that goes on"
+                request_id,
+                "duplicate",
+                f"request_id {request_id} is in use by an open request; choose another",
             )
         else:
-            num_slots = len(self._residency.slots.slots)
-            rejected = self._builder.refusal(submit, num_slots) or self._shed(submit)
+            num_slots = len(self._slot_allocator.slots.slots)
+            rejected = self._builder.rejection(submit, num_slots) or self._shed(submit)
         if rejected is not None:
             self.counters.rejected += 1
             return rejected
@@ -107,24 +109,25 @@ class RequestTracker:
         return None
 
     def _shed(self, submit: Submit) -> Rejected | None:
-        """Why there is no place for a request that the engine could run; None when there is, or is made."""
-        overload = self._overload
-        rejected = overload.refusal(submit)
+        """Rejects a request that the queue has no room for, or makes room by displacing others."""
+        load_shedder = self._load_shedder
+        rejected = load_shedder.rejection(submit)
         while rejected is None:
-            full = overload.queue_refusal(submit)
+            full = load_shedder.rejection_if_full(submit)
             if full is None:
                 return None
-            last = overload.displaced_by(submit)
+            last = load_shedder.request_to_displace(submit)
             if last is None:
                 rejected = full
             else:
-                self.counters.refuse(last.priority.value)
-                self._reject_group(last.group, overload.displacement(last, submit))
-        self.counters.refuse(submit.priority.value)
+                self.counters.count_shed(last.priority.value)
+                self._reject_group(last.group, load_shedder.displacement_rejection(last, submit))
+        self.counters.count_shed(submit.priority.value)
         return rejected
 
     def queue_siblings(self, group: RequestGroup) -> None:
-        """The first choice's prompt is computed: the other choices will find it in the prefix cache."""
+        """Queues the other choices once choice 0's prompt is computed: they will find it in the
+        prefix cache."""
         num_missing = group.submit.n - len(group.choices)
         if num_missing and not group.scores_only:
             # Before later requests of the same tenant, in their own order.
@@ -132,29 +135,29 @@ class RequestTracker:
                 self._enqueue(request, first=True)
 
     def note_preemption(self, request: Request) -> None:
-        """A running request is to go back into the queue."""
+        """Counts the preemption of a running request, which the caller queues again."""
         request.group.preemptions += 1
         self.counters.preemptions += 1
-        self.counters.preempt(request.priority.value)
+        self.counters.count_preemption(request.priority.value)
         if request.adapter is not None:
-            self._residency.expect(request.adapter)
+            self._slot_allocator.add_demand(request.adapter)
 
     def note_admission(self, request: Request) -> None:
-        """A request has entered the batch, for the first time or again."""
+        """Counts a request that has entered the batch, for the first time or again."""
         group = request.group
         if group.scheduled_at is None:
             group.scheduled_at = self._clock()
             group.cached_tokens = request.cached_len
             self.counters.prompt_tokens += len(group.submit.prompt_ids)
             self.counters.cached_tokens += request.cached_len
-            # Two machines' clocks: a wait below zero is their difference, not a wait.
+            # The clocks of two machines: a negative wait is their difference.
             waited = max(0.0, group.scheduled_at - group.submit.submitted_at)
-            self.counters.admit(request.priority.value, waited)
+            self.counters.count_admission(request.priority.value, waited)
 
     # Tokens ----------------------------------------------------------------------------------------------
 
-    def emit(self, request: Request, token_id: int, logprob: TokenLogprob | None, now: float) -> bool:
-        """Tell of the token just appended. True when it was the choice's last."""
+    def record_token(self, request: Request, token_id: int, logprob: TokenLogprob | None, now: float) -> bool:
+        """Publishes the token just appended. Returns True when it was the choice's last."""
         group = request.group
         group.completion_tokens += 1
         if group.first_token_at is None:
@@ -180,16 +183,17 @@ class RequestTracker:
             self._outputs.checkpoints.append(group.event(self._engine_id, self._incarnation, now))
         return False
 
-    def tell_scores(self, request: Request, start: int, logprobs: list[TokenLogprob]) -> None:
-        """Tell of prompt tokens just scored."""
+    def record_scores(self, request: Request, start: int, logprobs: list[TokenLogprob]) -> None:
+        """Publishes the scores of prompt tokens."""
         self._outputs.scores.append(PromptScores(request.request_id, start, logprobs))
 
-    def end_scored(self, request: Request) -> None:
-        """Its prompt is computed and scored, which was all: every choice is over before it began."""
+    def finish_scored(self, request: Request) -> None:
+        """Ends a request that only scores its prompt: all of it is scored."""
         self._end_group(request.group, "length")
 
     def _stop(self, request: Request, token_id: int) -> tuple[FinishReason | None, int | str | None]:
-        """Whether the token just appended ends the choice, and what it matched."""
+        """Returns the finish reason if the token just appended ends the choice, and the stop that
+        it matched."""
         match = None
         if request.matcher is not None:
             data = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
@@ -204,14 +208,14 @@ class RequestTracker:
             return "length", None
         return None, None
 
-    # Ends ------------------------------------------------------------------------------------------------
+    # End of a request -------------------------------------------------------------------------------------
 
     def fail(self, request: Request) -> None:
-        """A choice whose logits were not finite ends alone, and leaves nothing in the prefix cache."""
+        """Ends a choice whose logits were not finite; its blocks leave the prefix cache."""
         group = request.group
         if group.scores_only:
             return self.fail_scores(request)
-        request.table.forget()
+        request.table.invalidate()
         self.counters.errors += 1
         self._outputs.chunks.append(TokenChunk(request.request_id, request.index, [], None, "error"))
         self.queue_siblings(group)
@@ -219,20 +223,20 @@ class RequestTracker:
         return None
 
     def fail_scores(self, request: Request) -> None:
-        """A prompt whose logits were not finite: it is every choice's."""
-        request.table.forget()
+        """Ends all choices of a request whose prompt's logits were not finite."""
+        request.table.invalidate()
         self.counters.errors += 1
         self._end_group(request.group, "error")
 
     def abort(self, request_id: str) -> None:
-        """End all choices of a request and free what they hold. Unknown ids are ignored."""
+        """Ends all choices of a request and frees what they hold. Unknown ids are ignored."""
         group = self._groups.get(request_id)
         if group is not None:
             self.counters.aborted += 1
             self._end_group(group, "abort")
 
-    def turn_away(self, digest: str, error: str) -> None:
-        """An adapter could not be loaded: requests that wait for it end, no one knows it will ever load."""
+    def reject_waiting_for(self, digest: str, error: str) -> None:
+        """Ends the requests that wait for an adapter that could not be loaded."""
         message = f"adapter {digest} could not be loaded: {error}"
         waiting = {r.request_id: r.group for r in self._queue if r.adapter and r.adapter.digest == digest}
         for group in waiting.values():
@@ -242,20 +246,20 @@ class RequestTracker:
                 self.counters.errors += 1
                 self._end_group(group, "error")
 
-    def turn_away_overdue(self) -> None:
-        """Requests that have never run and still lack their adapter when they have waited long enough end."""
-        for wait in self._waits.take_over():
+    def reject_overdue(self) -> None:
+        """Rejects requests that never ran and whose wait for an adapter has expired."""
+        for wait in self._waits.pop_expired():
             group = self._groups.get(wait.request_id)
             if group is None or group.arrival != wait.arrival or group.scheduled_at is not None:
                 continue
-            if self._residency.admits(wait.adapter):
-                self._waits.begin(group)  # it waits for something else; the adapter may leave meanwhile
+            if self._slot_allocator.admits(wait.adapter):
+                self._waits.begin(group)  # it waits for something else; the adapter may be evicted meanwhile
                 continue
-            message = f"this model's adapter was not loaded within {self._waits.limit_s:g} s: try again"
+            message = f"this model's adapter was not loaded within {self._waits.limit_s:g} s; retry shortly"
             self._reject_group(group, Rejected(wait.request_id, "adapter_loading", message))
 
     def _end(self, request: Request, reason: FinishReason) -> None:
-        """One choice is over; with the last one, the request. The caller takes it off the running list."""
+        """Ends one choice, and the request with the last one. The caller removes it from the running list."""
         if request.state is RequestState.RUNNING:
             self._running.vacate(request, RequestState.FINISHED)
         elif request.state is RequestState.WAITING:
@@ -269,7 +273,7 @@ class RequestTracker:
             self._close(group)
 
     def _end_group(self, group: RequestGroup, reason: FinishReason) -> None:
-        """Every choice that goes on is over now, and those that have not begun never will."""
+        """Ends every choice that is running or has not begun."""
         for index in range(len(group.choices), group.submit.n):
             group.reasons[index] = reason
             group.num_unfinished -= 1
@@ -281,7 +285,7 @@ class RequestTracker:
         self._running.sweep()
 
     def _reject_group(self, group: RequestGroup, rejected: Rejected) -> None:
-        """The request never ran, and never will."""
+        """Rejects a request that never ran."""
         for request in group.choices:
             self._unqueue(request)
         del self._groups[group.submit.request_id]
@@ -296,23 +300,23 @@ class RequestTracker:
         event = group.event(self._engine_id, self._incarnation, now)
         self._outputs.finished.append((Finished(request_id, event.usage), event))
 
-    # In and out of the queue -----------------------------------------------------------------------------
+    # The queue --------------------------------------------------------------------------------------------
 
     def _enqueue(self, request: Request, first: bool = False) -> None:
         ref = request.adapter
-        is_missed = ref is not None and self._is_missed_first(ref)
+        is_missed = ref is not None and self._is_first_demand(ref)
         if ref is not None:
-            self._residency.expect(ref)
+            self._slot_allocator.add_demand(ref)
         self._queue.push(request, self._timing.now, first)
         if ref is not None and is_missed:
             self._queue.charge_load(request, ref)
 
-    def _is_missed_first(self, ref: AdapterRef) -> bool:
-        """Whether nobody waits for an adapter that is not there: who does now has it brought."""
-        return ref.digest not in self._residency and self._residency.slots.find(ref.digest) is None
+    def _is_first_demand(self, ref: AdapterRef) -> bool:
+        """Returns whether this is the first request for an adapter that has no slot: it pays for the load."""
+        return ref.digest not in self._slot_allocator and self._slot_allocator.slots.find(ref.digest) is None
 
     def _unqueue(self, request: Request) -> None:
         self._queue.discard(request)
         if request.adapter is not None:
-            self._residency.dismiss(request.adapter)
+            self._slot_allocator.remove_demand(request.adapter)
         request.leave(RequestState.FINISHED)

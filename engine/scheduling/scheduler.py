@@ -1,31 +1,30 @@
-"""Steps planned and taken in: what each drew belongs to whom was in it.
+"""Plans steps and takes in their results: advances every request by what its steps drew.
 
-Owns the order of plans and commits, and how requests advance by them. Refuses to know what goes into a plan
-(`StepPlanner`), how a batch is run, messages are sent, adapters are loaded, and how requests begin and end
-(`RequestTracker`).
+`StepPlanner` decides what goes into a step, `RequestTracker` how requests begin and end; running batches,
+sending messages and loading adapters happen elsewhere.
 
-Overlap: a request advances when its step is planned, so that the next step can be planned before this one
-has ended. With one step in flight:
+Overlap: a request advances when its step is planned, so that the next step can be planned before this one has
+ended. With one step in flight:
 
     host    schedule(n) launch(n) | schedule(n+1) launch(n+1) .. commit(n) | schedule(n+2) launch(n+2) ..
     device                  [========== step n ==========][========== step n+1 ==========][== step n+2 ==
 
-What a limit ends is known ahead: when step n draws a request's last token, the request is in no later step,
-and from schedule(n+1) on it holds nothing. What a token ends (end of sequence, stops), a failure and an abort
-are learnt after step n+1 was launched: what that draws for the row is dropped at commit(n+1), neither told,
-billed nor named in the prefix cache. A preempted request's token in flight counts, and is known before it
-returns.
+An end by length is known ahead: when step n draws a request's last token, the request is in no later step,
+and from schedule(n+1) on it holds nothing. An end by a token (end of sequence, stops), a failure or an abort
+is known only after step n+1 was launched: what that step draws for the row is dropped at commit(n+1), neither
+published, billed nor registered in the prefix cache. The token in flight of a preempted request counts, and
+is known before the request returns.
 
-Who owns memory when. A row, a block or a slot reference is held from the schedule that gives it to whatever
-takes it back: commit(n) (ended by a token), schedule(n+1) (preempted, or ended by its limit), an abort in
-between. Then it is free on the host, and the next schedule may give it on, although the device may read and
-write it until the end of the last step launched so far. No harm comes of that: its next owner's writes are
-launched later, and steps run in order. Only copies that are no steps have to wait for that end: adapters
-loaded into a slot. Likewise the prefix cache names blocks of a prompt when the step that computes them is
-planned: whoever finds them runs in a later step.
+Who owns memory when. A row, a block or a slot reference is held from the schedule that allocates it to the
+event that takes it back: commit(n) (ended by a token), schedule(n+1) (preempted, or ended by its limit), or
+an abort in between. Then it is free on the host, and the next schedule may reallocate it, although the device
+may read and write it until the end of the last step launched so far. That is safe: the next owner's writes
+are launched later, and steps run in order. Only copies that are not steps have to wait for that end: adapters
+loaded into a slot. Likewise, blocks of a prompt are registered when the step that computes them is planned: a
+request that finds them runs in a later step.
 
 Scores of prompt tokens belong to a step as draws do: a token counts as scored when the step that scores it is
-planned, so that it is scored once, whatever is preempted and computed again.
+planned, so that it is scored once, whatever is preempted and recomputed.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from secrets import randbits
 
 from engine.batch import Batch, Scored, StepResult
 from engine.kv_cache import BlockPool
-from engine.lora.residency import Residency
+from engine.lora.slot_allocator import SlotAllocator
 from engine.lora.slots import SlotTable
 from engine.outputs import Counters, StepOutputs
 from engine.protocol import AdapterRef, PriorityClass, Rejected, Submit, TokenLogprob
@@ -45,7 +44,7 @@ from engine.request import CLASS_ORDER, Request, RequestState
 from engine.scheduling.adapter_waits import AdapterWaits
 from engine.scheduling.byte_floor import ByteFloor
 from engine.scheduling.fairness import FairQueue
-from engine.scheduling.overload import Overload
+from engine.scheduling.overload import LoadShedder
 from engine.scheduling.request_builder import RequestBuilder
 from engine.scheduling.request_tracker import RequestTracker
 from engine.scheduling.running import RunningRequests
@@ -58,13 +57,13 @@ MAX_UNCOMMITTED = 2
 """Batches planned and not committed: one that runs, and one behind it."""
 
 HEAD_START_STEPS = 64
-"""Steps of nothing but PRIORITY rows by which that class may be ahead of DEFAULT before they take turns."""
+"""Steps with only PRIORITY rows by which that class may be ahead of DEFAULT before they take turns."""
 
 
 class Scheduler:
     """Call from one thread, in turns: any number of submit, abort and so on, then schedule, then commit.
 
-    Batches are committed in the order in which they were planned; one may be planned over another.
+    Batches are committed in the order in which they were planned; one may be planned ahead of a commit.
     """
 
     def __init__(
@@ -81,12 +80,12 @@ class Scheduler:
         draw_seed: Callable[[], int] = lambda: randbits(63),
         floor: ByteFloor | None = None,
     ) -> None:
-        """`token_bytes` is the vocabulary's, for stop strings. `clock` gives Unix seconds. `floor`: by which
-        is counted what steps read at least.
+        """`token_bytes` is the vocabulary's, for stop strings. `clock` returns Unix seconds. `floor` counts
+        the bytes that steps must read.
         """
         self.limits = limits
         self.pool = pool
-        self.residency = Residency(slots, monotonic, limits.slot_patience_s)
+        self.slot_allocator = SlotAllocator(slots, monotonic, limits.slot_patience_s)
         # Two tokens' cost of a row in a step, by PRIORITY's weight of 16.
         self.queue = FairQueue(limits.flex_wait_s, HEAD_START_STEPS * limits.max_rows / 8)
         self.engine_id = engine_id
@@ -95,63 +94,63 @@ class Scheduler:
         self._floor = floor
         self._timing = StepTiming(monotonic, limits.max_batch_tokens)
         self._waits = AdapterWaits(monotonic, limits.adapter_wait_s)
-        self._running = RunningRequests(limits.max_rows, self.residency, self._timing)
+        self._running = RunningRequests(limits.max_rows, self.slot_allocator, self._timing)
         bound = StepBound(limits.priority_step_s, self.queue, self._running, self._timing)
-        self.overload = Overload(limits, self.queue, self._running, self._timing, bound)
+        self.load_shedder = LoadShedder(limits, self.queue, self._running, self._timing, bound)
         self._tracker = RequestTracker(
             RequestBuilder(limits, pool, eos_ids, draw_seed),
             self.queue,
             self._running,
-            self.residency,
+            self.slot_allocator,
             token_bytes,
             engine_id,
             incarnation,
             clock,
             self._waits,
-            self.overload,
+            self.load_shedder,
             self._timing,
         )
         self._planner = StepPlanner(
-            limits, pool, self.residency, self.queue, self._running, self._tracker, self._timing, bound
+            limits, pool, self.slot_allocator, self.queue, self._running, self._tracker, self._timing, bound
         )
         self._uncommitted: deque[StepPlan] = deque()
         self.composition: tuple[list[int], list[int]] = ([], [])
-        """Of the step planned last, by class: known tokens that it computes, and rows that decode."""
+        """Of the last planned step, by class: known tokens that it computes, and rows that decode."""
 
-    # Requests come and go --------------------------------------------------------------------------------
+    # Requests and adapters --------------------------------------------------------------------------------
 
     def submit(self, submit: Submit) -> Rejected | None:
-        """Queue a request, or say why not. Never raises, whatever is in it."""
+        """Queues a request, or returns why it is rejected. Never raises, whatever the request contains."""
         return self._tracker.submit(submit)
 
     def abort(self, request_id: str) -> None:
-        """End all choices of a request and free what they hold. Unknown ids are ignored."""
+        """Ends all choices of a request and frees what they hold. Unknown ids are ignored."""
         self._tracker.abort(request_id)
 
     def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
-        """Load an adapter nobody waits for yet, if a slot can be spared; keep it, or no longer."""
-        self.residency.prefetch(ref, pinned)
+        """Loads an adapter that no request waits for, if a slot can be freed; pins or unpins it."""
+        self.slot_allocator.prefetch(ref, pinned)
 
     def adapter_loaded(self, slot: int, digest: str, error: str | None) -> None:
-        """A load has ended. On an error, requests waiting for the adapter end too."""
+        """Records that a load has ended. On an error, requests waiting for the adapter end too."""
         if error is None:
-            self.residency.loaded(slot, digest)
+            self.slot_allocator.loaded(slot, digest)
         else:
-            self.residency.failed(slot, digest)
-            self._tracker.turn_away(digest, error)
+            self.slot_allocator.failed(slot, digest)
+            self._tracker.reject_waiting_for(digest, error)
 
-    # A step ----------------------------------------------------------------------------------------------
+    # Steps -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Batch | None:
-        """Plan the next step, or None when nothing can run as long as nothing is committed."""
+        """Plans the next step, or returns None when nothing can run until a step is committed."""
         assert len(self._uncommitted) < MAX_UNCOMMITTED, "the batch before the last is not committed"
         self._timing.begin_step()
-        self._tracker.turn_away_overdue()
-        self.residency.take_turns()
+        self._tracker.reject_overdue()
+        self.slot_allocator.take_turns()
         plan = self._planner.next_step()
         if plan is None:
             return None
-        self.overload.is_short_of_blocks = self._planner.is_short_of_blocks
+        self.load_shedder.is_short_of_blocks = self._planner.is_short_of_blocks
         known, decoding = plan.known_by_class, self._running.num_rows.copy()
         for request, _ in plan.prefill:
             decoding[request.rank[0]] -= 1
@@ -160,18 +159,22 @@ class Scheduler:
         self.counters.decode_tokens += sum(decoding)
         self.composition = known, decoding
         if self._floor is not None:
-            self.counters.step_bytes += self._floor.of(plan.batch, plan.requests, self.residency.slots)
-        self._timing.end_step(num_known, len(plan.requests), self._planner.goes_on)
+            self.counters.step_bytes += self._floor.of(plan.batch, plan.requests, self.slot_allocator.slots)
+        self._timing.end_step(num_known, len(plan.requests), self._planner.has_more_work)
         self._uncommitted.append(plan)
         return plan.batch
 
     def commit(self, batch: Batch, result: StepResult) -> StepOutputs:
-        """Take in what the oldest batch drew. Returns all there is to tell since the last commit."""
+        """Takes in what the oldest batch drew. Returns what has happened since the last commit."""
         plan = self._uncommitted.popleft()
-        assert plan.batch is batch, "another batch was to be committed first"
+        assert plan.batch is batch, "batches must be committed in the order they were planned"
         now = self._clock()
         any_ended = bool(plan.scoring) and self._commit_scores(batch.scored, plan.scoring, result.scores)
-        block_size, emit, finished = self.pool.block_size, self._tracker.emit, RequestState.FINISHED
+        block_size, record_token, finished = (
+            self.pool.block_size,
+            self._tracker.record_token,
+            RequestState.FINISHED,
+        )
         token_ids, logprobs, failed = result.token_ids, result.logprobs, result.failed
         drawn: list[Request] = []
         position = -1
@@ -186,18 +189,21 @@ class Scheduler:
                 any_ended = True
                 continue
             if request.group.scores_only:
-                self._tracker.end_scored(request)
+                self._tracker.finish_scored(request)
                 continue
-            # The step has computed what was known before it; the block of the token drawn is not full yet.
+            # The step computed the tokens known before it; the block of the token drawn is not full yet.
             known_len = len(request.token_ids)
-            if known_len - request.table.named_len >= block_size and request.state is RequestState.RUNNING:
-                request.table.name_computed(request.token_ids, known_len)
+            if (
+                known_len - request.table.registered_len >= block_size
+                and request.state is RequestState.RUNNING
+            ):
+                request.table.register_computed(request.token_ids, known_len)
             token_id = token_ids[position]
             request.token_ids.append(token_id)
             drawn.append(request)
-            if emit(request, token_id, logprobs.get(position), now):
+            if record_token(request, token_id, logprobs.get(position), now):
                 any_ended = True
-        assert position + 1 == len(token_ids), "the runner drew for other rows than it was told to"
+        assert position + 1 == len(token_ids), "the runner drew for other rows than the plan's"
         self.queue.charge_decode(drawn)
         self.counters.completion_tokens += len(drawn)
         if any_ended:
@@ -207,7 +213,7 @@ class Scheduler:
     def _commit_scores(
         self, scored: list[Scored], scoring: list[Request], scores: list[list[TokenLogprob] | None]
     ) -> bool:
-        """Tell of the scores of requests that go on. Whether any ended, for want of finite numbers."""
+        """Publishes the scores of running requests. Returns whether any request failed."""
         any_ended = False
         for request, share, logprobs in zip(scoring, scored, scores, strict=True):
             if request.state is RequestState.FINISHED:
@@ -216,14 +222,14 @@ class Scheduler:
                 self._tracker.fail_scores(request)
                 any_ended = True
             else:
-                self._tracker.tell_scores(request, share.first, logprobs)
+                self._tracker.record_scores(request, share.first, logprobs)
         return any_ended
 
     def collect(self) -> StepOutputs:
-        """What has happened since the last commit or collect."""
+        """Returns what has happened since the last commit or collect."""
         return self._tracker.take_outputs()
 
-    # Looking in ------------------------------------------------------------------------------------------
+    # Inspection -------------------------------------------------------------------------------------------
 
     @property
     def counters(self) -> Counters:
@@ -238,9 +244,9 @@ class Scheduler:
         """The requests in the batch, by rank; not to be changed."""
         return self._running.requests
 
-    def look(self) -> float:
-        """What time it is, by the clock that requests' waits are told by."""
-        return self._timing.look()
+    def read_clock(self) -> float:
+        """Returns the time on the clock by which waits are measured."""
+        return self._timing.read_clock()
 
     @property
     def running_by_class(self) -> dict[str, int]:
@@ -248,39 +254,40 @@ class Scheduler:
 
     @property
     def predicted_waits(self) -> dict[str, float]:
-        """By class, seconds that a request with a short prompt of a tenant that has none would wait now."""
-        return {str(priority): self.overload.predicted_wait(priority) for priority in PriorityClass}
+        """By class: seconds that a short request of a tenant without others would wait now."""
+        return {str(priority): self.load_shedder.predicted_wait(priority) for priority in PriorityClass}
 
     @property
     def has_requests(self) -> bool:
         return bool(self._tracker)
 
     @property
-    def is_overdue(self) -> bool:
-        """Whether a request may have waited for its adapter long enough."""
-        return self._waits.any_over
+    def has_expired_waits(self) -> bool:
+        """Whether a request may have waited too long for its adapter."""
+        return self._waits.has_expired
 
     @property
     def has_outputs(self) -> bool:
         return self._tracker.has_outputs
 
     def check_integrity(self) -> None:
-        """Assert that nothing is lost or held twice. Linear in everything: for idle moments and tests."""
+        """Asserts that nothing is lost or held twice. Linear in everything: for idle moments and tests."""
         self.pool.check_integrity()
-        self.residency.check_integrity()
+        self.slot_allocator.check_integrity()
         self._running.check_integrity(self.pool.held_ids())
         for request in self.queue:
             request.check()
             assert request.state is RequestState.WAITING
             assert not request.table.block_ids
-        alive = self._tracker.unfinished()
+        alive = self._tracker.unfinished_requests()
         ending = [request for request in alive if request.state is RequestState.ENDING]
         assert len(alive) == self.num_running + len(self.queue) + len(ending)
         assert all(not request.table.block_ids and request.num_pending == 1 for request in ending)
         self._check_in_flight(alive)
 
     def _check_in_flight(self, alive: list[Request]) -> None:
-        """Exactly the tokens that uncommitted batches draw are pending, one per batch at most."""
+        """Asserts that exactly the tokens that uncommitted batches draw are pending, at most one
+        per batch."""
         pending: dict[Request, int] = {}
         for plan in self._uncommitted:
             for request, share in zip(plan.requests, plan.batch.scheduled, strict=True):

@@ -1,21 +1,20 @@
-"""What runs in the next step: who is let in, who makes way, and how the step's tokens are shared out.
+"""Plans the next engine step: which requests run, with how many tokens, and which are admitted or preempted.
 
-Owns the plans of steps: rows, blocks and slot references are given and taken here. There are no prefill and
-decode phases: each request has computed tokens chasing its total tokens, all under one token budget. Refuses
-to know how a batch is run and what it drew (`Scheduler`), who is next and who makes way (`FairQueue`,
-`Preemption`), and how requests begin and end (`RequestTracker`).
+Rows, blocks and slot references are allocated and taken back here. There are no prefill and decode phases:
+each request's computed tokens catch up with its total tokens, all under one token budget. `FairQueue` decides
+who is next, `Preemption` who is preempted.
 
 Order of a step:
 
 1. A FLEX request that has waited too long and whose turn it is, if there is room for it.
-2. Those who need not wait for their turn (`Preemption`): they take rows and blocks of others, if there are
-   too few. As many as this step can compute anything for.
-3. Running requests, each at least one token. Those that decode first; of those with more to compute, by class
-   and then by how little that is, so that a long prompt holds up nobody who asks for less.
-   When blocks run out, the last in rank (class, then arrival) is preempted: its blocks go, its tokens stay,
-   and it returns before others of its class. The first in rank can take every other request's blocks, and the
-   door turns away what does not fit alone, so something always progresses.
-4. If nobody was preempted: waiting requests, in the order of `FairQueue`, while there are tokens, rows and
+2. Requests that may be admitted before their turn (`Preemption`): they take rows and blocks of others, if
+   there are too few. As many as this step can compute anything for.
+3. Running requests, each at least one token. Decoding requests first; then those with more to compute, by
+   class and then by how few tokens those are, so that a long prompt does not delay shorter ones. When blocks
+   run out, the last in rank (class, then arrival) is preempted: its blocks are released, its tokens stay,
+   and it returns before others of its class. The first in rank can take every other request's blocks, and
+   validation rejects what does not fit alone, so something always progresses.
+4. If nothing was preempted: waiting requests, in the order of `FairQueue`, while there are tokens, rows and
    blocks. One that lacks blocks holds up the rest, one whose adapter has no slot does not.
 """
 
@@ -23,7 +22,7 @@ from __future__ import annotations
 
 from engine.batch import Batch, Scheduled
 from engine.kv_cache import BlockPool
-from engine.lora.residency import Residency
+from engine.lora.slot_allocator import SlotAllocator
 from engine.protocol import PriorityClass
 from engine.request import CLASS_ORDER, Request, RequestState
 from engine.scheduling.fairness import DEFAULT, FLEX, PRIORITY, FairQueue
@@ -45,11 +44,11 @@ class StepPlan:
         self.requests: list[Request] = []
         self.scoring: list[Request] = []
         self.prefill: list[tuple[Request, Scheduled]] = []
-        """Shares of known tokens; those of more than one come last in the batch."""
+        """Shares of known tokens; those of more than one token come last in the batch."""
 
     @property
     def known_by_class(self) -> list[int]:
-        """Tokens of the shares of known tokens, in the order of the classes."""
+        """Known tokens to compute, in the order of the classes."""
         found = [0] * len(CLASS_ORDER)
         for request, share in self.prefill:
             found[request.rank[0]] += share.num_tokens
@@ -61,11 +60,13 @@ class StepPlan:
 
 
 class StepPlanner:
+    """Plans steps, and allocates what their requests need."""
+
     def __init__(
         self,
         limits: EngineLimits,
         pool: BlockPool,
-        residency: Residency,
+        slot_allocator: SlotAllocator,
         queue: FairQueue,
         running: RunningRequests,
         tracker: RequestTracker,
@@ -73,10 +74,10 @@ class StepPlanner:
         bound: StepBound,
     ) -> None:
         self.is_short_of_blocks = False
-        """Whether the request that was next when a step was planned last lacked blocks."""
+        """Whether the next request in line lacked blocks when the last step was planned."""
         self._limits = limits
         self._pool = pool
-        self._residency = residency
+        self._slot_allocator = slot_allocator
         self._queue = queue
         self._running = running
         self._tracker = tracker
@@ -84,22 +85,22 @@ class StepPlanner:
         self._preemption = Preemption(queue, running)
         self._bound = bound
         self._step = 0
-        self._flex_left = 0  # tokens of FLEX prompts that the step may still compute
-        # In the step being planned: what those drew last may be in flight, and these have had no share yet.
+        self._flex_left = 0  # tokens of FLEX prompts that this step may still compute
+        # Preempted in this step (the token they drew last may be in flight), and admitted in it.
         self._preempted: list[Request] = []
         self._entered: list[Request] = []
         self._at_limit: list[Request] = []  # planned to draw the last token their limit allows
         self._partial: list[Request] = []  # have more known tokens to compute than the last step did
 
     def next_step(self) -> StepPlan | None:
-        """The next step, or None when nothing can run as long as no step in flight is committed."""
+        """Returns the next step, or None when nothing can run until a step in flight is committed."""
         running, queue = self._running, self._queue
         plan = StepPlan(self._step)
         self._preempted.clear()
         self._entered.clear()
         self._retire()
         queue.take_turns(self._timing.now)
-        self._bound.look()
+        self._bound.observe()
         self._flex_left = self._flex_tokens()
         if queue:
             self._admit_early(plan)
@@ -120,24 +121,24 @@ class StepPlanner:
         return plan
 
     @property
-    def goes_on(self) -> bool:
-        """Whether any row has more to do after the step that was planned last."""
+    def has_more_work(self) -> bool:
+        """Whether any row has more to do after the last planned step."""
         return len(self._running.requests) > len(self._at_limit)
 
     def _retire(self) -> None:
-        """Take back what requests hold whose last token is in flight: they need no further step."""
+        """Takes back what requests hold whose last token is in flight: they need no further step."""
         if not self._at_limit:
             return
         for request in self._at_limit:
             if request.state is RequestState.RUNNING:
-                self._take_back(request, RequestState.ENDING)
+                self._end_stay(request, RequestState.ENDING)
         self._at_limit.clear()
         self._running.sweep()
 
-    # Requests that run ------------------------------------------------------------------------------------
+    # Running requests -------------------------------------------------------------------------------------
 
     def _serve_running(self, plan: StepPlan) -> int:
-        """Give every running request its share, preempting from the end. Returns the budget left."""
+        """Gives every running request its share, preempting from the end. Returns the budget left."""
         running, planned, scheduled = self._running.requests, plan.requests, plan.batch.scheduled
         budget = self._limits.max_batch_tokens
         computing: list[Request] = []
@@ -148,7 +149,7 @@ class StepPlanner:
             computed_len, total_len = request.computed_len, request.total_len
             if total_len - computed_len == 1:
                 if computed_len == request.table.capacity and not self._grow(request, plan.batch):
-                    break  # it was the last, and had to go itself
+                    break  # it was the last, and was preempted itself
                 planned.append(request)
                 scheduled.append(request.decode_share)
                 request.computed_len = total_len
@@ -159,23 +160,23 @@ class StepPlanner:
             else:
                 computing.append(request)  # its blocks were all taken at admission
         if len(computing) > 1:
-            computing.sort(key=_first_computed)
+            computing.sort(key=_prefill_order)
         for place, request in enumerate(computing, start=1):
-            # One token is kept for each that comes after it.
+            # One token is reserved for each request after it.
             budget -= self._compute(plan, request, budget - (len(computing) - place))
         return budget
 
     def _flex_tokens(self) -> int:
-        """Tokens of FLEX prompts that a step may compute: not all, where that would make others wait."""
+        """Returns the FLEX prompt tokens that a step may compute: few, where they would delay others."""
         limits, running, queue = self._limits, self._running.requests, self._queue
         others = (running and running[0].priority is not FLEX) or len(queue) > queue.num_waiting(FLEX)
         if limits.max_flex_tokens is None or not others:
             return limits.max_batch_tokens
-        # All at once and then not for a while: most steps of the others take no longer than without.
+        # All in one step out of several: most steps of the other classes take no longer than without FLEX.
         return 0 if self._step % limits.flex_interval else limits.max_flex_tokens
 
     def _compute(self, plan: StepPlan, request: Request, budget: int) -> int:
-        """Compute as many of a request's known tokens as the budget allows. Returns how many."""
+        """Schedules as many of a request's known tokens as the budget allows. Returns how many."""
         begin = request.computed_len
         num_left = request.total_len - begin
         if request.priority is FLEX:
@@ -201,17 +202,17 @@ class StepPlanner:
             self._at_limit.append(request)
 
     def _share_prefixes(self, plan: StepPlan) -> None:
-        """Let requests of later steps find what this one computes of known tokens, siblings first of all."""
+        """Registers the blocks that this step computes, so that later steps hit them, siblings first."""
         for request, share in plan.prefill:
-            request.table.name_computed(request.token_ids, request.computed_len)
+            request.table.register_computed(request.token_ids, request.computed_len)
             if share.samples:
                 self._tracker.queue_siblings(request.group)
         self._partial = [request for request, share in plan.prefill if not share.samples]
 
-    # Requests that make way -------------------------------------------------------------------------------
+    # Preemption -------------------------------------------------------------------------------------------
 
     def _grow(self, request: Request, batch: Batch) -> bool:
-        """One more block for a running request. False when the request itself had to be preempted."""
+        """Allocates one more block to a running request. Returns False when it was preempted itself."""
         while not self._pool.num_free:
             victim = self._running.requests[-1]
             self._preempt(victim)
@@ -222,27 +223,27 @@ class StepPlanner:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """End a running request's stay; the caller queues it again."""
-        assert request not in self._entered, "it was let in before there was room for all"
+        """Ends a running request's stay; the caller queues it again."""
+        assert request not in self._entered, "a request admitted in this step cannot be preempted in it"
         self._preempted.append(request)
         protect(request)
         self._tracker.note_preemption(request)
         self._running.remove(request)
-        self._take_back(request, RequestState.WAITING)
+        self._end_stay(request, RequestState.WAITING)
 
-    def _take_back(self, request: Request, state: RequestState) -> None:
-        """End a request's stay for reasons of planning: all it has computed is known, and stays findable."""
-        request.table.name_computed(request.token_ids, request.computed_len)
+    def _end_stay(self, request: Request, state: RequestState) -> None:
+        """Takes back what a request holds; the tokens it computed stay in the prefix cache."""
+        request.table.register_computed(request.token_ids, request.computed_len)
         self._running.vacate(request, state)
 
     def _make_room(self, request: Request) -> bool:
-        """Preempt whoever is to make way for a waiting request. Whether there is room for it then."""
+        """Preempts running requests in favour of a waiting one. Returns whether there is room for it then."""
         if self._has_room(request):
             return True
         victims = [victim for victim in self._preemption.victims(request) if victim not in self._entered]
         if not victims:
             return False
-        # At most: blocks that victims share with others are not free when they go.
+        # An upper bound: blocks that victims share with others do not become free.
         most_free = self._pool.num_free + sum([len(victim.table.block_ids) for victim in victims])
         if most_free < -(-request.total_len // self._pool.block_size) - len(self._match(request)):
             return False
@@ -255,15 +256,17 @@ class StepPlanner:
                 return True
         return False
 
-    # Requests that wait -----------------------------------------------------------------------------------
+    # Waiting requests -------------------------------------------------------------------------------------
 
     def _admit_early(self, plan: StepPlan) -> None:
-        """Let in who need not wait for running requests to have their share, nor for others to end."""
-        queue, admits = self._queue, self._residency.admits
-        flex = queue.due_flex(admits)
+        """Admits requests that wait neither for running requests' shares nor for others to end."""
+        queue, admits = self._queue, self._slot_allocator.admits
+        flex = queue.flex_in_turn(admits)
         if flex is not None and not self._running.is_full:
             if not self._has_blocks(flex):
-                return queue.unpark()  # blocks that become free are for it: it has waited long enough
+                return (
+                    queue.unpark()
+                )  # blocks that become free are reserved for it: it has waited long enough
             self._enter(plan, flex)
         num_tokens = self._limits.max_batch_tokens - len(self._running.requests)
         for priority in (PRIORITY, DEFAULT):
@@ -273,41 +276,41 @@ class StepPlanner:
                 if not self._make_room(request):
                     if not self._has_row(request):
                         break
-                    return queue.unpark()  # it lacks blocks: nobody of a lower class is to take them
+                    return queue.unpark()  # it lacks blocks: no lower class may take them
                 self._enter(plan, request)
                 self._partial.append(request)
         return queue.unpark()
 
     def _next_early(self, priority: PriorityClass) -> Request | None:
-        """Who of a class is to be let in before running requests have their share."""
-        for place, request in enumerate(self._queue.heads(priority, self._residency.admits)):
+        """Returns the request of a class to admit before running requests have their share, if any."""
+        for place, request in enumerate(self._queue.heads(priority, self._slot_allocator.admits)):
             if request in self._preempted:
                 continue
-            if self._preemption.may_claim(request):
+            if self._preemption.may_preempt(request):
                 return request
             if not place and self._partial and not self._running.is_full:
-                return request  # the prompt under way may be of somebody who was served more
+                return request  # the prompt under way may be of a tenant with more service
         return None
 
     def _num_ahead(self, request: Request) -> int:
-        """Known tokens of running requests that are computed before those of a request that is let in now."""
-        key = _first_computed(request)
+        """Returns the known tokens of running requests that are computed before those of the request."""
+        key = _prefill_order(request)
         return sum(
             [
                 other.total_len - other.computed_len
                 for other in self._partial
-                if other.state is RequestState.RUNNING and _first_computed(other) <= key
+                if other.state is RequestState.RUNNING and _prefill_order(other) <= key
             ]
         )
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
-        """Let waiting requests in while there are tokens, rows and blocks for them."""
+        """Admits waiting requests while there are tokens, rows and blocks for them."""
         self.is_short_of_blocks = False
         while budget > 0 and not self._running.is_full:
             closed: tuple[PriorityClass, ...] = () if self._flex_left > 0 else (FLEX,)
-            if self._bound.closes(DEFAULT):
+            if self._bound.is_closed_to(DEFAULT):
                 closed = (DEFAULT, FLEX)
-            request = self._queue.pick(self._residency.admits, closed)
+            request = self._queue.pick(self._slot_allocator.admits, closed)
             if request is None:
                 break
             if not self._has_room(request):
@@ -318,24 +321,24 @@ class StepPlanner:
         self._queue.unpark()
 
     def _match(self, request: Request) -> list[int]:
-        """Cached blocks that a waiting request would begin with."""
+        """Returns the cached blocks that a waiting request would begin with."""
         return request.table.match(request.token_ids, request.num_reusable)
 
     def _has_room(self, request: Request) -> bool:
-        """Whether there are a row and blocks for it."""
+        """Returns whether there are a row and blocks for the request."""
         return self._has_row(request) and self._has_blocks(request)
 
     def _has_row(self, request: Request) -> bool:
-        return not self._running.is_full and not self._bound.closes(request.priority)
+        return not self._running.is_full and not self._bound.is_closed_to(request.priority)
 
     def _has_blocks(self, request: Request) -> bool:
         matched = self._match(request)
         num_needed = -(-request.total_len // self._pool.block_size) - len(matched)
-        # One block is left for each running request to grow: else the next step would preempt.
+        # One block is left for each running request to grow: otherwise the next step would preempt.
         return self._pool.num_free_besides(matched) >= num_needed + len(self._running.requests)
 
     def _enter(self, plan: StepPlan, request: Request) -> None:
-        """Give a waiting request that has room its row and its blocks."""
+        """Gives a waiting request its row and its blocks. There must be room."""
         total_len = request.total_len
         self._entered.append(request)
         self._queue.take(request)
@@ -345,6 +348,6 @@ class StepPlanner:
             self._queue.charge_prefill(request, total_len - request.cached_len)
 
 
-def _first_computed(request: Request) -> tuple[int, int, int, int]:
-    """In which order requests with more than one token to compute have their shares of a step."""
+def _prefill_order(request: Request) -> tuple[int, int, int, int]:
+    """Sort key: the order in which requests with more than one token to compute get their shares."""
     return (request.rank[0], request.total_len - request.computed_len, *request.rank[1:])

@@ -1,8 +1,6 @@
-"""How fast the engine has been of late: how long requests keep their rows, how fast prompts are computed, how
-many rows its steps get through.
+"""Measures the engine's recent pace: how long requests keep rows, and how fast prompts and rows are computed.
 
-Owns those measurements, and the time as of which they hold. What was seen `HALF_LIFE` seconds ago counts
-half; of steps, `STEP_HALF_LIFE`. Refuses to know who waits, and to predict.
+Observations decay: after `HALF_LIFE` seconds they count half; those of steps, after `STEP_HALF_LIFE`.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ from collections.abc import Callable
 HALF_LIFE = 10.0
 STEP_HALF_LIFE = 2.0
 _FORGOTTEN = 1e-9
-"""Of what is left after five minutes nothing is to be concluded."""
+"""Below this weight, reached after about five minutes, there is no measurement."""
 
 
-class _Recent:
-    """Two sums whose ratio is wanted, of what has been seen lately."""
+class _DecayingRatio:
+    """The ratio of two sums of recent observations."""
 
     __slots__ = ("_half_life", "above", "below", "seen_at")
 
@@ -35,62 +33,66 @@ class _Recent:
 
 
 class StepTiming:
+    """Observes steps and stays, and derives rates from them."""
+
     def __init__(self, clock: Callable[[], float], max_batch_tokens: int) -> None:
-        """`clock` gives monotonic seconds."""
+        """`clock` returns monotonic seconds."""
         self._clock = clock
         self._full = max_batch_tokens / 2
-        self._stays = _Recent()
-        self._prompts = _Recent()
-        self._steps = _Recent(STEP_HALF_LIFE)
-        # When the step planned last began, if it was full of prompts and there was more to do after it.
+        self._stays = _DecayingRatio()
+        self._prompts = _DecayingRatio()
+        self._steps = _DecayingRatio(STEP_HALF_LIFE)
+        # When the last planned step began, if it was full of prompts.
         self._full_since: float | None = None
         self._full_tokens = 0
-        # When the step planned last began, if rows go on after it, and how many were in it.
+        # When the last planned step began, if rows have more to do after it, and how many were in it.
         self._busy_since: float | None = None
         self._num_rows = 0
         self.now = clock()
-        """As of the last look."""
+        """The clock as of its last reading."""
 
-    def look(self) -> float:
-        """What time it is."""
+    def read_clock(self) -> float:
+        """Reads the clock and returns the time."""
         self.now = self._clock()
         return self.now
 
     def begin_step(self) -> None:
-        """A step is about to be planned: what the last one took is known."""
-        self.look()
+        """Records how long the last step took, before another one is planned."""
+        self.read_clock()
         if self._full_since is not None and self.now > self._full_since:
             self._prompts.add(self._full_tokens, self.now - self._full_since, self.now)
         if self._busy_since is not None and self.now > self._busy_since:
             self._steps.add(self._num_rows, self.now - self._busy_since, self.now)
         self._full_since = self._busy_since = None
 
-    def end_step(self, num_tokens: int, num_rows: int, goes_on: bool) -> None:
-        """A step with so many known tokens and so many rows is planned. What a full one takes tells how fast
-        prompts are, and what any does after which a row `goes_on`, how long steps are.
+    def end_step(self, num_tokens: int, num_rows: int, has_more_work: bool) -> None:
+        """Notes the step just planned, with its known tokens and rows.
+
+        The time of a full step measures prompts; the time of any step after which a row `has_more_work`
+        measures steps.
         """
         if num_tokens >= self._full:
             self._full_since, self._full_tokens = self.now, num_tokens
-        if goes_on:
+        if has_more_work:
             self._busy_since, self._num_rows = self.now, num_rows
 
-    def note_stay(self, entered_at: float, ended: bool) -> None:
-        """A request has left its row: for ever, or `ended` is False and it will need one again."""
+    def record_stay(self, entered_at: float, ended: bool) -> None:
+        """Records that a request left its row; `ended` is False if it will need one again."""
         self._stays.add(self.now - entered_at, ended, self.now)
 
     @property
     def row_seconds(self) -> float | None:
-        """How long a request keeps a row, all its stays together. None where nothing is known."""
+        """Seconds that a request keeps a row, over all its stays. None: not measured."""
         return self._stays.ratio()
 
     @property
     def prompt_rate(self) -> float | None:
-        """Tokens per second of steps full of prompts. None where nothing is known."""
+        """Tokens per second in steps full of prompts. None: not measured."""
         return self._prompts.ratio()
 
     @property
     def row_rate(self) -> float | None:
-        """Rows per second of steps: a step of as many would take about a second, were all time spent on rows.
-        None where nothing is known.
+        """Rows per second of steps: a step with that many rows would take about a second if all its time were
+        spent on rows. None: not measured.
         """
         return self._steps.ratio()

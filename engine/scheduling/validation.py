@@ -1,8 +1,6 @@
-"""What the engine refuses at its door, and why.
+"""Validates a Submit against the engine's limits, so that nothing in it can make a step fail.
 
-Owns the limits and the check of a Submit against them. The API validates for its users; this is what the
-engine relies on, whoever sends: past this check nothing in a Submit can make a step fail. Refuses to know
-what is running.
+The API validates for its users; the engine relies on this check alone, whatever client sends.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_BYTES = 8192
-"""Of all stop strings together: the automaton has a state per byte."""
+"""Of all stop strings together: the automaton has one state per byte."""
 MAX_NAME_LEN = 256
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -26,7 +24,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What one engine takes on."""
+    """The requests that one engine accepts, and its scheduling parameters."""
 
     context_length: int
     """Prompt plus completion, tokens."""
@@ -36,24 +34,23 @@ class EngineLimits:
     max_rows: int = 256
     """Running requests (choices)."""
     max_waiting: int = 1024
-    """Waiting requests (choices). The last part of the queue is kept for the higher classes."""
+    """Waiting requests (choices). The last part of the queue is reserved for higher classes."""
     max_flex_tokens: int | None = None
     """Tokens of FLEX prompts computed in one step while a higher class has requests. None: no bound."""
     flex_interval: int = 1
-    """In one of so many steps; in the others, one token of every FLEX prompt under way."""
+    """FLEX prompts get that share in one of this many steps; in the others, one token each."""
     flex_wait_s: float = 30.0
-    """How long a FLEX request waits for what others leave before FLEX has turns of its own."""
+    """Seconds that a FLEX request waits for leftover capacity before FLEX has turns of its own."""
     priority_step_s: float | None = None
-    """What a step is to take at most, on average, while PRIORITY requests come: others are not let into more
-    rows than that allows. None: no bound.
-    """
+    """Seconds that a step may take on average while PRIORITY requests arrive: other classes get no more rows
+    than that allows. None: no bound."""
     ttft_targets: Mapping[PriorityClass, float] = field(default_factory=dict)
-    """Seconds to the first token, for requests that bring no target of their own: what is predicted to wait
-    for longer is refused. A class that is not among them waits for however long it takes."""
+    """Seconds to the first token, for requests without a target of their own: a request predicted to wait
+    longer is rejected. A class without a target waits without limit."""
     slot_patience_s: float = 2.0
-    """How long an adapter waits for a slot before it claims one in use."""
+    """Seconds that an adapter waits for a slot before it claims one in use."""
     adapter_wait_s: float = 30.0
-    """How long a request waits for its adapter before it is turned away as `adapter_loading`."""
+    """Seconds that a request waits for its adapter before it is rejected as `adapter_loading`."""
 
     def __post_init__(self) -> None:
         for name in ("context_length", "vocab_size", "max_batch_tokens", "max_rows", "max_waiting"):
@@ -82,12 +79,12 @@ class EngineLimits:
 
 
 def is_digest(text: str) -> bool:
-    """Whether it is a hex SHA-256. Loaders build paths of it, so nothing else gets past the door."""
+    """Returns whether it is a hex SHA-256. Loaders build paths from digests, so nothing else may pass."""
     return _DIGEST.fullmatch(text) is not None
 
 
-def refusal(submit: Submit, limits: EngineLimits, max_tokens_held: int) -> Rejected | None:
-    """Why the request cannot run here, ever; None when it can.
+def validate_submit(submit: Submit, limits: EngineLimits, max_tokens_held: int) -> Rejected | None:
+    """Returns why the engine can never run the request; None when it can.
 
     `max_tokens_held`: tokens whose keys and values fit into all blocks together.
     """
@@ -113,15 +110,16 @@ def refusal(submit: Submit, limits: EngineLimits, max_tokens_held: int) -> Rejec
 
 
 def length_limit(submit: Submit, limits: EngineLimits) -> int:
-    """Prompt and completion of a choice at its longest.
+    """Returns the longest length of a choice, prompt and completion.
 
-    A prompt that is only scored draws one token, for nobody: then every request ends in the same way.
+    A request that only scores its prompt draws one token that is dropped: so every request ends in the same
+    way.
     """
     return min(len(submit.prompt_ids) + max(submit.sampling.max_tokens, 1), limits.context_length)
 
 
 def _invalid_scoring(submit: Submit) -> str | None:
-    """What is wrong with how the prompt is to be scored."""
+    """Returns what is wrong with the scoring parameters, if anything."""
     sampling = submit.sampling
     if sampling.prompt_logprobs is None:
         return None if sampling.score_from == 1 else "score_from needs prompt_logprobs"
@@ -133,7 +131,7 @@ def _invalid_scoring(submit: Submit) -> str | None:
 
 
 def _invalid(submit: Submit, vocab_size: int) -> str | None:
-    """The first thing wrong, naming the field."""
+    """Returns the first problem, naming the field, if any."""
     if not 1 <= len(submit.request_id) <= MAX_NAME_LEN:
         return f"request_id must have 1 to {MAX_NAME_LEN} characters, not {len(submit.request_id)}"
     if not 1 <= len(submit.tenant) <= MAX_NAME_LEN:
@@ -154,7 +152,7 @@ def _invalid(submit: Submit, vocab_size: int) -> str | None:
 
 
 def _invalid_lengths(sampling: SamplingParams, vocab_size: int) -> str | None:
-    """What decides when a choice ends."""
+    """Checks the parameters that decide when a choice ends."""
     fewest = 1 if sampling.prompt_logprobs is None else 0
     if sampling.max_tokens < fewest:
         return f"max_tokens must be at least {fewest}, not {sampling.max_tokens}"
@@ -178,7 +176,7 @@ def _invalid_lengths(sampling: SamplingParams, vocab_size: int) -> str | None:
 
 
 def _invalid_numbers(sampling: SamplingParams, vocab_size: int) -> str | None:
-    """What changes the distribution, and what is reported of it."""
+    """Checks the parameters that change the distribution, and the log-probabilities."""
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         return f"temperature must be a number of at least 0, not {sampling.temperature}"
     if sampling.top_k < 0:

@@ -1,1 +1,1 @@
-"""The wire between API processes and the engine, over ZeroMQ: both ends of it."""
+"""Connects API processes and the engine over ZeroMQ: both ends of the wire."""

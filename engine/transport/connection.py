@@ -1,7 +1,6 @@
-"""One connection of a client to an engine, from connect to its first fault.
+"""Wraps one socket of a client to an engine, from connect to its first fault.
 
-Owns a socket that never reconnects, and the monitor that reports when it broke. Refuses to know messages, and
-what is open on it.
+The socket never reconnects; a monitor reports when it broke.
 """
 
 from __future__ import annotations
@@ -23,39 +22,41 @@ _LOST_EVENTS = (
 
 
 class Connection:
-    """One DEALER socket from connect to its first fault, and the monitor that reports the fault."""
+    """One DEALER socket and the monitor that reports its fault."""
 
     def __init__(self, context: zmq.Context, endpoint: str, now: float) -> None:
         self.socket = context.socket(zmq.DEALER)
         # A connection that breaks stays broken: see the module's docstring. Not -1, which means never, but
-        # also has libzmq discard what the peer sent last and nobody has read yet. Sends are never refused for
-        # a full queue; the silence limit bounds what can gather for an engine that does not read.
+        # also makes libzmq discard unread messages of the peer. Sends never fail for a full queue; the
+        # silence limit bounds what can queue up for an engine that does not read.
         self.socket.setsockopt(zmq.RECONNECT_IVL, NEVER)
         self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.setsockopt(zmq.RCVHWM, 1000)  # this process blocked: let the engine's side fill, and know
+        self.socket.setsockopt(
+            zmq.RCVHWM, 1000
+        )  # if this process blocks, the engine's side fills up and notices
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
         self.monitor = self.socket.get_monitor_socket(_LOST_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.opened_at = now
-        self.last_heard = now
-        self.connected = False
-        self.lost = False
+        self.last_message_at = now
+        self.is_connected = False
+        self.is_lost = False
         self.socket.connect(endpoint)
 
     @property
     def has_message(self) -> bool:
-        """Whether the socket has something to read. Asking is cheaper than being refused."""
+        """Whether the socket has something to read. Cheaper than a receive that fails."""
         return bool(self.socket.getsockopt(_EVENTS) & _POLLIN)
 
     def poll_monitor(self) -> None:
-        """Take in all that the monitor has to say."""
+        """Handles all events of the monitor."""
         while self.monitor.getsockopt(_EVENTS) & _POLLIN:
             event = recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.connected = True
+                self.is_connected = True
             else:
-                self.lost = True
+                self.is_lost = True
 
     def close(self, linger: int = 0) -> None:
         self.socket.disable_monitor()

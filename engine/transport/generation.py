@@ -1,12 +1,12 @@
-"""One request's answer as its reader sees it, and what may become of it instead.
+"""Streams one request's response to its reader, and defines the errors that may come instead.
 
-Owns the chunks that nobody has read yet, and how a reader learns of more, of the end and of failures. Refuses
-to know how chunks arrive: whoever holds the connection hands them in.
+Keeps unread chunks, and notifies the reader of more chunks, the end and failures. The owner of the connection
+hands chunks in.
 
     EngineError
     +-- RequestRejected   the request never ran; code and message say why
     +-- EngineGone        not connected, or lost while generating
-    +-- ReaderStalled     nobody read this generation's tokens, so it was aborted
+    +-- ReaderStalled     the reader left too many tokens unread, so the request was aborted
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Protocol
 from engine.protocol import RejectCode, TokenChunk, TokenLogprob, Usage
 
 
-class Source(Protocol):
-    """Where a generation comes from."""
+class GenerationSource(Protocol):
+    """The client that a generation belongs to."""
 
     _num_unread: int
     """Tokens, of all its generations together."""
@@ -28,49 +28,51 @@ class Source(Protocol):
 
 
 class EngineError(Exception):
-    """A request came to nothing, or to less than it asked for."""
+    """A request failed or ended early."""
 
 
 class RequestRejected(EngineError):
-    """The engine would not run the request. Nothing is billed."""
+    """The engine rejected the request. Nothing is billed."""
 
     def __init__(self, code: RejectCode, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retry_after = retry_after
-        """Seconds until it may be worth asking again, as far as the engine can tell."""
+        """Seconds after which a retry may succeed, as far as the engine can tell."""
 
 
 class EngineGone(EngineError):
-    """No engine to ask, or it went away in mid-answer. What it generated until then is billed."""
+    """The engine is not connected, or was lost during the response. Tokens generated until then
+    are billed.
+    """
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        """Seconds until it is likely to serve again, by how long its last start took."""
+        """Seconds until it is likely to serve again, judged by how long its last start took."""
 
 
 class ReaderStalled(EngineError):
-    """Tokens piled up unread past the limit, and the request was aborted."""
+    """Unread tokens exceeded the limit, and the request was aborted."""
 
 
 class Generation:
-    """One request's answer, read with `async for`: each item is every chunk that arrived since the last.
+    """One request's response, read with `async for`: each item has every chunk that arrived since the last.
 
-    Ends after the engine's last word; then `usage` is set. Raises RequestRejected, EngineGone or
+    Ends after the engine's last message; then `usage` is set. Raises RequestRejected, EngineGone or
     ReaderStalled in place of an item, after the chunks that came before it. One reader at a time. A reader
     that is cancelled while it waits aborts the request; one that stops iterating for another reason must call
-    `abort` (it may then read on, to the usage). Whoever has to know what was used, whatever becomes of the
-    reader, asks with `when_ended`.
+    `abort` (it may then read on, to the usage). Use `when_ended` to learn the usage whatever becomes of the
+    reader.
 
-    A reader that wants no task of its own to be woken is told by `listen`, and reads with `take`.
+    A reader without a task of its own is notified through `listen`, and reads with `take`.
     """
 
     __slots__ = (
         "_client",
         "_closed",
-        "_hears_end",
+        "_end_callback",
         "_listener",
         "_num_unread",
         "_unread",
@@ -82,22 +84,22 @@ class Generation:
         "usage",
     )
 
-    def __init__(self, client: Source, request_id: str) -> None:
+    def __init__(self, client: GenerationSource, request_id: str) -> None:
         self.request_id = request_id
         self.usage: Usage | None = None
-        """Set once the engine has spoken its last word."""
+        """Set once the engine has sent its last message."""
         self.error: EngineError | None = None
-        """Why there is no answer, or no more of it."""
+        """Why there is no response, or no more of it."""
         self.held_for = 0.0
-        """Seconds that the first tokens were held back by the engine, of what is wanted whole."""
+        """Seconds that the engine buffered the first tokens, if the client does not stream."""
         self.scores: list[TokenLogprob] = []
-        """Of the prompt's tokens from `score_from` on, where asked for; complete before the first chunk."""
+        """Of the prompt's tokens from `score_from` on, if requested; complete before the first chunk."""
         self._client = client
         self._unread: list[TokenChunk] = []
         self._num_unread = 0
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
-        self._hears_end: Callable[[Generation], None] | None = None
+        self._end_callback: Callable[[Generation], None] | None = None
         self._listener: Callable[[], None] | None = None
 
     def __aiter__(self) -> AsyncIterator[list[TokenChunk]]:
@@ -121,7 +123,7 @@ class Generation:
         return self.take()
 
     def take(self) -> list[TokenChunk]:
-        """Every chunk that arrived since the last; none is no sign of the end."""
+        """Returns every chunk that arrived since the last call; an empty list does not mean the end."""
         chunks = self._unread
         if chunks:
             self._client._num_unread -= self._num_unread
@@ -130,41 +132,41 @@ class Generation:
 
     @property
     def has_unread(self) -> bool:
-        """Whether `take` would give anything."""
+        """Whether `take` would return anything."""
         return bool(self._unread)
 
     @property
     def ended(self) -> bool:
-        """Nothing more is to come but what `take` still gives; `error` says whether that is in order."""
+        """Whether nothing more will arrive beyond what `take` still returns; `error` is set on a failure."""
         return self._closed or self.error is not None
 
-    def listen(self, hear: Callable[[], None] | None) -> None:
-        """In place of `async for`: have `hear` called when there is something to take, and at the end. It
-        must not raise. None: nobody any more.
+    def listen(self, callback: Callable[[], None] | None) -> None:
+        """Calls `callback` when there is something to take, and at the end, in place of `async for`. It must
+        not raise. None removes it.
         """
-        self._listener = hear
+        self._listener = callback
 
     def abort(self) -> None:
-        """Ask the engine to stop.
+        """Asks the engine to stop.
 
-        Returns at once, may be called at any time and again; tokens generated are billed.
+        Returns at once, may be called at any time and repeatedly; tokens generated are billed.
         """
         if not self._closed:
             self._client._abort(self.request_id)
 
-    def when_ended(self, hear: Callable[[Generation], None]) -> None:
-        """Call `hear` once nothing more is to come: `usage` is set then, or `error`, or (of a stalled reader)
-        both. At most one hears. Nobody does when it is this client that leaves: the engine's journal will
-        tell.
+    def when_ended(self, callback: Callable[[Generation], None]) -> None:
+        """Calls `callback` once nothing more will arrive: `usage` is set then, or `error`, or (of a stalled
+        reader) both. At most one callback. It is not called when this client closes: the engine's journal has
+        the usage.
         """
-        assert self._hears_end is None, "somebody hears already"
-        self._hears_end = hear
+        assert self._end_callback is None, "a callback is set already"
+        self._end_callback = callback
         if self._closed:
-            hear(self)
+            callback(self)
 
     def _receive(self, chunk: TokenChunk) -> int:
-        """Keep a chunk for the reader; how many tokens are unread. For one who was given up, it is counted
-        and dropped.
+        """Keeps a chunk for the reader. Returns how many tokens are unread. Chunks of a stalled generation
+        are dropped.
         """
         num_tokens = len(chunk.token_ids)
         if self.error is not None:
@@ -188,7 +190,7 @@ class Generation:
             self._waiter.set_result(None)
 
     def _stall(self, error: ReaderStalled) -> None:
-        """Give the reader up; the engine's last word, with the usage, is still to come."""
+        """Gives the reader up; the engine's last message, with the usage, will still come."""
         self.error = error
         self._wake()
 
@@ -196,5 +198,5 @@ class Generation:
         self.usage, self._closed = usage, True
         self.error = self.error or error
         self._wake()
-        if self._hears_end is not None:
-            self._hears_end(self)
+        if self._end_callback is not None:
+            self._end_callback(self)

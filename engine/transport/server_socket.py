@@ -1,16 +1,15 @@
-"""The engine's end of the wire: one ROUTER socket, served by one thread.
+"""Serves the engine's end of the wire: one ROUTER socket on one thread.
 
-Owns the socket, decoding and encoding, the set of connected clients, and the heartbeat. What arrives is
-delivered as `Delivery` values to one callback; what is to leave is queued with `send`, from any thread. The
-step loop never waits on the network.
+Decodes and encodes messages, tracks connected clients and sends the heartbeat. Messages are delivered as
+`Delivery` values to one callback; responses are queued with `send`, from any thread. The step loop never
+waits for the network.
 
 Nothing is dropped silently. A ROUTER drops messages for a peer that is gone unless ROUTER_MANDATORY is set,
-so it is: sending to a vanished peer fails, and the heartbeat sends to everyone twice a second, so a client
-killed outright is missed within that. When a peer reads too slowly its queue (SEND_HWM messages) fills, sends
-say EAGAIN, and messages wait here in order; past MAX_BACKLOG the client is reported stalled, its requests are
-aborted, and what little they still say waits for it. Only heartbeats are left out while others wait.
-
-Refuses to know requests and what their messages mean.
+so it is: sending to a vanished peer fails, and because the heartbeat goes to every client twice a second, a
+client that was killed is noticed within that time. When a peer reads too slowly its queue (SEND_HWM messages)
+fills, sends return EAGAIN, and messages wait here in order; past MAX_BACKLOG the client is reported as
+stalled, its requests are aborted, and their last messages wait for it. Only heartbeats are skipped while
+others wait.
 """
 
 from __future__ import annotations
@@ -44,12 +43,10 @@ SEND_HWM = 4096
 MAX_BACKLOG = 4096
 BACKLOG_RETRY = 0.005
 MAX_MESSAGE_BYTES = 32 << 20
-"""The longest context is a few hundred thousand ids of at most five bytes;
-
-a peer that sends more is cut off.
-"""
+"""The longest context is a few hundred thousand ids of at most five bytes; a peer that sends more is
+disconnected."""
 RECEIVE_BURST = 1000
-"""Messages taken in before waiting output is looked at again."""
+"""Messages received before waiting output is sent."""
 
 _decoder = msgspec.msgpack.Decoder(ClientMessage)
 _encoder = msgspec.msgpack.Encoder()
@@ -57,7 +54,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class FromClient:
-    """A message as it came, not yet judged."""
+    """A decoded message, not yet validated."""
 
     client: bytes
     message: ClientMessage
@@ -65,14 +62,14 @@ class FromClient:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """Said goodbye or vanished: nothing can be sent to it any more."""
+    """The client said goodbye or vanished: nothing can be sent to it any more."""
 
     client: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ClientStalled:
-    """Still connected, but does not read: give it no more work's output than must be."""
+    """The client is connected but does not read: abort its requests."""
 
     client: bytes
 
@@ -84,13 +81,13 @@ Delivery = FromClient | ClientGone | ClientStalled
 class _Peer:
     name: str = ""
     greeted: bool = False
-    """Has said Hello and not been answered yet: the model is loading."""
+    """Has sent Hello and not been answered yet: the model is loading."""
     stalled: bool = False
     backlog: deque[bytes] = field(default_factory=deque)
 
 
 class Transport:
-    """Binds the endpoint at once, answers Hello once `announce`d, and beats until `close`d."""
+    """Binds the endpoint at once, answers Hello once `announce`d, and sends heartbeats until `close`d."""
 
     def __init__(
         self,
@@ -108,10 +105,10 @@ class Transport:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, SEND_HWM)
-        self._socket.setsockopt(zmq.RCVHWM, 0)  # drained all the time; admission control bounds what is kept
+        self._socket.setsockopt(zmq.RCVHWM, 0)  # drained continuously; load shedding bounds what is kept
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.LINGER, 0)
-        # A peer whose machine is gone sends no FIN: pings notice, and drop it, so that sends to it fail.
+        # A peer whose machine is gone sends no FIN: pings notice that and drop it, so that sends to it fail.
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
         try:
@@ -136,17 +133,17 @@ class Transport:
         self._thread.start()
 
     def send(self, client: bytes, message: EngineMessage) -> None:
-        """Queue a message; order per client is kept. To a client that is gone: nothing happens."""
+        """Queues a message; order per client is kept. Ignored for a client that is gone."""
         self._outbox.append((client, message))
         self._wake()
 
     def announce(self, info: EngineInfo) -> None:
-        """The model is loaded: answer those who said Hello, and from now on those who do."""
+        """Answers all clients that said Hello, now and from now on: the model is loaded."""
         self._info = info
         self._wake()
 
     def close(self, linger: float) -> None:
-        """Send what is queued, for at most `linger` seconds, then unbind."""
+        """Sends what is queued, for at most `linger` seconds, then unbinds."""
         self._linger_until = time.monotonic() + linger
         self._closing = True
         self._wake()
@@ -155,7 +152,7 @@ class Transport:
         os.close(self._wake_write)
 
     def _wake(self) -> None:
-        if not self._awake:  # one write per nap: the flag is cleared before the outbox is read
+        if not self._awake:  # one write per wait: the flag is cleared before the outbox is read
             self._awake = True
             os.write(self._wake_write, b"\0")
 
@@ -221,7 +218,7 @@ class Transport:
             self._deliver(FromClient(client, message))
 
     def _refuse(self, client: bytes, payload: bytes, reason: str) -> None:
-        """Count what makes no sense; when it was a request, tell its sender."""
+        """Counts an invalid message; if it was a request, rejects it."""
         self.num_invalid += 1
         log.warning("invalid message", client=self._peers[client].name, bytes=len(payload), reason=reason)
         try:
@@ -279,9 +276,9 @@ class Transport:
             self._waiting.discard(client)
 
     def _offer(self, client: bytes, payload: bytes) -> bool:
-        """Send unless the peer's queue is full.
+        """Sends unless the peer's queue is full. Returns whether the message is done with.
 
-        A peer that has vanished counts as served, and is forgotten.
+        A peer that has vanished is forgotten, and counts as served.
         """
         try:
             self._socket.send_multipart((client, payload), zmq.NOBLOCK)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 ASSUMED_START = 15.0
-"""Seconds that a start takes until an engine has said how long its own took."""
+"""Seconds that a start is assumed to take until an engine has reported its own."""
 RESTART_PAUSE = 1.0
 """Seconds from the end of a process to the start of the next: the supervisor's pause and the interpreter."""
 SHORTEST = 1.0
 
 
 class StartEstimate:
-    """Of one engine. Times are of one monotonic clock, in seconds."""
+    """The estimate for one engine. Times are of one monotonic clock, in seconds."""
 
     def __init__(self, now: float) -> None:
         self._start_seconds = ASSUMED_START
@@ -18,7 +18,7 @@ class StartEstimate:
         """None while it serves."""
 
     def served(self, start_seconds: float) -> None:
-        """It serves, after a start of so many seconds; 0: it did not say."""
+        """Records that it serves, after a start of `start_seconds`; 0: not reported."""
         self._start_seconds = start_seconds or self._start_seconds
         self._lost_at = None
 
@@ -26,6 +26,6 @@ class StartEstimate:
         self._lost_at = now
 
     def ready_in(self, now: float) -> float:
-        """Seconds until it is likely to serve, should it start again now or since it was lost."""
+        """Returns the seconds until it is likely to serve, if it restarts now or did when it was lost."""
         away = 0.0 if self._lost_at is None else now - self._lost_at
         return max(SHORTEST, self._start_seconds + RESTART_PAUSE - away)

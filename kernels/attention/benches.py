@@ -1,7 +1,6 @@
-"""Benchmarks of paged attention at the 8B shape: decoding rows and prefill chunks.
+"""Benchmarks paged attention at the 8B shape: decoding rows and prefill chunks, with sizes and floors.
 
-Owns their sizes and floors. Refuses to know how times are taken. Work per step is fixed, caches lie past the
-L2.
+Work per step is fixed, and caches are larger than the L2.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from kernels.step_inputs import StepInputs
 from kernels.workspace import Workspace
 
 CACHE_BYTES = 256 << 20
-"""Of cache that runs walk through at least: several times the L2."""
+"""Bytes of cache that runs walk through at least: several times the L2."""
 CHECKED_SEQS = 4
 
 
@@ -124,11 +123,11 @@ class _Work:
         )
 
     def check(self) -> None:
-        """Some sequences against the torch path in fp32."""
+        """Compares some sequences with the torch path in fp32."""
         bench, query_len = self.bench, self.bench.query_len
         self.out.fill_(float("nan"))
         self.run(0)
-        assert self.out.isfinite().all(), "rows that nobody wrote"
+        assert self.out.isfinite().all(), "rows that were not written"
         for seq in np.unique(np.linspace(0, bench.num_seqs - 1, CHECKED_SEQS).astype(int)).tolist():
             rows = slice(seq * query_len, (seq + 1) * query_len)
             expected = self._reference(seq, self.q[rows].float())

@@ -1,4 +1,4 @@
-"""Inputs for the tests and benchmarks of paged attention, and the plainest statement of what it computes."""
+"""Builds inputs for the tests and benchmarks of paged attention, and states plainly what it computes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class Case:
     block_size: int = 16
 
     def metadata(self) -> AttentionMetadata:
-        """Blocks in random order; entries beyond a sequence's blocks are wild, to prove nobody reads them."""
+        """Blocks in random order; entries beyond a sequence's blocks are invalid, to prove that they are not
+        read.
+        """
         rng = np.random.default_rng(len(self.seqs))
         needed = [-(-total // self.block_size) for _, total in self.seqs]
         free = (rng.permutation(sum(needed)) + 1).tolist()
@@ -52,7 +54,7 @@ class Case:
         return q.to(device, dtype), cache.to(device, dtype)
 
     def poison(self, cache: Tensor, value: float = float("nan")) -> Tensor:
-        """What no token of the step may look at: the null block, and slots beyond each sequence's end."""
+        """Fills what no token of the step may read: the null block, and slots beyond each sequence's end."""
         metadata = self.metadata()
         seen = torch.zeros(cache.shape[0], self.block_size, dtype=torch.bool)
         for seq, (_, total) in enumerate(self.seqs):
@@ -63,7 +65,9 @@ class Case:
         return torch.where(hidden, torch.tensor(value, device=cache.device), cache.float()).to(cache.dtype)
 
     def device_step(self, device: torch.device | str = "cpu", filling: int = 0) -> DeviceStep:
-        """The step as kernels read it, rows in reverse order, in a bucket with `filling` tokens to spare."""
+        """Returns the step as kernels read it, rows in reverse order, in a bucket with `filling` tokens to
+        spare.
+        """
         metadata = self.metadata()
         num_seqs, num_tokens = metadata.num_seqs, metadata.num_tokens + filling
         batch = DeviceBatch(self, num_seqs + filling, num_tokens, metadata.block_tables.shape[1], device)
@@ -92,7 +96,7 @@ class DeviceBatch:
         there[torch.from_numpy(rows).to(there.device), : new.shape[1]] = new
 
     def fill(self, rows: IntArray, query_lens: IntArray, total_lens: IntArray, num_tokens: int) -> IntArray:
-        """One step, sent. Returns its tokens' positions."""
+        """Sends one step. Returns its tokens' positions."""
         self.inputs.begin()
         positions = self.plan.fill(rows, query_lens, total_lens, num_tokens)
         self.inputs.send()

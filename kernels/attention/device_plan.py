@@ -1,11 +1,10 @@
-"""What the attention kernels do in a step, cut on the host and read on the device at fixed addresses.
+"""Plans the attention kernels' work for a step: cut on the host, read on the device at fixed addresses.
 
-Owns the cutting of sequences into decode items and prefill tiles, the arrays that carry them (`StepInputs`
-fields), the block tables on the device and the scratch memory of split sequences. Refuses to know requests,
-layers and how the kernels compute: nothing here imports Triton.
+Sequences are cut into decode items and prefill tiles, carried by `StepInputs` fields. Block tables on the
+device and the scratch memory of split sequences are here too. Nothing here imports Triton.
 
-A step's grids depend on its bucket alone, so that a captured graph serves any mix of lengths; what there is
-to do is counted on the device. How a sequence is cut depends on its own length alone, so that its bits do not
+A step's grids depend on its bucket alone, so that a captured graph serves any mix of lengths; the amount of
+work is counted on the device. How a sequence is cut depends on its own length alone, so that its bits do not
 depend on its batch.
 """
 
@@ -33,22 +32,22 @@ SPLIT_STEP = 64
 PREFILL_ROWS = 128
 """Rows of a prefill tile: its tokens times the query heads that share a KV head."""
 DECODE_PROGRAMS_PER_SM = 32
-"""Several times what runs there at once: whoever ends early makes room, and idle programs cost next to
+"""Several times what runs there at once: programs that end early make room, and idle programs cost next to
 nothing. us of 256 x 2048 keys at the 8B shape: 8 per multiprocessor 614, 16 579, 32 542.
 """
 
 MAX_ROWS = 1 << 15
-"""Rows and tokens share a word of an item. 16 bits each, and no sign."""
+"""Rows and tokens share a word of an item: 16 bits each, and no sign."""
 
 
 def split_lengths(total_lens: IntArray) -> IntArray:
-    """Keys per split of sequences of these lengths."""
+    """Returns the keys per split of sequences of these lengths."""
     step = MAX_SPLITS * SPLIT_STEP
     return np.maximum(SPLIT_KEYS, -(-total_lens // step) * SPLIT_STEP)
 
 
 def max_splits(total_len: int) -> int:
-    """Most splits of any sequence of up to `total_len` tokens."""
+    """Returns the most splits of any sequence of up to `total_len` tokens."""
     return min(MAX_SPLITS, -(-total_len // SPLIT_KEYS))
 
 
@@ -86,7 +85,9 @@ class DeviceStep:
 
 
 class DevicePlan:
-    """Create before `inputs.freeze`; then per step, between its `begin` and `send`, `fill`."""
+    """Plans steps. Create it before `inputs.freeze`; then call `fill` per step, between its `begin` and
+    `send`.
+    """
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class DevicePlan:
         self._items = inputs.field("attention.items", (num_items, 4))
         self._tiles = inputs.field("attention.tiles", (self._most_tiles(max_tokens), 4))
         self.tables_RB = torch.zeros(max_rows + 1, max_blocks, dtype=torch.int32, device=device)
-        """int32: written by whoever owns the batch state, between steps, on the stream of the steps."""
+        """int32: written by the owner of the batch state, between steps, on the stream of the steps."""
         self._partials = torch.empty(num_items, num_heads, head_dim, dtype=torch.float32, device=device)
         self._stats = torch.empty(num_items, num_heads, 2, dtype=torch.float32, device=device)
         self._arrivals = torch.zeros(max_rows, num_kv_heads, dtype=torch.int32, device=device)
@@ -206,7 +207,7 @@ class DevicePlan:
         return positions[:used]
 
     def _fill_decode(self, tokens: IntArray, rows: IntArray, total_lens: IntArray) -> int:
-        """Items of sequences with long splits first: late ones are short. Returns their number."""
+        """Writes items of sequences with long splits first: late ones are short. Returns their number."""
         num_seqs = len(tokens)
         if not num_seqs:
             return 0
@@ -232,7 +233,7 @@ class DevicePlan:
     def _fill_prefill(
         self, starts: IntArray, query_lens: IntArray, rows: IntArray, total_lens: IntArray
     ) -> int:
-        """Tiles that see the most keys first. Returns their number."""
+        """Writes tiles that see the most keys first. Returns their number."""
         per_seq = -(-query_lens // self._tile_tokens)
         ends = per_seq.cumsum()
         num_tiles = int(ends[-1])

@@ -1,8 +1,6 @@
-"""Launches of the attention kernels: decode, beside it prefill where a bucket may hold chunks, then
-quantising.
+"""Launches the attention kernels: decode, beside it prefill where a bucket may hold chunks, then quantising.
 
-Owns grids and tile sizes. Refuses to know lengths: grids depend on the bucket, what there is to do is read on
-the device.
+Grids depend on the bucket; the kernels read lengths on the device.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from kernels.backend import INTERPRETING
 from kernels.compilation import Compilation
 
 MIN_DOT_ROWS = 16
-"""Rows the tensor cores multiply at least."""
+"""Fewest rows that the tensor cores multiply."""
 QUANTIZE_WARPS = 8
 """A row of 4096 numbers is 16 a thread: little work, so latency is what there is to save."""
 

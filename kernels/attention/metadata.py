@@ -1,7 +1,6 @@
-"""What attention needs to know of one step: which tokens belong to which sequence, and where their keys lie.
+"""Describes a step's batch for attention: which tokens belong to which sequence, and where their keys are.
 
-Owns the host-side description (numpy) of a flattened batch. Refuses to know requests, layers and devices;
-each device derives its own plan from it, once per step.
+A host-side description (numpy) of a flattened batch; each device derives its own plan from it, once per step.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class AttentionMetadata:
 
     @property
     def started_blocks(self) -> IntArray:
-        """Blocks whose first slot is written in this step: whatever else they hold is a former owner's."""
+        """Blocks whose first slot is written in this step: other contents are a former owner's."""
         starts = self.slot_mapping[self.slot_mapping % self.block_size == 0]
         return starts // self.block_size
 

@@ -1,9 +1,8 @@
-"""How the torch path cuts a step's attention into dense pieces.
+"""Cuts a step's attention into dense tiles for the torch path.
 
-Owns the tiles: a tile is B sequences with t queries each over L keys, gathered into one dense problem.
-Decoding sequences share tiles with others of like length, so that padding is bounded; prefill chunks share
-them with others of the same shape, and are cut along their queries. Refuses to know layers and head values:
-a plan serves every layer of a step.
+A tile is B sequences with t queries each over L keys, gathered into one dense problem. Decoding sequences
+share tiles with others of similar length, so that padding is bounded; prefill chunks share them with others
+of the same shape, and are cut along their queries. A plan serves every layer of a step.
 """
 
 from __future__ import annotations

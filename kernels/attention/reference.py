@@ -1,4 +1,4 @@
-"""Paged attention in torch: the CPU engine's path. `cases.naive_attention` states the same plainly.
+"""Computes paged attention in torch: the CPU engine's path. `cases.naive_attention` states the same plainly.
 
 Each tile becomes two batched matrix products over gathered blocks. The reductions are arranged so that a
 token's result is the same bits in any tile: at least 4 rows per product and values summed in chunks of 128

@@ -1,4 +1,4 @@
-"""Inputs for the tests and benchmarks of the embedding."""
+"""Builds inputs for the tests and benchmarks of the embedding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedding in Triton: one program per token and stretch of the hidden size."""
+"""Computes the embedding in Triton: one program per token and stretch of the hidden size."""
 
 from __future__ import annotations
 

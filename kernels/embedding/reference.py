@@ -1,4 +1,4 @@
-"""The embedding in torch: the meaning of the op."""
+"""Computes the embedding in torch: the definition of the op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs for the tests and benchmarks of the FP8 linear."""
+"""Builds inputs for the tests and benchmarks of the FP8 linear."""
 
 from __future__ import annotations
 

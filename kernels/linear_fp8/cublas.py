@@ -1,7 +1,4 @@
-"""The FP8 product in cuBLASLt and CUTLASS, through torch.
-
-Owns the two calls and what they ask of shapes. Refuses to know when another product is faster.
-"""
+"""Computes the FP8 product in cuBLASLt and CUTLASS, through torch, for shapes they accept."""
 
 from __future__ import annotations
 

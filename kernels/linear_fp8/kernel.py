@@ -1,7 +1,4 @@
-"""The FP8 product in plain Triton: any shape, any GPU that has FP8, and the interpreter.
-
-Owns the kernel and its cut. Refuses to know when another product is faster.
-"""
+"""Computes the FP8 product in plain Triton: any shape, any GPU that has FP8, and the interpreter."""
 
 from __future__ import annotations
 

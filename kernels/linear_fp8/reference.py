@@ -1,4 +1,6 @@
-"""The FP8 linear in plain torch: the meaning of the op, and how a base in FP8 runs on a CPU (slowly)."""
+"""Computes the FP8 linear in plain torch: the definition of the op, and how a base in FP8 runs on a CPU
+(slowly).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Memory in which blocks of one product leave partial sums for each other.
+"""Holds the memory in which blocks of one product leave partial sums for each other.
 
-Owns one buffer and one set of counters per device. Products on one stream take turns, so they share it; a
-second stream must not run FP8 products at the same time.
+One buffer and one set of counters per device. Products on one stream take turns, so they share it; a second
+stream must not run FP8 products at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ NUM_COUNTERS = 1 << 14
 
 @cache
 def scratch(device: torch.device) -> tuple[Tensor, Tensor]:
-    """(partial sums, counters); the counters are zero between products: who counts last resets."""
+    """Returns (partial sums, counters); the counters are zero between products: the last block
+    resets them.
+    """
     if device.type == "cuda":
         # Zeros written during a capture are written at every replay, and not before the first.
         assert not torch.cuda.is_current_stream_capturing(), "run one FP8 product before capturing"

@@ -1,7 +1,7 @@
-"""The FP8 product on Hopper for few rows: every multiprocessor reads an equal share of the weights, early.
+"""Launches the FP8 product on Hopper for few rows: every multiprocessor reads an equal share of the weights,
+early.
 
-Owns how a product is cut and the launch. Refuses to know when another product is faster. (The kernel is in
-Gluon, Triton's own lower level: plain Triton cannot say that weights are asked for before the wait.)
+(The kernel is in Gluon, Triton's own lower level: plain Triton cannot request weights before the wait.)
 """
 
 from __future__ import annotations

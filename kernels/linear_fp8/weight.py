@@ -1,7 +1,6 @@
-"""A linear layer's weight in FP8 (e4m3), with one scale for the whole tensor or one per output channel.
+"""Holds a linear layer's weight in FP8 (e4m3), with one scale for the whole tensor or one per output channel.
 
-Owns quantising, what checkpoints store, and fusing layers that share their input. Refuses to know
-activations.
+Quantises weights, reads those of checkpoints, and fuses layers that share their input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inputs for the tests and benchmarks of the 4-bit linear."""
+"""Builds inputs for the tests and benchmarks of the 4-bit linear."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Bench:
 
 
 def void(_: Tensor) -> None:
-    """For those who only want it done."""
+    """Runs a function and drops its result."""
 
 
 def _another(weight: Int4Weight) -> Int4Weight:

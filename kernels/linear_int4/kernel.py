@@ -1,6 +1,5 @@
-"""The 4-bit linear on a GPU: which kernel, which tiles, how many shares of K.
-
-Owns the choice by shape and the scratch memory. Refuses to know what the kernels do inside a tile.
+"""Launches the 4-bit linear on a GPU: chooses kernel, tiles and shares of K by shape, and holds the scratch
+memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The 4-bit linear in plain torch: the meaning of the op, on any device."""
+"""Computes the 4-bit linear in plain torch: the definition of the op, on any device."""
 
 from __future__ import annotations
 

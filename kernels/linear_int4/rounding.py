@@ -1,7 +1,4 @@
-"""Which codes and scales a float weight gets: rounding to nearest, the scale by search.
-
-Owns the choice. Refuses to know how codes are stored.
-"""
+"""Chooses codes and scales for a float weight: rounding to nearest, the scale by search."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ GROUP = 128
 SYMMETRIC_ZERO = 8
 """The code of zero where there are no zero points."""
 SHRINKS = tuple(1.0 - 0.04 * step for step in range(13))
-"""Scales tried, as a share of the one that clips nothing. Normal weights are best near 0.85; below 0.52 no
-group of 128 gained."""
+"""Candidate scales, as a share of the one that clips nothing. Normal weights are best near 0.85; below 0.52
+no group of 128 gained."""
 CHUNK_BYTES = 1 << 28
 """fp32 bytes of weights looked at at once: a search over a whole gate_up would take gigabytes."""
 

@@ -1,7 +1,6 @@
-"""A linear layer's weight in 4 bits with a scale, and where asked a zero point, per 128 inputs.
+"""Packs a linear layer's weight in 4 bits with a scale, and optionally a zero point, per 128 inputs.
 
-Owns the codes' order in memory, which is made for tensor cores, and the way back to numbers. Refuses to know
-how codes are chosen, checkpoints' layouts and products.
+The codes' order in memory is made for tensor cores.
 
 Words: the `[N, K]` codes are padded (N to a multiple of 128, K of 256) and cut into blocks of 16 rows by 128
 inputs, one kilobyte each, stored `[N / 128, K / 128, 8, 256 words]`, so that a tile of rows streams through

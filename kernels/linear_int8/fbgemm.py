@@ -1,8 +1,7 @@
-"""The CPU engine's path: FBGEMM's int8 product with one constant activation scale.
+"""Computes the int8 linear with FBGEMM and one constant activation scale: the CPU engine's path.
 
 FBGEMM offers a scale per tensor only, which would let one row move another's result. So each row is divided
-by its own largest magnitude first and multiplied back after: the constant scale 1/63 then is every row's
-own.
+by its own largest magnitude first and multiplied back after: the constant scale 1/63 then is every row's own.
 """
 
 from __future__ import annotations

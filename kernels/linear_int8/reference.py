@@ -1,4 +1,4 @@
-"""The int8 linear in plain torch: the meaning of the op, on any device."""
+"""Computes the int8 linear in plain torch: the definition of the op, on any device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""A linear layer's weight in 8 bits, one scale per output channel.
-
-Owns the quantisation and, on a CPU, FBGEMM's packed copy. Refuses to know activations.
+"""Holds a linear layer's weight in 8 bits, one scale per output channel, and on a CPU FBGEMM's
+packed copy.
 """
 
 from __future__ import annotations

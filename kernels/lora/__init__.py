@@ -21,7 +21,7 @@ from kernels.lora_work import LoraPool, LoraWork
 
 
 class LoraContext:
-    """The adapters of a running model: made once, told each step's rows, applied by every layer."""
+    """The adapters of a running model: created once, given each step's rows, applied by every layer."""
 
     def __init__(self, pool: LoraPool, device: torch.device | str = "cpu") -> None:
         self._pool = pool
@@ -44,7 +44,9 @@ class LoraContext:
         return self._work.active
 
     def begin(self, row_slots: npt.NDArray[np.integer]) -> None:
-        """Before each step: the slot of every token of the flattened batch, `NO_SLOT` for the base alone."""
+        """Takes, before each step, the slot of every token of the flattened batch, `NO_SLOT` for the base
+        alone.
+        """
         work, versions = self._work, self._pool.versions
         row_slots = np.asarray(row_slots)
         same_rows = np.array_equal(row_slots, self._row_slots)

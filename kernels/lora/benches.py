@@ -1,4 +1,4 @@
-"""What `kernels.bench` times: shrink and expand of each group of the 8B shape, weights never in a cache."""
+"""Benchmarks shrink and expand of each group of the 8B shape, with weights that are never in a cache."""
 
 from __future__ import annotations
 

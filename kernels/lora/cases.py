@@ -1,6 +1,6 @@
-"""Inputs for the tests of LoRA on a CPU, and the plainest statement of what it computes.
+"""Builds inputs for the tests of LoRA on a CPU, and states plainly what it computes.
 
-Those of the device path are in `device_cases`, what is timed in `benches`.
+Those of the device path are in `device_cases`, the benchmarks in `benches`.
 """
 
 from __future__ import annotations

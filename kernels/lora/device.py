@@ -1,7 +1,7 @@
-"""The adapters of a model that runs in captured graphs: one capture serves any mix of adapters.
+"""Applies the adapters of a model that runs in captured graphs: one capture serves any mix of adapters.
 
-Owns the step's work lists and the partial sums between shrink and expand. Refuses to know who is in which
-slot and when weights are loaded: the table is right for every slot that a row names.
+Holds the step's work lists and the partial sums between shrink and expand. The table must be right for every
+slot that a row names.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DeviceLora:
 
     @property
     def num_bytes(self) -> int:
-        """Of device memory for partial sums."""
+        """Bytes of device memory for partial sums."""
         return self._scratch.num_bytes
 
     def begin(self, row_slots_T: npt.NDArray[np.integer]) -> None:

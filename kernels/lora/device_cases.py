@@ -1,4 +1,4 @@
-"""Adapters in a table and steps over them, for the tests and benchmarks of the device path."""
+"""Builds adapters in a table and steps over them, for the tests and benchmarks of the device path."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Layout:
         return offset
 
     def arena(self, device: torch.device | str) -> Tensor:
-        """Gaps between parts are NaN in every type: whoever reads them is found out."""
+        """Gaps between parts are NaN in every type, so that reading them shows."""
         arena = torch.full((self.size + ALIGNMENT,), 0xFF, dtype=torch.uint8, device=device)
         for offset, raw in self.parts:
             arena[offset : offset + len(raw)] = raw

@@ -1,7 +1,6 @@
-"""A step's rows grouped by adapter slot, as the kernels read them: lists in device memory.
+"""Sorts a step's rows by adapter slot, as the kernels read them: lists in device memory.
 
-Owns the lists and their layout. A slot's rows stand side by side in `order`; a piece of work is a run of
-them. Refuses to know weights.
+A slot's rows are consecutive in `order`; a piece of work is a run of them.
 """
 
 from __future__ import annotations

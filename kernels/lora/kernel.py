@@ -1,6 +1,6 @@
-"""LoRA on a GPU: which kernels a bucket launches and with what sizes.
+"""Launches LoRA on a GPU: which kernels a bucket launches and with what sizes.
 
-Owns tuning constants and the list of what must compile. Refuses to know what the kernels do.
+Tuning constants and the list of what must compile are here.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def _compilation(kernel: Any, plan: Plan, architecture: int) -> Compilation:
         plan.num_warps,
         plan.num_stages,
         (architecture,),
-        local_bytes=0 if architecture == 90 else 32,  # one number, where nobody has tuned yet
+        local_bytes=0 if architecture == 90 else 32,  # one number for architectures that are not tuned yet
     )
 
 

@@ -1,7 +1,7 @@
-"""LoRA in torch: the CPU engine's two paths. `cases.naive_lora` is the plain statement of the same thing.
+"""Computes LoRA in torch: the CPU engine's two paths. `cases.naive_lora` states the same plainly.
 
-Both read the padded stacks and do the same sums in the same order for a row: which path a slot takes
-depends on its batch mates, its bits do not (README).
+Both read the padded stacks and do the same sums in the same order for a row: which path a slot takes depends
+on its batch mates, its bits do not (README).
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class ItemScratch:
         return self._shrunk[ranks]
 
     def delta(self, ranks: tuple[int, ...], widths: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
-        """[P * M + 1, N], and of all but its last row each module's columns as [P, M, N_m].
+        """Returns [P * M + 1, N], and of all but its last row each module's columns as [P, M, N_m].
 
-        The last row is zero, and so are the columns of modules of rank 0: nobody writes them.
+        The last row is zero, and so are the columns of modules of rank 0: they are never written.
         """
         if (ranks, widths) not in self._deltas:
             whole = self._like.new_zeros(self.shape[1] + 1, sum(widths))

@@ -1,7 +1,6 @@
-"""Memory between the parts of shrink, and between shrink and expand.
+"""Holds the memory between the parts of shrink, and between shrink and expand, sized for the largest bucket.
 
-Owns the buffers, sized for the largest bucket. Refuses to know which group uses them: what one group's shrink
-wrote must have been expanded before the next one's begins.
+What one group's shrink wrote must have been expanded before the next one's begins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Adapters of the rows at hand, side by side, so that one batched product serves them all.
+"""Stacks the adapters of the current rows side by side, so that one batched product serves them all.
 
-Owns a padded copy of the weights of slots that lately had rows in a step: a cache over the pool, which
-stays the one owner of adapters. Refuses to know rows and steps' plans.
+A padded copy of the weights of slots that recently had rows in a step: a cache over the pool, which owns the
+adapters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Resident = tuple[int, int]
 """(slot, version of its weights)."""
 
 SPARE = 4
-"""Residents beyond those in use that are kept without a second thought."""
+"""Residents beyond those in use that are always kept."""
 PATIENCE = 64
 """Steps in a row with more idle residents than used ones before they are dropped."""
 

@@ -1,8 +1,8 @@
-"""Where each slot's weights lie in device memory: what the LoRA kernels look up.
+"""Maps each slot to where its weights are in device memory: what the LoRA kernels look up.
 
-Owns the table (byte offsets, ranks and storage type by layer, group and slot) at fixed addresses, so that
-captured graphs see every change, and the checks of what is put into it. Refuses to know what fills the
-arena, when, and on which stream: whoever loads an adapter writes its entries before a row uses the slot.
+The table (byte offsets, ranks and storage type by layer, group and slot) is at fixed addresses, so that
+captured graphs see every change, and its entries are checked. The loader of an adapter writes its entries
+before a row uses the slot.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ class AdapterTable:
         self._arena = arena
 
     def group_index(self, group: str) -> int:
-        """Place of a group on the second axis."""
+        """Returns the index of a group on the second axis."""
         return self.groups.index(group)
 
     def clear(self, slot: int) -> None:
-        """Empty a slot. Queued on the current stream."""
+        """Empties a slot. Queued on the current stream."""
         self.ranks[:, :, slot].zero_()
 
     def check(self, offsets_LG5: Tensor, ranks_LG4: Tensor) -> None:
-        """Of a slot's entries in host memory, before they are copied into `offsets` and `ranks`.
+        """Checks a slot's entries in host memory, before they are copied into `offsets` and `ranks`.
 
         Raises:
             ValueError: a rank or an offset that kernels cannot serve.

@@ -1,4 +1,5 @@
-"""LoRA over the table in torch: what the kernels compute, from the same lists, through the same memory.
+"""Computes LoRA over the table in torch: what the kernels compute, from the same lists, through the same
+memory.
 
 For tests, and for the device path without a GPU; not fast.
 """

@@ -1,7 +1,7 @@
-"""How LoRA's work is cut on a device: sizes that kernels, references and scratch memory agree on.
+"""Cuts LoRA's work on a device: sizes that kernels, references and scratch memory agree on.
 
-Everything here follows from the bucket (rows of the captured batch) and the layer's shape, never from what
-is in a batch: a captured graph serves any mix of adapters, and a row's sums are cut the same way in all.
+Everything here follows from the bucket (rows of the captured batch) and the layer's shape, never from what is
+in a batch: a captured graph serves any mix of adapters, and a row's sums are cut the same way in all.
 """
 
 from __future__ import annotations

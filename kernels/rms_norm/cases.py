@@ -1,4 +1,4 @@
-"""Inputs for the tests and benchmarks of RMSNorm."""
+"""Builds inputs for the tests and benchmarks of RMSNorm."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""RMSNorm on a GPU: residual addition, norm and quantisation in one pass over the row.
-
-Owns the Triton kernel and how it is launched. Refuses to know what the rows are.
-"""
+"""Computes RMSNorm on a GPU: residual addition, norm and quantisation in one pass over the row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RMSNorm in torch: the meaning of the op, and the CPU engine's path."""
+"""Computes RMSNorm in torch: the definition of the op, and the CPU engine's path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Inputs for the tests and benchmarks of rotation and KV write, and the plainest statement of it."""
+"""Builds inputs for the tests and benchmarks of rotation and KV write, and states plainly what
+they compute.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Rotation and KV write on a GPU: one launch per layer, every head read once and written once.
+"""Rotates q and k and writes keys and values on a GPU: one launch per layer, every head read and written
+once.
 
-Owns the kernel and its launch. Refuses to know how tokens were placed: positions and block tables are read.
+Positions and block tables are read on the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Rotation and KV write in torch: the meaning of the op, and the CPU engine's path."""
+"""Rotates q and k and writes keys and values in torch: the definition of the op, and the CPU
+engine's path.
+"""
 
 from __future__ import annotations
 

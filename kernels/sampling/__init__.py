@@ -1,8 +1,7 @@
-"""Picking tokens from logits: truncation, penalties, a counter-based uniform, and log-probabilities.
+"""Draws tokens from logits: truncation, penalties, a counter-based uniform, and log-probabilities.
 
-Owns the argument checks and the choice of implementation: Triton on a GPU, the torch reference on a CPU;
-penalties and log-probabilities are torch everywhere. Refuses to know requests: what a row asks for arrives as
-numbers.
+Checks arguments and chooses the implementation: Triton on a GPU, the torch reference on a CPU; penalties and
+log-probabilities are torch everywhere. A row's parameters arrive as numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = [
 
 def sample(
     logits_SV: torch.Tensor,
-    asked: SamplingInputs,
+    parameters: SamplingInputs,
     drawn: Drawn,
     scratch: Scratch,
     *,
@@ -39,7 +38,8 @@ def sample(
 
     Args:
         logits_SV: fp32 or bf16; rows may be strided.
-        asked: by position, S of them at least; read when the kernels run, so a captured graph may call this.
+        parameters: by position, S of them at least; read when the kernels run, so a captured graph may call
+            this.
         scratch: for S positions at least of this vocabulary; one step at a time.
         draws: False promises that no position has a temperature: one kernel.
         truncates: False promises that none has top-k or top-p.
@@ -53,14 +53,14 @@ def sample(
         raise ValueError("logits: the elements of a row side by side expected")
     if num_positions > scratch.max_positions or vocab_size != scratch.vocab_size:
         raise ValueError(f"scratch: for {num_positions} positions of {vocab_size} expected")
-    if len(asked.rows_S) < num_positions:
-        raise ValueError(f"asked: {num_positions} positions expected, got {len(asked.rows_S)}")
+    if len(parameters.rows_S) < num_positions:
+        raise ValueError(f"parameters: {num_positions} positions expected, got {len(parameters.rows_S)}")
     if uses_triton(logits_SV):
         from kernels.sampling.launch import launch
 
-        launch(logits_SV, asked, drawn, scratch, draws=draws, truncates=truncates)
+        launch(logits_SV, parameters, drawn, scratch, draws=draws, truncates=truncates)
     else:
-        reference.sample_reference(logits_SV, asked, drawn)
+        reference.sample_reference(logits_SV, parameters, drawn)
 
 
 def _check_rows(logits_SV: torch.Tensor, **rows: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Inputs shared by the tests of every implementation of the op, and by its benchmarks."""
+"""Builds inputs shared by the tests of every implementation of the op, and by its benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.sampling.step import Drawn, SamplingInputs, Scratch
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What one row asks for."""
+    """One row's truncation parameters."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -75,15 +75,17 @@ CASES = [
 """The last has more tokens than one program keeps in registers."""
 
 
-def ask(
-    asked: Sequence[Truncation | None], device: torch.device | str, *, num_rows: int, seed: int = 5
+def sampling_inputs(
+    parameters: Sequence[Truncation | None], device: torch.device | str, *, num_rows: int, seed: int = 5
 ) -> tuple[SamplingInputs, Drawn]:
     """Position s draws at (seed, s) for row `num_rows - 1 - s` into place s; None is greedy."""
 
     def column(of: Callable[[Truncation], float], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor([of(one or Truncation(temperature=0.0)) for one in asked], dtype=dtype).to(device)
+        return torch.tensor([of(one or Truncation(temperature=0.0)) for one in parameters], dtype=dtype).to(
+            device
+        )
 
-    order = torch.arange(len(asked), dtype=torch.int32, device=device)
+    order = torch.arange(len(parameters), dtype=torch.int32, device=device)
     return (
         SamplingInputs(
             temperature_S=column(lambda one: one.temperature, torch.float32),
@@ -109,7 +111,7 @@ class Bench:
 
     num_rows: int
     kind: str
-    asked: Truncation | None
+    parameters: Truncation | None
     dtype: torch.dtype = torch.float32
     vocab_size: int = 128_256
     flops: int = 0
@@ -135,21 +137,21 @@ class Bench:
             (3 * torch.randn(shape, generator=generator, device=device)).to(self.dtype)
             for _ in range(num_buffers)
         ]
-        asked, drawn = ask([self.asked] * self.num_rows, device, num_rows=self.num_rows)
+        parameters, drawn = sampling_inputs([self.parameters] * self.num_rows, device, num_rows=self.num_rows)
         scratch = Scratch(self.num_rows, self.vocab_size, device)
         turn = cycle(buffers)
-        one = self.asked
+        one = self.parameters
         draws = one is not None
         truncates = one is not None and (one.top_k > 0 or one.top_p < 1)
 
         def run() -> None:
-            sample(next(turn), asked, drawn, scratch, draws=draws, truncates=truncates)
+            sample(next(turn), parameters, drawn, scratch, draws=draws, truncates=truncates)
 
         def check() -> None:
-            _, expected = ask([self.asked] * self.num_rows, device, num_rows=self.num_rows)
+            _, expected = sampling_inputs([self.parameters] * self.num_rows, device, num_rows=self.num_rows)
             for buffer in buffers[:2]:
-                sample(buffer, asked, drawn, scratch, draws=draws, truncates=truncates)
-                sample_reference(buffer, asked, expected)
+                sample(buffer, parameters, drawn, scratch, draws=draws, truncates=truncates)
+                sample_reference(buffer, parameters, expected)
                 # Where weights' last bits decide, a neighbour: hardly ever.
                 assert (drawn.ids_S == expected.ids_S).float().mean() >= 0.98
                 assert torch.equal(drawn.finite_S, expected.finite_S)
@@ -158,10 +160,10 @@ class Bench:
 
 
 BENCHES = [
-    Bench(num_rows, kind, asked, dtype)
+    Bench(num_rows, kind, parameters, dtype)
     for dtype in (torch.float32, torch.bfloat16)
     for num_rows in (1, 32, 128, 256)
-    for kind, asked in (
+    for kind, parameters in (
         ("greedy", None),
         ("temperature", Truncation()),
         ("top-p 0.9", Truncation(top_p=0.9)),

@@ -1,4 +1,4 @@
-"""Fused sampling in Triton: the same ids as `reference.sample_reference`.
+"""Samples in fused Triton kernels: the same ids as `reference.sample_reference`.
 
 Suffixes: S positions of the step, V vocabulary, B blocks of it, R rows of the batch state.
 """

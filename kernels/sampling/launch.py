@@ -1,6 +1,6 @@
-"""How a step's draws are laid out over the device: the order of kernels, their grids and block sizes.
+"""Lays a step's draws out over the device: the order of kernels, their grids and block sizes.
 
-Refuses to know requests; `kernel.py` and `truncation.py` say what is computed.
+`kernel.py` and `truncation.py` say what is computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernels.sampling.step import GATHER_BLOCK, Drawn, SamplingInputs, Scratch, 
 
 def launch(
     logits_SV: Tensor,
-    asked: SamplingInputs,
+    parameters: SamplingInputs,
     drawn: Drawn,
     scratch: Scratch,
     *,
@@ -25,16 +25,16 @@ def launch(
     truncates: bool = True,
     uniforms_S: Tensor | None = None,
 ) -> None:
-    """Issue the kernels: one for greedy rows, one more for draws, three more for top-k and top-p."""
+    """Issues the kernels: one for greedy rows, one more for draws, three more for top-k and top-p."""
     num_positions, vocab_size = logits_SV.shape
     null_row = drawn.next_ids_R.shape[0] - 1
-    common = (logits_SV, logits_SV.stride(0), vocab_size, null_row, asked.rows_S)
+    common = (logits_SV, logits_SV.stride(0), vocab_size, null_row, parameters.rows_S)
     block = block_size(num_positions, vocab_size)
     blocks = num_blocks(vocab_size, block)
     grid = (blocks, num_positions)
     kernels.largest_kernel[grid](
         *common,
-        asked.places_S,
+        parameters.places_S,
         scratch.best_SB,
         scratch.tickets_S,
         scratch.largest_S,
@@ -51,9 +51,9 @@ def launch(
         shift = 16 if logits_SV.dtype is torch.bfloat16 else 0
         cut = (
             *common,
-            asked.temperature_S,
-            asked.top_k_S,
-            asked.top_p_S,
+            parameters.temperature_S,
+            parameters.top_k_S,
+            parameters.top_p_S,
             scratch.largest_S,
             scratch.bottom_S,
         )
@@ -75,13 +75,13 @@ def launch(
         )
     kernels.draw_kernel[grid](
         *common,
-        asked.places_S,
-        asked.temperature_S,
-        asked.top_k_S,
-        asked.top_p_S,
-        asked.min_p_S,
-        asked.seeds_S,
-        asked.positions_S,
+        parameters.places_S,
+        parameters.temperature_S,
+        parameters.top_k_S,
+        parameters.top_p_S,
+        parameters.min_p_S,
+        parameters.seeds_S,
+        parameters.positions_S,
         scratch.masses_SB if uniforms_S is None else uniforms_S,
         scratch.largest_S,
         scratch.limit_S,
@@ -107,8 +107,8 @@ def uniform(seeds_S: Tensor, positions_S: Tensor) -> Tensor:
 
 def greedy(logits_SV: Tensor) -> tuple[Tensor, Tensor]:
     """(ids int64, finite bool) of all rows."""
-    drawn, asked, scratch = _for_all(logits_SV)
-    launch(logits_SV, asked, drawn, scratch, draws=False)
+    drawn, parameters, scratch = _for_all(logits_SV)
+    launch(logits_SV, parameters, drawn, scratch, draws=False)
     return drawn.ids_S.long(), drawn.finite_S.bool()
 
 
@@ -121,15 +121,15 @@ def draw(
     uniforms_S: Tensor,
 ) -> Tensor:
     """Ids (int64) of all rows at given uniforms."""
-    drawn, asked, scratch = _for_all(logits_SV)
-    asked = replace(
-        asked,
+    drawn, parameters, scratch = _for_all(logits_SV)
+    parameters = replace(
+        parameters,
         temperature_S=temperature_S,
         top_k_S=top_k_S.clamp(max=logits_SV.shape[1]).int(),
         top_p_S=top_p_S,
         min_p_S=min_p_S,
     )
-    launch(logits_SV, asked, drawn, scratch, uniforms_S=uniforms_S.contiguous())
+    launch(logits_SV, parameters, drawn, scratch, uniforms_S=uniforms_S.contiguous())
     return drawn.ids_S.long()
 
 
@@ -143,7 +143,7 @@ def _for_all(logits_SV: Tensor) -> tuple[Drawn, SamplingInputs, Scratch]:
         torch.empty(size, dtype=torch.uint8, device=device),
         torch.empty(size + 1, dtype=torch.int32, device=device),
     )
-    asked = SamplingInputs(
+    parameters = SamplingInputs(
         zeros_S, order_S, zeros_S, zeros_S, order_S.long(), order_S.long(), rows_S=order_S, places_S=order_S
     )
-    return drawn, asked, Scratch(size, logits_SV.shape[1], device)
+    return drawn, parameters, Scratch(size, logits_SV.shape[1], device)

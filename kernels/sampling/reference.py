@@ -1,4 +1,4 @@
-"""Sampling in torch: the definition of the op, and what CPU engines run. Works on any device.
+"""Samples in torch: the definition of the op, and what CPU engines run. Works on any device.
 
 Suffixes: S rows, V vocabulary, R those of the rows that need a step. Every result of a row depends on that
 row's inputs alone, bit for bit: no reduction and no choice of path crosses rows.
@@ -137,28 +137,28 @@ def _descending(logits_SV: torch.Tensor) -> torch.Tensor:
     return logits_SV.sort(dim=-1, descending=True).values
 
 
-def sample_reference(logits_SV: torch.Tensor, asked: SamplingInputs, drawn: Drawn) -> None:
+def sample_reference(logits_SV: torch.Tensor, parameters: SamplingInputs, drawn: Drawn) -> None:
     """Semantics: ids[places[s]] = next_ids[rows[s]] for every position s whose row is not the null row:
     `greedy` where temperature is 0, else `draw` at `uniform(seed, position)`. A row that is not finite gets
     finite[places[s]] = 0 and id 0.
     """
-    rows_S = asked.rows_S[: len(logits_SV)]
+    rows_S = parameters.rows_S[: len(logits_SV)]
     active_A = (rows_S != len(drawn.next_ids_R) - 1).nonzero().squeeze(-1)
     logits_AV = logits_SV[active_A].float()
     ids_A, finite_A = greedy(logits_AV)
     ids_A = torch.where(finite_A, ids_A, 0)
-    random_D = ((asked.temperature_S[active_A] > 0) & finite_A).nonzero().squeeze(-1)
+    random_D = ((parameters.temperature_S[active_A] > 0) & finite_A).nonzero().squeeze(-1)
     if len(random_D):
         at_D = active_A[random_D]
         ids_A[random_D] = draw(
             logits_AV[random_D],
-            asked.temperature_S[at_D],
-            asked.top_k_S[at_D].long(),
-            asked.top_p_S[at_D],
-            asked.min_p_S[at_D],
-            uniform(asked.seeds_S[at_D], asked.positions_S[at_D]),
+            parameters.temperature_S[at_D],
+            parameters.top_k_S[at_D].long(),
+            parameters.top_p_S[at_D],
+            parameters.min_p_S[at_D],
+            uniform(parameters.seeds_S[at_D], parameters.positions_S[at_D]),
         )
-    places_A = asked.places_S[active_A].long()
+    places_A = parameters.places_S[active_A].long()
     drawn.ids_S[places_A] = ids_A.to(drawn.ids_S.dtype)
     drawn.finite_S[places_A] = finite_A.to(drawn.finite_S.dtype)
     drawn.next_ids_R[rows_S[active_A].long()] = ids_A.to(drawn.next_ids_R.dtype)

@@ -1,7 +1,6 @@
-"""What a step asks of sampling, where results go, and the memory its kernels share.
+"""Defines a step's sampling parameters, where results go, and the memory that its kernels share.
 
-Owns the shapes and types of these arrays and how a row is cut into blocks. No triton: engines on a CPU read
-this too.
+Also says how a row is cut into blocks. Imports no triton: engines on a CPU read this too.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ CANDIDATES = 16384
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """What the positions of a step ask for, on the device; arrays may be longer than the step."""
+    """The parameters of a step's positions, on the device; arrays may be longer than the step."""
 
     temperature_S: Tensor
     """fp32; 0 is greedy."""

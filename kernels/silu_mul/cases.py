@@ -1,4 +1,4 @@
-"""Inputs for the tests and benchmarks of SiLU-and-multiply."""
+"""Builds inputs for the tests and benchmarks of SiLU-and-multiply."""
 
 from __future__ import annotations
 

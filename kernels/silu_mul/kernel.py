@@ -1,7 +1,4 @@
-"""SiLU-and-multiply on a GPU, with the quantisation of the rows that the down projection reads.
-
-Owns the Triton kernels and how they are launched. Refuses to know what the rows are.
-"""
+"""Computes SiLU-and-multiply on a GPU, with the quantisation of the rows that the down projection reads."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Incidents: what went wrong, from when to when, and what is said of it."""
+"""Incidents of the service, from beginning to end, with notes for operators and tenants."""

@@ -1,7 +1,7 @@
-"""How fast the service as a whole burns what the standard plan allows of failures, by class.
+"""Computes how fast the service as a whole burns the standard plan's error budget, by service tier.
 
-The windows and thresholds are those of alerts (`sla.objectives`); tenants' own are in their reports. Answers
-are kept for some seconds: everybody who looks during an incident looks again and again.
+The windows and thresholds are those of alerts (`sla.objectives`); each tenant's own are in its reports.
+Results are cached for some seconds, because consoles reload often during an incident.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from datetime import UTC, datetime, timedelta
 from db.session import EVERY_TENANT, Database
 from sla.incidents.repository import ServedToAll
 from sla.objectives import BURN_ALERTS, WINDOWS, burn_rate
-from tenants.terms import DEFAULTS
+from tenants.tier_terms import DEFAULTS
 
 KEPT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Burn:
-    """Of one class of service."""
+    """The burn rates of one service tier."""
 
     service_tier: str
     windows: Sequence[tuple[int, int, int, float | None]]
-    """Minutes, requests, failed, and how many times faster than the month allows; None: nothing asked, or
-    nothing promised.
+    """(minutes, requests, failed, how many times too fast the budget burns); the last is None without
+    requests or a promise.
     """
     alert: str | None
-    """Its severity."""
+    """The severity of the alert, if one fires."""
 
 
 class ServiceBurn:
-    """Of all tenants."""
+    """Computes the burn rates over all tenants."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._database = database
@@ -41,7 +41,7 @@ class ServiceBurn:
         self._kept: tuple[float, list[Burn]] = (0.0, [])
 
     async def now(self) -> list[Burn]:
-        """Raises DatabaseUnavailable."""
+        """Returns the current burn rates. Raises DatabaseUnavailable."""
         until, burns = self._kept
         if time.monotonic() < until:
             return burns

@@ -1,4 +1,4 @@
-"""Rows of incidents and of what is noted of them. Of the service, no one tenant's."""
+"""Defines the tables of incidents and their notes. They concern the service, not one tenant."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Incident(Base):
     title: Mapped[str]
     severity: Mapped[str]
     is_public: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Tenants are told on every page while it is open."""
+    """Whether tenants see it on every page while it is open."""
     began_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     opened_by: Mapped[str]
-    """The operator's address."""
+    """The operator's e-mail address."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class IncidentNote(Base):
-    """Only ever added."""
+    """A note on an incident. Rows are only added."""
 
     __tablename__ = "incident_notes"
     __table_args__ = (Index(None, "incident_id", "id"),)
@@ -41,7 +41,7 @@ class IncidentNote(Base):
     incident_id: Mapped[str] = mapped_column(ForeignKey("incidents.id"))
     at: Mapped[datetime] = mapped_column(server_default=func.now())
     author: Mapped[str]
-    """The operator's address."""
+    """The operator's e-mail address."""
     body: Mapped[str]
     is_public: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Tenants see it, if they see the incident."""
+    """Whether tenants see it, if they see the incident."""

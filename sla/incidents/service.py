@@ -1,7 +1,6 @@
-"""Incidents: opened, noted on and closed by operators; told to tenants where they are public.
+"""Opens and closes incidents and adds notes, for operators, and shows public ones to tenants.
 
-Every method is one transaction, and on record among what is no one tenant's. Refuses to know how anybody is
-told.
+Every method is one transaction with an entry in the operator's audit log.
 """
 
 from __future__ import annotations
@@ -25,34 +24,34 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 MAX_TITLE_LEN = 120
 MAX_NOTE_LEN = 2000
 KEPT_S = 3.0
-"""Seconds for which a process goes on telling what it last knew to be open."""
+"""Seconds for which a process caches the open public incidents."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PublicIncident:
     """An open incident as tenants see it."""
 
     title: str
     severity: str
     began_at: datetime
     note: str
-    """The latest one for them; empty: none yet."""
+    """The latest public note; empty if there is none."""
 
 
 class Incidents:
-    """All there were."""
+    """Manages all incidents."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._kept: tuple[float, list[Told]] = (0.0, [])
+        self._kept: tuple[float, list[PublicIncident]] = (0.0, [])
 
     async def page(self, *, after: str | None = None, limit: int = 50) -> list[Incident]:
-        """The newest first."""
+        """Returns incidents, the newest first."""
         async with self._database.read(EVERY_TENANT) as session:
             return [*await IncidentRepository(session).page(after=after, limit=limit)]
 
     async def find(self, incident_id: str) -> tuple[Incident, Sequence[IncidentNote]]:
-        """With its notes. Raises IncidentNotFound."""
+        """Returns an incident with its notes. Raises IncidentNotFound."""
         async with self._database.read(EVERY_TENANT) as session:
             repository = IncidentRepository(session)
             incident = None if "\x00" in incident_id else await repository.find(incident_id)
@@ -60,8 +59,8 @@ class Incidents:
                 raise IncidentNotFound(incident_id)
             return incident, await repository.notes([incident.id])
 
-    async def told(self) -> list[Told]:
-        """What tenants are to know now."""
+    async def public(self) -> list[PublicIncident]:
+        """Returns the open public incidents."""
         until, kept = self._kept
         if time.monotonic() < until:
             return kept
@@ -70,7 +69,9 @@ class Incidents:
             found = await repository.open(public_alone=True)
             notes = await repository.notes([one.id for one in found]) if found else []
         latest = {note.incident_id: note.body for note in notes if note.is_public}
-        kept = [Told(one.title, one.severity, one.began_at, latest.get(one.id, "")) for one in found]
+        kept = [
+            PublicIncident(one.title, one.severity, one.began_at, latest.get(one.id, "")) for one in found
+        ]
         self._kept = (time.monotonic() + KEPT_S, kept)
         return kept
 
@@ -84,7 +85,7 @@ class Incidents:
         began_at: datetime | None = None,
         note: str = "",
     ) -> Incident:
-        """Raises ValueError naming the field."""
+        """Opens an incident. Raises ValueError naming the field."""
         now = datetime.now(UTC)
         if severity not in SEVERITIES:
             raise ValueError(f"severity must be one of {', '.join(SEVERITIES)}")
@@ -113,7 +114,7 @@ class Incidents:
         return incident
 
     async def note(self, incident_id: str, body: str, actor: Actor, *, is_public: bool) -> None:
-        """Say something of it, also once it is over. Raises IncidentNotFound, ValueError."""
+        """Adds a note, also after the end. Raises IncidentNotFound, ValueError."""
         body = _text("note", body, MAX_NOTE_LEN)
         async with self._database.write(EVERY_TENANT) as session:
             incident = await _held(session, incident_id)
@@ -122,7 +123,7 @@ class Incidents:
         self._kept = (0.0, [])
 
     async def set_public(self, incident_id: str, is_public: bool, actor: Actor) -> None:
-        """Tell tenants of it, or no longer. Raises IncidentNotFound."""
+        """Shows the incident to tenants, or hides it. Raises IncidentNotFound."""
         async with self._database.write(EVERY_TENANT) as session:
             incident = await _held(session, incident_id)
             if incident.is_public != is_public:
@@ -131,7 +132,7 @@ class Incidents:
         self._kept = (0.0, [])
 
     async def close(self, incident_id: str, actor: Actor) -> Incident:
-        """Raises IncidentNotFound, IncidentEnded."""
+        """Closes an incident. Raises IncidentNotFound, IncidentEnded."""
         async with self._database.write(EVERY_TENANT) as session:
             incident = await _held(session, incident_id)
             if incident.ended_at is not None:

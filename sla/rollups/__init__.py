@@ -1,4 +1,4 @@
-"""The hours and days of service levels beside the minutes they are sums of."""
+"""Comparison of the hours and days of service levels with the minutes they are sums of."""
 
 from sla.rollups.derivation import rederive
 from sla.rollups.repository import RollupDifference

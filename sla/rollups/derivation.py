@@ -1,4 +1,4 @@
-"""Summing the minutes up again: whether hours and days are what their minutes come to, and making them so."""
+"""Compares the hours and days of service levels with their minutes, and corrects them on request."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _DAY = timedelta(days=1)
 async def rederive(
     database: Database, start: datetime, end: datetime, *, fix: bool = False
 ) -> list[RollupDifference]:
-    """Sum the minutes of [start, end), whole UTC days, up again, a day at a time, and name every hour and day
-    that differs; with `fix`, make it right, with no other writer meanwhile. Raises DatabaseUnavailable.
+    """Sums the minutes of [start, end), whole UTC days, again, a day at a time, and returns every hour and
+    day that differs. With `fix`, corrects them while holding off other writers. Raises DatabaseUnavailable.
     """
     found = []
     while start < end:

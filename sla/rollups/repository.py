@@ -1,4 +1,4 @@
-"""Queries on the hours and days of service levels beside the minutes they are sums of, of all tenants."""
+"""Queries all tenants' hours and days beside the minutes that they are sums of."""
 
 from __future__ import annotations
 
@@ -17,75 +17,73 @@ _MEASURES = (*SUMS, *HISTOGRAMS)
 
 @dataclass(frozen=True, slots=True)
 class RollupDifference:
-    """An hour or a day that is not what its minutes come to."""
+    """An hour or a day that differs from the sum of its minutes."""
 
     unit: str
     tenant_id: str
     service_tier: str
     start: datetime
-    """Of its hour or day."""
+    """The start of the hour or day."""
     differing: dict[str, tuple[Any, Any]]
-    """By the names of sums and histograms, (expected, found) of those that differ; None where there is no
-    row.
-    """
+    """(expected, found) of the sums and histograms that differ, by name; None where there is no row."""
 
 
-def _derived(grain: Granularity) -> str:
+def _derived(granularity: Granularity) -> str:
     return f"""
-        SELECT tenant_id, service_tier, date_trunc('{grain.unit}', minute, 'UTC') AS {grain.unit},
+        SELECT tenant_id, service_tier, date_trunc('{granularity.unit}', minute, 'UTC') AS {granularity.unit},
                {", ".join(f"CAST(sum({name}) AS bigint) AS {name}" for name in SUMS)},
                {", ".join(f"{expression} AS {name}" for name, expression in SUMMED.items())}
         FROM sla_minutes WHERE minute >= :start AND minute < :end GROUP BY 1, 2, 3
     """
 
 
-def _comparison(grain: Granularity) -> str:
+def _comparison(granularity: Granularity) -> str:
     expected, found = (", ".join(f"{side}.{name}" for name in _MEASURES) for side in "ef")
     return f"""
-        WITH expected AS ({_derived(grain)}), found AS (
-            SELECT * FROM {grain.table} WHERE {grain.unit} >= :start AND {grain.unit} < :end
+        WITH expected AS ({_derived(granularity)}), found AS (
+            SELECT * FROM {granularity.table} WHERE {granularity.unit} >= :start AND {granularity.unit} < :end
         )
-        SELECT tenant_id, service_tier, {grain.unit} AS start,
+        SELECT tenant_id, service_tier, {granularity.unit} AS start,
                {", ".join(f"e.{name} AS expected_{name}, f.{name} AS found_{name}" for name in _MEASURES)}
-        FROM expected e FULL JOIN found f USING (tenant_id, service_tier, {grain.unit})
+        FROM expected e FULL JOIN found f USING (tenant_id, service_tier, {granularity.unit})
         WHERE ({expected}) IS DISTINCT FROM ({found})
         ORDER BY 1, 2, 3
     """
 
 
-def _derivation(grain: Granularity) -> str:
-    columns = f"tenant_id, service_tier, {grain.unit}, {', '.join(_MEASURES)}"
-    return f"INSERT INTO {grain.table} ({columns}) {_derived(grain)}"
+def _derivation(granularity: Granularity) -> str:
+    columns = f"tenant_id, service_tier, {granularity.unit}, {', '.join(_MEASURES)}"
+    return f"INSERT INTO {granularity.table} ({columns}) {_derived(granularity)}"
 
 
-_COMPARISONS = [(grain.unit, text(_comparison(grain))) for grain in ROLLUPS]
+_COMPARISONS = [(granularity.unit, text(_comparison(granularity))) for granularity in ROLLUPS]
 _DERIVATIONS = [
     text(statement)
-    for grain in ROLLUPS
+    for granularity in ROLLUPS
     for statement in (
-        f"DELETE FROM {grain.table} WHERE {grain.unit} >= :start AND {grain.unit} < :end",
-        _derivation(grain),
+        f"DELETE FROM {granularity.table} WHERE {granularity.unit} >= :start AND {granularity.unit} < :end",
+        _derivation(granularity),
     )
 ]
-_HOLDS = [text(f"LOCK TABLE {grain.table} IN SHARE ROW EXCLUSIVE MODE") for grain in ROLLUPS]
+_HOLDS = [text(f"LOCK TABLE {granularity.table} IN SHARE ROW EXCLUSIVE MODE") for granularity in ROLLUPS]
 
 
 class RollupBooks:
-    """All tenants' hours and days beside their minutes. Its session's scope is every tenant."""
+    """Compares and corrects all tenants' hours and days. Its session's scope is every tenant."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def hold(self) -> None:
-        """Let nobody else write hours and days until the transaction ends. Whoever has begun to is waited
-        for; whoever has written their minutes alone is seen by nobody before all of it is there.
+        """Locks hours and days against other writers until the transaction ends. The lock waits for writers
+        that have begun; minutes of a writer that waits for it are not visible before its hours and days.
         """
         for statement in _HOLDS:
             await self.session.execute(statement)
 
     async def differences(self, start: datetime, end: datetime) -> list[RollupDifference]:
-        """Every hour and day in [start, end), whole UTC days, that is not what its minutes come to. One
-        statement for each: what is written meanwhile is in both or in neither.
+        """Returns every hour and day in [start, end), whole UTC days, that differs from its minutes. Each
+        unit takes one statement, so a concurrent write is on both sides or on neither.
         """
         span, found = {"start": start, "end": end}, []
         for unit, statement in _COMPARISONS:
@@ -94,8 +92,8 @@ class RollupBooks:
         return found
 
     async def derive(self, start: datetime, end: datetime) -> None:
-        """Make the hours and days in [start, end) what their minutes come to. Hold them since they were
-        compared.
+        """Rebuilds the hours and days in [start, end) from their minutes. They must be held since the
+        comparison.
         """
         for statement in _DERIVATIONS:
             await self.session.execute(statement, {"start": start, "end": end})

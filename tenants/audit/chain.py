@@ -1,8 +1,8 @@
-"""How entries of the audit log hang together: each one's digest covers all of it and the digest before.
+"""Computes the hash chain of the audit log: each entry's digest covers the entry and the previous digest.
 
-Changing, dropping, adding or reordering entries breaks the chain where it begins, for anyone who computes it
-again. It proves nothing against whoever rewrites everything that follows too: against that, keep a digest
-elsewhere. Knows no storage.
+Recomputing the chain shows the first entry that was changed, removed, added or reordered. The chain does not
+protect against an attacker who also rewrites every later entry: against that, keep a copy of a digest
+elsewhere.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 START = bytes(32)
-"""What the first entry of a chain follows."""
+"""Previous digest of a chain's first entry."""
 
 
 class Entry(Protocol):
-    """What the digest covers: `tenants.audit.models.AuditEntry` but for its `digest`."""
+    """The fields that the digest covers: those of `tenants.audit.models.AuditEntry` except `digest`."""
 
     tenant_id: Any
     seq: Any
@@ -34,8 +34,8 @@ class Entry(Protocol):
 
 
 def digest_of(entry: Entry) -> bytes:
-    """SHA-256 over the entry's canonical JSON: its fields by name, in order, without spaces; times in UTC to
-    the microsecond, the previous digest in hexadecimal, letters beyond ASCII escaped.
+    """Returns the SHA-256 of the entry's canonical JSON: keys sorted, no spaces, times in UTC to the
+    microsecond, the previous digest in hexadecimal, non-ASCII characters escaped.
     """
     at: datetime = entry.at
     fields = {
@@ -55,8 +55,8 @@ def digest_of(entry: Entry) -> bytes:
 
 
 def checked_details(details: Mapping[str, Any]) -> dict[str, Any]:
-    """`details` as they come back from a jsonb column: the digest must be the same before and after. Raises
-    TypeError for what has more than one way to be written, such as fractions.
+    """Returns `details` as a jsonb column returns them, so that the digest is the same before and after
+    storage. Raises TypeError for values with more than one JSON form, such as floats.
     """
     return {name: _checked(value) for name, value in details.items()}
 
@@ -68,4 +68,6 @@ def _checked(value: Any) -> Any:
         return checked_details(value)
     if isinstance(value, list | tuple):
         return [_checked(item) for item in value]
-    raise TypeError(f"the audit log takes no {type(value).__name__}: texts, whole numbers, lists, mappings")
+    raise TypeError(
+        f"audit log details cannot contain {type(value).__name__}: use str, int, bool, lists or mappings"
+    )

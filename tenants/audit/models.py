@@ -1,4 +1,4 @@
-"""Rows of the audit log: entries that are only ever added, and where each tenant's chain ends."""
+"""Defines the rows of the audit log: append-only entries, and the head of each tenant's hash chain."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from db.repository import TenantOwned
 from tenants.models import OPERATOR_TENANT
 
 OPERATOR_CHAIN = OPERATOR_TENANT
-"""Where that goes which is no one tenant's, such as plans."""
+"""Chain for changes that belong to no tenant, such as changes of plans."""
 
 
 class AuditEntry(TenantOwned, Base):
-    """Something that was changed. Triggers refuse UPDATE, DELETE and TRUNCATE.
+    """A recorded change. Database triggers refuse UPDATE, DELETE and TRUNCATE.
 
-    No foreign keys: an entry outlives what it tells of.
+    There are no foreign keys: an entry outlives the objects it names.
     """
 
     __tablename__ = "audit_log"
@@ -36,23 +36,23 @@ class AuditEntry(TenantOwned, Base):
     id: Mapped[str]
     at: Mapped[datetime]
     type: Mapped[str]
-    """What happened, as `api_key.created`."""
+    """Type of the event, such as `api_key.created`."""
     actor: Mapped[dict[str, Any]] = mapped_column(JSONB)
-    """As `Actor.described`."""
+    """As returned by `Actor.audit_fields`."""
     target_kind: Mapped[str]
     target_id: Mapped[str]
     project_id: Mapped[str | None]
-    """The project that the target is in, or is."""
+    """The project that contains the target, or the target itself if it is a project."""
     details: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
-    """What it was made or changed to. No secrets."""
+    """The new values. Never contains secrets."""
     previous: Mapped[bytes] = mapped_column(LargeBinary)
-    """The digest of the entry before; of the first, zeros."""
+    """Digest of the previous entry; zeros for the first."""
     digest: Mapped[bytes] = mapped_column(LargeBinary)
     """See `tenants.audit.chain`."""
 
 
 class AuditHead(TenantOwned, Base):
-    """The end of a tenant's chain. Its lock is what gives entries their order."""
+    """The end of a tenant's chain. Writers lock it, which orders the entries."""
 
     __tablename__ = "audit_heads"
     __table_args__ = (

@@ -1,4 +1,4 @@
-"""Queries on the audit log."""
+"""Reads and writes the audit log's tables."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tenants.audit.models import AuditEntry, AuditHead
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """Which entries; each empty one lets all pass."""
+    """Selects audit log entries; an empty field matches all."""
 
     types: Collection[str] = ()
     actor_ids: Collection[str] = ()
-    """Of keys, users, service accounts."""
+    """Ids of keys, users or service accounts."""
     actor_emails: Collection[str] = ()
     target_ids: Collection[str] = ()
     project_ids: Collection[str] = ()
     since: datetime | None = None
-    """This moment included."""
+    """Inclusive."""
     until: datetime | None = None
-    """This moment not."""
+    """Exclusive."""
 
     def conditions(self) -> list[ColumnElement[bool]]:
         found: list[ColumnElement[bool]] = []
@@ -57,17 +57,17 @@ class AuditFilter:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The end of a chain, held against others until the transaction ends."""
+    """The end of a chain, locked until the transaction ends."""
 
     seq: int
     digest: bytes
     now: datetime
-    """By the database's clock, once the chain was ours."""
+    """By the database's clock, read after the lock was taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What the head says the last entry is, and what it is."""
+    """The last entry according to the chain's head, and the last entry there is."""
 
     head_seq: int
     head_digest: bytes
@@ -75,13 +75,14 @@ class Ends:
 
 
 DELETIONS_KEPT = 10_000
-"""Latest entries of a tenant among which a deleted object is found: far more than a client deletes between
-two pages, and few enough to be read whenever a cursor is unknown."""
+"""Number of a tenant's latest entries that are searched for a deleted object: far more than a client deletes
+between two pages, and few enough to read for each unknown cursor.
+"""
 
 
 def deleted_ids(tenant_id: str, type: str, project_id: str | None = None) -> Select[str]:
-    """Selects the ids of objects whose deletion, an entry of this type and project, is among the tenant's
-    latest. For `db.cursors.fetch_page`.
+    """Selects the ids of objects that were deleted lately, by the tenant's latest audit log entries of this
+    type and project. For `db.cursors.fetch_page`.
     """
     last = select(AuditHead.seq).where(AuditHead.tenant_id == tenant_id).scalar_subquery()
     return select(AuditEntry.target_id).where(
@@ -94,7 +95,7 @@ def deleted_ids(tenant_id: str, type: str, project_id: str | None = None) -> Sel
 
 class AuditRepository(TenantRepository):
     async def hold_head(self) -> Head:
-        """The chain's end, made when there is none; whoever else asks waits until this transaction ends."""
+        """Locks the chain's end, created if missing, until this transaction ends, and returns it."""
         query = (
             insert(AuditHead)
             .values(tenant_id=self.tenant_id, seq=0, digest=START)
@@ -105,7 +106,7 @@ class AuditRepository(TenantRepository):
         return Head(seq, bytes(digest), now)
 
     async def add(self, entry: AuditEntry) -> None:
-        """The next entry, under the head that is held."""
+        """Appends an entry and moves the head, which the caller has locked with `hold_head`."""
         self.add_own(entry)
         moved = update(AuditHead).where(AuditHead.tenant_id == self.tenant_id)
         await self.session.execute(moved.values(seq=entry.seq, digest=entry.digest))
@@ -117,7 +118,7 @@ class AuditRepository(TenantRepository):
     async def page(
         self, wanted: AuditFilter, *, after: int | None, limit: int, newest_first: bool
     ) -> Sequence[AuditEntry]:
-        """Entries beyond the one at `after`, in the order of their commits or against it."""
+        """Returns the entries after sequence number `after`, in commit order or reversed."""
         query = self.select_own(AuditEntry).where(*wanted.conditions())
         if after is not None:
             query = query.where(AuditEntry.seq < after if newest_first else AuditEntry.seq > after)
@@ -125,7 +126,7 @@ class AuditRepository(TenantRepository):
         return (await self.session.execute(query.limit(limit))).scalars().all()
 
     async def ends(self) -> Ends:
-        """Of one moment."""
+        """Returns both ends of the chain, read in one snapshot."""
         last = select(func.max(AuditEntry.seq)).where(AuditEntry.tenant_id == self.tenant_id)
         head = select(AuditHead.seq).where(AuditHead.tenant_id == self.tenant_id)
         digest = select(AuditHead.digest).where(AuditHead.tenant_id == self.tenant_id)
@@ -137,7 +138,7 @@ class AuditRepository(TenantRepository):
 async def entries(
     session: AsyncSession, wanted: AuditFilter, tenant_id: str | None, *, after: str | None, limit: int
 ) -> Sequence[AuditEntry]:
-    """Over every tenant, or of one: the newest first, beyond the one whose id is `after`."""
+    """Returns entries of one tenant, or of all: newest first, after the entry with the id `after`."""
     query = select(AuditEntry).where(*wanted.conditions())
     if tenant_id is not None:
         query = query.where(AuditEntry.tenant_id == tenant_id)
@@ -147,7 +148,7 @@ async def entries(
 
 
 async def chains(session: AsyncSession) -> list[str]:
-    """Whose there are, over every tenant."""
+    """Returns the ids of all tenants that have a chain."""
     entries = select(AuditEntry.tenant_id).distinct()
     query = entries.union(select(AuditHead.tenant_id)).order_by("tenant_id")
     return list((await session.execute(query)).scalars())

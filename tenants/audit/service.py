@@ -1,6 +1,6 @@
-"""The audit log: who changed what, when, from where; written with the change itself or not at all.
+"""Writes and reads the audit log: who changed what, when and from where. Verifies its hash chain.
 
-Owns adding to a tenant's chain, reading it and proving it whole. Refuses to know what the entries mean.
+An entry is written in the transaction of the change itself, so that neither exists without the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BATCH = 1000
 
 
 class AuditLog:
-    """Every tenant's chain."""
+    """The audit logs of all tenants, one hash chain each."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -38,10 +38,10 @@ class AuditLog:
         *,
         project_id: str | None = None,
     ) -> AuditEntry:
-        """Add what this transaction does to the tenant's chain; `target` is a kind and an id.
+        """Appends an entry for this transaction's change; `target` is a kind and an id.
 
-        The last thing before the commit: it holds the end of the chain, for which every other change of the
-        tenant's account waits. No secret may be in `details`.
+        Call it last before the commit: it locks the end of the chain, and every other change of the tenant's
+        account waits for that lock. `details` must not contain secrets.
         """
         await session.flush()
         repository = AuditRepository(session, tenant_id)
@@ -52,7 +52,7 @@ class AuditLog:
             id=new_id("audit_log").replace("audit_log_", "audit_log-"),
             at=head.now,
             type=type,
-            actor=actor.described(),
+            actor=actor.audit_fields(),
             target_kind=target[0],
             target_id=target[1],
             project_id=project_id,
@@ -72,7 +72,7 @@ class AuditLog:
         limit: int = 20,
         newest_first: bool = True,
     ) -> list[AuditEntry]:
-        """Entries beyond the one whose id is `after`. Raises UnknownCursor."""
+        """Returns the entries after the one with the id `after`. Raises UnknownCursor."""
         async with self._database.read(tenant_id) as session:
             repository = AuditRepository(session, tenant_id)
             seq = None
@@ -93,15 +93,15 @@ class AuditLog:
         after: str | None = None,
         limit: int = 20,
     ) -> Sequence[AuditEntry]:
-        """Entries of every chain, the newest first, beyond the one of that id. For the operator."""
+        """Returns entries of all chains for the operator, newest first, after the one with the id `after`."""
         async with self._database.read(EVERY_TENANT) as session:
             return await entries(session, wanted or AuditFilter(), tenant_id, after=after, limit=limit)
 
     async def verify(self, tenant_id: str) -> int | None:
-        """The number of the first entry that is not as it was written, or is missing; None when all are.
+        """Returns the sequence number of the first entry that was changed or is missing; None if the chain is
+        intact.
 
-        What is written meanwhile is not looked at. An entry behind the end, which nobody here wrote, is a
-        broken one too.
+        Entries written meanwhile are not checked. An entry after the chain's head counts as broken too.
         """
         async with self._database.read(tenant_id) as session:
             ends = await AuditRepository(session, tenant_id).ends()
@@ -123,6 +123,6 @@ class AuditLog:
         return ends.head_seq + 1 if ends.last_seq != ends.head_seq else None
 
     async def chains(self) -> Sequence[str]:
-        """Ids of the tenants that have one, and perhaps `OPERATOR_CHAIN`."""
+        """Returns the ids of the tenants that have a chain, `OPERATOR_CHAIN` among them if it exists."""
         async with self._database.read(EVERY_TENANT) as session:
             return await chains(session)

@@ -1,8 +1,8 @@
-"""Idempotency records in Redis: which requests are in progress, and the responses of those that succeeded.
+"""Stores idempotency records in Redis: requests in progress, and the responses of those that succeeded.
 
-A record is in progress under a lease, which its process renews, or done, with the response, for a day.
-Responses are opaque here: the caller seals them. A tenant has a bounded number of records and bytes; the
-oldest are dropped first.
+A record is either in progress, under a lease that its process renews, or done, with the response, for a day.
+Responses are opaque bytes, which the caller encrypts. Each tenant has a bounded number of records and bytes;
+the oldest are evicted first.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _RELEASE = (
 
 
 class RecordsUnavailable(TenantError):
-    """Redis does not answer: whether a request was carried out before is not known."""
+    """Redis does not answer, so it is unknown whether the request was processed before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long records live, and how many a tenant has."""
+    """How long records live, and how many a tenant can have."""
 
     lease: float = 60.0
-    """Seconds that a request in progress holds its record after its process was last heard of."""
+    """Seconds that a request in progress keeps its record after the last renewal by its process."""
     keep: float = 86_400.0
     """Seconds that a response is kept."""
     max_records: int = 10_000
@@ -56,7 +56,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to carry a request out."""
+    """The exclusive right to process a request; `token` is its fencing token."""
 
     tenant_id: str
     record_id: str
@@ -65,20 +65,21 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The response of a request that was carried out before."""
+    """The response of a request that was processed before."""
 
     response: bytes
 
 
 class IdempotencyRecords:
-    """Records of every tenant."""
+    """Idempotency records of all tenants."""
 
     def __init__(self, client: redis.asyncio.Redis, bounds: Bounds | None = None) -> None:
         self._client = client
         self._bounds = bounds or Bounds()
 
     async def claim(self, tenant_id: str, record_id: str) -> Claim | Stored | None:
-        """A claim on a record that is new, the response of one that is done, or None for one in progress.
+        """Returns a claim on a new record, the stored response of one that is done, or None for one in
+        progress.
 
         Raises RecordsUnavailable.
         """
@@ -90,7 +91,7 @@ class IdempotencyRecords:
 
     @asynccontextmanager
     async def held(self, claim: Claim) -> AsyncIterator[None]:
-        """Renews the claim's lease within the block."""
+        """Renews the claim's lease until the block ends."""
         renewing = asyncio.create_task(self._renew(claim), name="idempotency lease")
         try:
             yield
@@ -99,14 +100,16 @@ class IdempotencyRecords:
             await asyncio.wait([renewing])
 
     async def finish(self, claim: Claim, response: bytes) -> None:
-        """Store the response. Raises RecordsUnavailable."""
+        """Stores the response. Raises RecordsUnavailable."""
         tenant, bounds = claim.tenant_id, self._bounds
         keys = [_key(tenant, claim.record_id), _key(tenant, "index"), _key(tenant, "sizes")]
         limits = [int(bounds.keep * 1000), bounds.max_records, bounds.max_bytes, _key(tenant, "")]
         await self._run(_FINISH, keys, [claim.token, claim.record_id, response, *limits])
 
     async def release(self, claim: Claim) -> None:
-        """Forget the request: the next with its key is carried out. Raises RecordsUnavailable."""
+        """Deletes the record, so that the next request with its key is processed. Raises
+        RecordsUnavailable.
+        """
         await self._run(_RELEASE, [_key(claim.tenant_id, claim.record_id)], [claim.token])
 
     @property
@@ -130,5 +133,5 @@ class IdempotencyRecords:
 
 
 def _key(tenant_id: str, name: str) -> str:
-    """In one slot of a cluster for all of a tenant's."""
+    """Returns the Redis key; the braces keep all keys of a tenant in one cluster slot."""
     return f"{_PREFIX}{{{tenant_id}}}:{name}"

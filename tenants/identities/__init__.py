@@ -1,1 +1,1 @@
-"""How users prove who they are, beyond a first password: other passwords, second factors, other providers."""
+"""Manages how users authenticate: passwords, second factors, external identity providers."""

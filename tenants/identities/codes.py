@@ -1,6 +1,5 @@
-"""Codes of second factors: those of an authenticator application (RFC 6238), and those to recover with.
-
-Plain functions. Owns how codes look and which are good at a moment; refuses to know who was asked for one.
+"""Generates and checks second-factor codes: TOTP codes of authenticator apps (RFC 6238) and recovery
+codes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from db.base import ALPHABET
 
 STEP_S = 30
 DRIFT = 1
-"""Steps that a clock may be off, either way."""
+"""Steps of clock drift that are accepted in either direction."""
 NUM_RECOVERY = 10
 ISSUER = "Rootstock"
 _HALF = 5
@@ -24,17 +23,17 @@ _NUM_DIGITS = 6
 
 
 def new_secret() -> bytes:
-    """160 bits, as the RFC asks."""
+    """Returns 160 random bits, the length that RFC 4226 recommends."""
     return secrets.token_bytes(20)
 
 
 def secret_text(secret: bytes) -> str:
-    """In base 32: what is typed where no camera reads."""
+    """Returns the secret in base 32, to type into an app that cannot scan the QR code."""
     return base64.b32encode(secret).decode()
 
 
 def uri(secret: bytes, email: str) -> str:
-    """What the QR code says."""
+    """Returns the `otpauth://` URI that the QR code encodes."""
     return pyotp.TOTP(secret_text(secret)).provisioning_uri(name=email, issuer_name=ISSUER)
 
 
@@ -47,7 +46,9 @@ def code_at(secret: bytes, step: int) -> str:
 
 
 def matching_step(secret: bytes, written: str, now: datetime, last_step: int | None) -> int | None:
-    """The step whose code this is, within the drift and after the last one used; None for a wrong code."""
+    """Returns the time step of a code, within the drift and after the last step used; None for a wrong
+    code.
+    """
     digits = "".join(written.split())
     if len(digits) != _NUM_DIGITS or not (digits.isascii() and digits.isdigit()):
         return None
@@ -59,13 +60,13 @@ def matching_step(secret: bytes, written: str, now: datetime, last_step: int | N
 
 
 def new_recovery_codes() -> list[str]:
-    """Each of 50 random bits: nobody tries them all where a handful of tries locks."""
+    """Returns codes of 50 random bits each: out of reach of guessing, because a few failed attempts lock."""
     letters = ("".join(secrets.choice(ALPHABET) for _ in range(2 * _HALF)) for _ in range(NUM_RECOVERY))
     return [f"{code[:_HALF]}-{code[_HALF:]}" for code in letters]
 
 
 def read_recovery(written: str) -> str | None:
-    """As it was made, however it was typed; None for what is none."""
+    """Returns a recovery code in its canonical form, whatever its case and spacing; None if it is not one."""
     letters = "".join(written.split()).replace("-", "").lower()
     if len(letters) != 2 * _HALF or any(letter not in ALPHABET for letter in letters):
         return None

@@ -1,8 +1,7 @@
-"""Passwords of users who have one, or are to have another: changed by themselves, or by a token they were
-given.
+"""Manages passwords of console users: checks, changes and resets them.
 
-Every method is one transaction. A changed password ends the sessions of before: their rows say from when.
-Sends no mail: whoever asks for a token is given it, to pass it on.
+Every method is one transaction. Changing a password ends the user's earlier sessions (`User.sessions_from`).
+Reset tokens are returned to the caller, which mails them or shows them.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from tenants import keys, passwords
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import ResetInvalid, UserNotFound, WrongPassword
-from tenants.fields import is_email
 from tenants.identities.repository import IdentityRepository
 from tenants.members.account import Membership
 from tenants.members.repository import MemberRepository
 from tenants.members.service import require_may_appoint
 from tenants.models import PasswordReset, User
 from tenants.repository import TenantDirectory
+from tenants.validation import is_email
 
 RESET_LIFE = timedelta(hours=1)
-"""Of a token that is mailed."""
+"""Lifetime of a reset token that is mailed."""
 HANDED_LIFE = timedelta(days=1)
-"""Of one that is passed on by hand."""
+"""Lifetime of a reset token that an administrator hands over."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedReset:
-    """As it is shown, or mailed, once."""
+    """A new reset token. The plaintext is shown or mailed once and never stored."""
 
     email: str
     token: str = field(repr=False)
@@ -40,14 +39,16 @@ class CreatedReset:
 
 
 class Credentials:
-    """Of every tenant's users. `secret` is the server's, under which tokens are stored."""
+    """Passwords of all tenants' users. Tokens are stored as HMACs under `secret`, which is the server's."""
 
     def __init__(self, database: Database, secret: str) -> None:
         self._database = database
         self._hasher = keys.KeyHasher(secret)
 
     async def check(self, account: Membership, password: str) -> str:
-        """That it is theirs; its hash. Raises WrongPassword, also for users who have none."""
+        """Checks the user's password and returns its hash. Raises WrongPassword, also for users without
+        one.
+        """
         async with self._database.read(account.tenant_id) as session:
             user = await MemberRepository(session, account.tenant_id).find(account.user_id)
         stored = None if user is None else user.password_hash
@@ -57,11 +58,11 @@ class Credentials:
         return stored
 
     async def change(self, account: Membership, old: str, new: str, actor: Actor) -> None:
-        """Raises WrongPassword, ValueError naming the field."""
+        """Sets a new password. Raises WrongPassword, ValueError naming the field."""
         before = await self.check(account, old)
         password_hash = await asyncio.to_thread(passwords.hash_password, new)
         async with self._database.write(account.tenant_id) as session:
-            # Held, and looked at again: it may have become another one meanwhile.
+            # Locked and compared again: another request may have changed it meanwhile.
             user = await MemberRepository(session, account.tenant_id).lock(account.user_id)
             if user is None:
                 raise UserNotFound(account.user_id)
@@ -69,9 +70,9 @@ class Credentials:
                 raise WrongPassword
             await self._set(session, user, password_hash, actor, {"by": "password"})
 
-    async def ask_reset(self, email: str) -> CreatedReset | None:
-        """A token for whoever signs in with this address; None where nobody may. Whoever asked must not be
-        told which, nor see it in how long it takes.
+    async def request_reset(self, email: str) -> CreatedReset | None:
+        """Creates a reset token for the user with this address; returns None if there is none who can sign
+        in. The caller must not reveal which, not by the response's time either.
         """
         if not is_email(email):
             return None
@@ -85,8 +86,10 @@ class Credentials:
         async with self._database.write(tenant.id) as writing:
             return await self._add_reset(writing, user, RESET_LIFE)
 
-    async def make_reset(self, tenant_id: str, user_id: str, actor: Actor) -> CreatedReset:
-        """For another member, to be passed on by hand. Raises UserNotFound, OwnersOnly for an owner's."""
+    async def create_reset(self, tenant_id: str, user_id: str, actor: Actor) -> CreatedReset:
+        """Creates a reset token for another member, to hand over. Raises UserNotFound, OwnersOnly if the
+        member is an owner.
+        """
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
             user = await members.lock(user_id)
@@ -103,8 +106,8 @@ class Credentials:
     async def reset(
         self, token: str, new: str, *, address: str | None = None, request_id: str | None = None
     ) -> None:
-        """Choose another password by a token, good once. A second factor is asked for as before. Raises
-        ResetInvalid whatever is wrong with the token, ValueError naming the field.
+        """Sets a new password with a reset token, which is good once. A second factor stays required. Raises
+        ResetInvalid if the token is not valid, for whatever reason, ValueError naming the field.
         """
         if not keys.well_formed_reset(token):
             raise ResetInvalid
@@ -113,7 +116,7 @@ class Credentials:
             tenant_id = await TenantDirectory(reading).tenant_of_reset(digest)
         if tenant_id is None:
             raise ResetInvalid
-        # Dear, and so only for those who have been given a token: nobody guesses one.
+        # Hashing is expensive, so it happens only once the token is known to exist.
         password_hash = await asyncio.to_thread(passwords.hash_password, new)
         async with self._database.write(tenant_id) as session:
             row = await IdentityRepository(session, tenant_id).lock_reset(digest)
@@ -127,7 +130,7 @@ class Credentials:
             await self._set(session, user, password_hash, actor, {"by": "token"})
 
     async def end_sessions(self, account: Membership) -> None:
-        """All that began before now."""
+        """Ends all sessions of the user that began before now."""
         async with self._database.write(account.tenant_id) as session:
             user = await MemberRepository(session, account.tenant_id).lock(account.user_id)
             if user is not None:

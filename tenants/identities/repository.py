@@ -1,4 +1,4 @@
-"""Queries on what one tenant's users prove who they are by."""
+"""Reads and writes second factors, passwords, reset tokens and external identities of one tenant's users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class IdentityRepository(TenantRepository):
         await self.session.execute(self.delete_own(SecondFactor).where(SecondFactor.user_id == user_id))
 
     async def with_factor(self, user_ids: Collection[str]) -> set[str]:
-        """Which of these users have one."""
+        """Returns which of these users have a confirmed second factor."""
         query = self.select_own(SecondFactor, SecondFactor.user_id).where(
             SecondFactor.user_id.in_(user_ids), SecondFactor.confirmed_at.is_not(None)
         )
@@ -35,7 +35,7 @@ class IdentityRepository(TenantRepository):
     # Passwords --------------------------------------------------------------------------------------------
 
     async def set_password(self, user_id: str, password_hash: str, now: datetime) -> None:
-        """Another one: sessions of before are over, and so is leave to choose one."""
+        """Sets a new password, which ends earlier sessions and deletes the user's reset tokens."""
         changed = self.update_own(User).where(User.id == user_id)
         await self.session.execute(changed.values(password_hash=password_hash, sessions_from=now))
         await self.session.execute(self.delete_own(PasswordReset).where(PasswordReset.user_id == user_id))

@@ -1,6 +1,7 @@
-"""Secrets that have to be read again, sealed under the server's: a copy of the database alone shows none.
+"""Encrypts secrets that have to be read again, so that a copy of the database alone reveals none.
 
-Knows no rows. AES-256-GCM under a key of its own, bound to whose the secret is.
+AES-256-GCM, with a key derived from the server's secret for each purpose. The owner's id is authenticated as
+associated data, so a ciphertext cannot be moved to another row.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ NONCE_LEN = 12
 
 
 class Sealer:
-    """`purpose` gives each use a key of its own."""
+    """Encrypts and decrypts under a key that is derived from the server's secret and `purpose`."""
 
     def __init__(self, secret: str, purpose: str) -> None:
         self._cipher = AESGCM(hmac.digest(secret.encode(), f"rootstock: {purpose}".encode(), hashlib.sha256))
@@ -26,11 +27,15 @@ class Sealer:
         return nonce + self._cipher.encrypt(nonce, text, whose.encode())
 
     def open(self, sealed: bytes, whose: str) -> bytes:
-        """Raises ValueError for what was sealed under another secret, for somebody else, or changed."""
+        """Decrypts. Raises ValueError if it was encrypted under another secret, for another owner, or was
+        changed.
+        """
         try:
             return self._cipher.decrypt(sealed[:NONCE_LEN], sealed[NONCE_LEN:], whose.encode())
         except InvalidTag as error:
-            raise ValueError("a sealed secret cannot be opened: is this the server's secret?") from error
+            raise ValueError(
+                "a stored secret cannot be decrypted: check that ROOTSTOCK_TENANTS_KEY_SECRET has not changed"
+            ) from error
 
     def __repr__(self) -> str:
         return "Sealer(...)"

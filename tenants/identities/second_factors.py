@@ -1,6 +1,6 @@
-"""Second factors: set up by whoever has signed in, asked for at every sign-in from then on.
+"""Manages second factors of console users: enrols, verifies and removes them.
 
-Every method is one transaction. Owns that a code is good once. Counting wrong ones is the console's business.
+Every method is one transaction. Each code is accepted once. Counting failed attempts is in the console.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from db.session import Database, WriteSession
 from tenants import keys
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-from tenants.errors import NoSecondFactor, SecondFactorKept, SecondFactorMissing, UserNotFound, WrongCode
+from tenants.errors import NoSecondFactor, SecondFactorConflict, SecondFactorMissing, UserNotFound, WrongCode
 from tenants.identities import codes
 from tenants.identities.repository import IdentityRepository
 from tenants.identities.sealing import Sealer
@@ -28,10 +28,10 @@ Proof = Literal["totp", "recovery code"]
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """What an authenticator application is given, until it has proved that it has it."""
+    """The secret for an authenticator app, shown until the user confirms it with a code."""
 
     secret: str = field(repr=False)
-    """In base 32."""
+    """Base 32."""
     uri: str = field(repr=False)
 
 
@@ -39,11 +39,11 @@ class Enrolment:
 class FactorView:
     since: datetime
     num_recovery: int
-    """Codes to recover with that are left."""
+    """Recovery codes that are left."""
 
 
 class SecondFactors:
-    """Of every tenant's users. `secret` is the server's, under which theirs are sealed."""
+    """Second factors of all tenants' users, encrypted under `secret`, which is the server's."""
 
     def __init__(self, database: Database, secret: str) -> None:
         self._database = database
@@ -51,21 +51,21 @@ class SecondFactors:
         self._hasher = keys.KeyHasher(secret)
 
     async def find(self, account: Membership) -> FactorView | None:
-        """None while there is none, or none yet."""
+        """Returns the user's confirmed second factor, or None."""
         async with self._database.read(account.tenant_id) as session:
             row = await IdentityRepository(session, account.tenant_id).factor(account.user_id)
         if row is None or row.confirmed_at is None:
             return None
         return FactorView(row.confirmed_at, len(row.recovery))
 
-    async def whose(self, tenant_id: str, user_ids: Collection[str]) -> set[str]:
-        """Which of these users have one."""
+    async def users_with_factor(self, tenant_id: str, user_ids: Collection[str]) -> set[str]:
+        """Returns which of these users have a second factor."""
         async with self._database.read(tenant_id) as session:
             return await IdentityRepository(session, tenant_id).with_factor(user_ids)
 
     async def begin(self, account: Membership) -> Enrolment:
-        """A secret to set up with; asked again before it is confirmed, the same. Raises SecondFactorKept
-        when there is a second factor already.
+        """Starts the enrolment and returns its secret, the same one until it is confirmed. Raises
+        SecondFactorConflict if the user already has a second factor.
         """
         async with self._database.write(account.tenant_id) as session:
             if await MemberRepository(session, account.tenant_id).lock(account.user_id) is None:
@@ -73,7 +73,9 @@ class SecondFactors:
             factors = IdentityRepository(session, account.tenant_id)
             row = await factors.factor(account.user_id)
             if row is not None and row.confirmed_at is not None:
-                raise SecondFactorKept("there is one already: remove it before you set up another")
+                raise SecondFactorConflict(
+                    "you already have a second factor: remove it before you set up another"
+                )
             if row is None:
                 secret = codes.new_secret()
                 row = SecondFactor(
@@ -88,8 +90,8 @@ class SecondFactors:
         return Enrolment(codes.secret_text(secret), codes.uri(secret, account.email))
 
     async def confirm(self, account: Membership, written: str, actor: Actor) -> list[str]:
-        """From now on it is asked for. The codes to recover with, shown this once. Raises WrongCode,
-        NoSecondFactor when none is being set up.
+        """Completes the enrolment; sign-ins require a code from now on. Returns the recovery codes, which are
+        shown once. Raises WrongCode, NoSecondFactor if no enrolment was started.
         """
         now, recovery = datetime.now(UTC), codes.new_recovery_codes()
         async with self._database.write(account.tenant_id) as session:
@@ -104,18 +106,16 @@ class SecondFactors:
         return recovery
 
     async def verify(self, tenant_id: str, user_id: str, written: str) -> Proof:
-        """By which of the two kinds of code; neither is good again. Raises WrongCode, NoSecondFactor."""
+        """Uses up a code and returns its kind. Raises WrongCode, NoSecondFactor."""
         async with self._database.write(tenant_id) as session:
-            # Held: of two who come with one code at once, the second finds it used.
+            # Locked: of two requests with the same code, the second finds it used.
             row = await IdentityRepository(session, tenant_id).factor(user_id, lock=True)
             if row is None or row.confirmed_at is None:
                 raise NoSecondFactor
             return self._use(row, written)
 
     async def renew_recovery(self, account: Membership, written: str, actor: Actor) -> list[str]:
-        """Other codes to recover with, in place of all of before, for a code. Raises WrongCode,
-        NoSecondFactor.
-        """
+        """Replaces the recovery codes, in exchange for a valid code. Raises WrongCode, NoSecondFactor."""
         recovery = codes.new_recovery_codes()
         async with self._database.write(account.tenant_id) as session:
             row = await IdentityRepository(session, account.tenant_id).factor(account.user_id, lock=True)
@@ -127,8 +127,9 @@ class SecondFactors:
         return recovery
 
     async def remove(self, account: Membership, actor: Actor) -> None:
-        """Their own; whoever calls has asked who they are. What was only being set up goes without a word.
-        Raises SecondFactorKept while the tenant, or whoever runs the service of its operators, asks for one.
+        """Removes the user's own second factor; the caller has authenticated the user again. An unconfirmed
+        enrolment is removed without a record. Raises SecondFactorConflict while the tenant, or for operators
+        the service, requires one.
         """
         async with self._database.write(account.tenant_id) as session:
             factors = IdentityRepository(session, account.tenant_id)
@@ -137,15 +138,16 @@ class SecondFactors:
                 return
             if row.confirmed_at is not None:
                 if account.is_operator and account.needs_second_factor:
-                    raise SecondFactorKept("every operator has to have a second factor")
+                    raise SecondFactorConflict("every operator needs a second factor")
                 if tenant is not None and tenant.second_factor_required:
-                    raise SecondFactorKept("your organization asks every member for a second factor")
+                    raise SecondFactorConflict("your organization requires a second factor of every member")
                 await _record(session, account, actor, "second_factor.removed")
             await factors.drop_factor(account.user_id)
 
-    async def take_away(self, tenant_id: str, user_id: str, actor: Actor) -> None:
-        """Another member's, who has lost it: they sign in without, and set up another where the tenant asks
-        for one. Raises UserNotFound, NoSecondFactor, OwnersOnly for an owner's.
+    async def remove_for_member(self, tenant_id: str, user_id: str, actor: Actor) -> None:
+        """Removes the second factor of a member who has lost it. The member then signs in without one, and
+        enrols again if the tenant requires it. Raises UserNotFound, NoSecondFactor, OwnersOnly if the member
+        is an owner.
         """
         async with self._database.write(tenant_id) as session:
             members, factors = MemberRepository(session, tenant_id), IdentityRepository(session, tenant_id)
@@ -163,8 +165,8 @@ class SecondFactors:
             )
 
     async def require(self, account: Membership, required: bool, actor: Actor) -> None:
-        """Ask all of the tenant's users for one, or no longer. Raises SecondFactorMissing when whoever asks
-        has none: they would shut themselves out.
+        """Requires a second factor of all the tenant's users, or stops requiring it. Raises
+        SecondFactorMissing if the acting user has none and would lock themselves out.
         """
         if required and not account.has_second_factor:
             raise SecondFactorMissing

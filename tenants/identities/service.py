@@ -1,7 +1,7 @@
-"""Identities of other providers: whom a provider vouches for, and which user that is.
+"""Connects identities of external providers (OpenID Connect) to users, and finds users by them.
 
-Every method is one transaction. Owns that an identity is one user's, bound by that user, and never by an
-address that happens to be the same. Refuses to know how a provider proves what it says.
+Every method is one transaction. An identity belongs to one user, who links it while signed in; a matching
+email address alone never links it. Verifying the provider's claims is in the console.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from db.session import EVERY_TENANT, Database
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-from tenants.errors import IdentityNotFound, IdentityTaken, LastWayIn, UserNotFound
+from tenants.errors import IdentityNotFound, IdentityTaken, LastSignInMethod, UserNotFound
 from tenants.external_identity import ExternalIdentity
 from tenants.identities.repository import IdentityRepository
 from tenants.members.account import Membership, account_of, new_identity
@@ -21,13 +21,13 @@ from tenants.repository import TenantDirectory
 
 
 class Identities:
-    """Of every tenant's users."""
+    """External identities of all tenants' users."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def find(self, vouched: ExternalIdentity) -> Membership | None:
-        """Whose it is; None where it is nobody's who may sign in."""
+        """Returns the user with this identity; None if there is none who can sign in."""
         if "\x00" in vouched.issuer + vouched.subject:
             return None
         async with self._database.read(EVERY_TENANT) as session:
@@ -44,8 +44,8 @@ class Identities:
             return [*await IdentityRepository(session, account.tenant_id).identities(account.user_id)]
 
     async def bind(self, account: Membership, vouched: ExternalIdentity, actor: Actor) -> None:
-        """For the user who has signed in. Again changes nothing. Raises IdentityTaken for that of another
-        user, of whatever tenant.
+        """Links an identity to the signed-in user. Repeating it changes nothing. Raises IdentityTaken if
+        another user, of any tenant, has it.
         """
         try:
             async with self._database.write(account.tenant_id) as session:
@@ -65,7 +65,9 @@ class Identities:
             raise IdentityTaken(vouched.issuer) from error
 
     async def unbind(self, account: Membership, identity_id: str, actor: Actor) -> None:
-        """Raises IdentityNotFound; LastWayIn when nothing else lets the user in."""
+        """Unlinks an identity. Raises IdentityNotFound; LastSignInMethod if it is the user's only way to sign
+        in.
+        """
         async with self._database.write(account.tenant_id) as session:
             user = await MemberRepository(session, account.tenant_id).lock(account.user_id)
             identities = IdentityRepository(session, account.tenant_id)
@@ -73,7 +75,7 @@ class Identities:
             if user is None or row is None:
                 raise IdentityNotFound(identity_id)
             if user.password_hash is None and len(await identities.identities(account.user_id)) == 1:
-                raise LastWayIn
+                raise LastSignInMethod
             await identities.drop_identity(row.id)
             details = {"issuer": row.issuer, "email": row.email}
             await AuditLog.record(

@@ -1,1 +1,1 @@
-"""What limits there are, and the rows that set them. Enforcing them is `tenants.quotas`' business."""
+"""Defines and stores limits of tenants, projects and keys. `tenants.quotas` enforces them."""

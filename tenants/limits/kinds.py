@@ -1,7 +1,4 @@
-"""The words of limits: what can be limited, for whom, and what a request takes of it. Plain values.
-
-Owns the names, their kinds and their bounds. Refuses to know rows, Redis and requests.
-"""
+"""Defines the metrics, scopes and amounts of limits, as plain values."""
 
 from __future__ import annotations
 
@@ -13,15 +10,15 @@ Scope = Literal["tenant", "project", "key"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 Kind = Literal["rate", "held", "day", "month", "ever", "stored"]
-"""How a metric is counted: flowing by the minute, as many as are open now, in a calendar's day or month
-(UTC), for ever, or lying in the database.
+"""How a metric is counted: per minute (`rate`), open at the same time (`held`), per calendar day or month in
+UTC, over all time (`ever`), or as rows in the database (`stored`).
 """
 BUDGETS: frozenset[Kind] = frozenset({"day", "month", "ever"})
-"""Kinds that are counted exactly, from what the ledger has on."""
+"""Kinds that are counted exactly, starting from the usage in the ledger."""
 Measure = Literal["requests", "input_tokens", "output_tokens", "tokens", "spend", "stored"]
 
 MAX_RATE = 10**11
-"""Largest amount per minute: its bookkeeping stays within the integers that doubles hold exactly."""
+"""Largest amount per minute: Redis counts it in sixty-thousandths, which stay exact in a double."""
 MAX_AMOUNT = 1 << 50
 
 
@@ -37,8 +34,8 @@ class Metric(StrEnum):
     SPEND_PER_MONTH = "spend_per_month"
     """Micro-USD."""
     PREPAID_BALANCE = "prepaid_balance"
-    """Micro-USD: all credits together, of which what was used is taken, and nothing ever comes back. Set by
-    what is paid, never by a plan or a tenant.
+    """Micro-USD: the sum of all credits, against which usage counts over all time. Set by payments, never by
+    a plan or a tenant.
     """
     ADAPTERS = "adapters"
     STORAGE_BYTES = "storage_bytes"
@@ -75,7 +72,7 @@ _COUNTED = {
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What a request takes, or has taken."""
+    """What a request reserves or has used."""
 
     requests: int = 1
     input_tokens: int = 0
@@ -89,27 +86,27 @@ NOTHING = Amounts(requests=0)
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `amount` of `metric`, for all that happens in the scope."""
+    """At most `amount` of `metric` for all requests of the scope."""
 
     scope: Scope
     scope_id: str
-    """Of the tenant, the project or the key."""
+    """Id of the tenant, the project or the key."""
     model: str
-    """'' is all models. Else as on a key's list: `base` is the base alone, `base:*` its adapters,
-    `base:adapter` all versions of that, `base:adapter@version` one.
+    """Empty for all models. Otherwise as in a key's list: `base` for the base model alone, `base:*` for its
+    adapters, `base:adapter` for all versions of an adapter, `base:adapter@version` for one.
     """
     metric: Metric
     amount: int
     counted_as: str | None = field(default=None, compare=False)
-    """What it counts together with: the first of the keys that replaced each other. None: itself."""
+    """Id that it is counted under: of rotated keys, the first one's. None: its own."""
 
     @property
     def counted_id(self) -> str:
-        """Whose count it is."""
+        """The id that usage is counted under."""
         return self.counted_as or self.scope_id
 
     def covers(self, model_name: str) -> bool:
-        """Whether a request for this model, by its full name, counts."""
+        """Returns whether a request for this model, by its full name, counts towards the limit."""
         model = self.model
         if not model or model == model_name:
             return True
@@ -126,9 +123,9 @@ def check_amount(metric: Metric, amount: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RateView:
-    """How far a caller is from a limit, as `x-ratelimit-*` tells it: of several limits, the tightest."""
+    """How far a caller is from the tightest limit of a kind, as `x-ratelimit-*` headers report it."""
 
     limit: int
     remaining: int
     reset_seconds: float
-    """Until nothing of it is used any more."""
+    """Seconds until none of the limit is used."""

@@ -1,4 +1,4 @@
-"""Rows of limits that were set for a tenant, beside those of its plan."""
+"""Defines the rows of limits that are set for a tenant in addition to its plan's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ METRICS_SQL = ", ".join(f"'{metric}'" for metric in Metric)
 
 
 class LimitRow(TenantOwned, Base):
-    """A limit of a tenant, of a project or of a key: replaces the plan's of the same name, or adds to it."""
+    """A limit of a tenant, a project or a key. One for the tenant replaces the plan's limit of the same
+    metric.
+    """
 
     __tablename__ = "limits"
     __table_args__ = (
@@ -33,11 +35,11 @@ class LimitRow(TenantOwned, Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
     scope: Mapped[str] = mapped_column(primary_key=True)
     scope_id: Mapped[str] = mapped_column(primary_key=True)
-    """Of the tenant itself, a project or a key. Not a foreign key: which table it names, `scope` says."""
+    """Id of the tenant, a project or a key. Not a foreign key: `scope` decides which table it refers to."""
     model: Mapped[str] = mapped_column(primary_key=True, server_default=text("''"))
-    """As `Limit.model`."""
+    """See `Limit.model`."""
     metric: Mapped[str] = mapped_column(primary_key=True)
     amount: Mapped[int] = mapped_column(BigInteger)
     counted_as: Mapped[str | None]
-    """Of a key that replaces another: the first one's id, whose count goes on."""
+    """For a key that replaces another: the first key's id, whose count continues."""
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now())

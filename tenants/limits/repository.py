@@ -1,4 +1,6 @@
-"""Queries on limits: those that one key's requests count to, in the key's own query; and a tenant's rows."""
+"""Reads and writes limits: a tenant's rows, and the column of a key's limits for the query that resolves
+keys.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tenants.models import Plan, Tenant
 
 
 def limits_of_key(tenant_id: Column[Any], project_id: Column[Any], key_id: Column[Any]) -> ColumnElement[Any]:
-    """A column of a query on keys: the rows of limits of each, as `compiled` reads them, or NULL."""
+    """Returns a column for queries on keys: each key's limit rows, as `compiled` reads them, or NULL."""
     row = LimitRow
     fields = func.jsonb_build_array(
         row.scope, row.scope_id, row.model, row.metric, row.amount, row.counted_as
@@ -33,7 +35,7 @@ def limits_of_key(tenant_id: Column[Any], project_id: Column[Any], key_id: Colum
 def compiled(
     tenant_id: str, plan: Mapping[str, int], rows: Iterable[Sequence[Any]] | None
 ) -> tuple[Limit, ...]:
-    """All limits that hold: the plan's, for the tenant as a whole, and `rows` over them, in a fixed order."""
+    """Returns all limits in force, in a fixed order: the plan's for the tenant, overridden by `rows`."""
     limits = {
         ("tenant", tenant_id, "", metric): Limit("tenant", tenant_id, "", Metric(metric), amount)
         for metric, amount in plan.items()
@@ -59,28 +61,28 @@ _EFFECTIVE = (
 
 
 class LimitRepository(TenantRepository):
-    """One tenant's rows of limits."""
+    """Limits of one tenant."""
 
     async def all(self) -> list[Limit]:
         rows = (await self.session.execute(self.select_own(LimitRow))).scalars()
         return list(compiled(self.tenant_id, {}, [_fields(row) for row in rows]))
 
     async def in_force(self) -> tuple[Limit, ...]:
-        """All limits that hold: the plan's, for the tenant as a whole, and its rows over them."""
+        """Returns all limits in force: the plan's for the tenant, overridden by its rows."""
         plan = select(Plan.limits).join(Tenant, Tenant.plan_id == Plan.id).where(Tenant.id == self.tenant_id)
         of_plan = (await self.session.execute(plan)).scalar_one_or_none()
         rows = (await self.session.execute(self.select_own(LimitRow))).scalars()
         return compiled(self.tenant_id, of_plan or {}, [_fields(row) for row in rows])
 
     async def effective(self) -> tuple[Limit, ...] | None:
-        """Likewise, and None where there is no such tenant."""
+        """Returns the same as `in_force`, or None if there is no such tenant."""
         found = (await self.execute_own(_EFFECTIVE)).all()
         if not found:
             return None
         return compiled(self.tenant_id, found[0][0], [_fields(row) for _, row in found if row is not None])
 
     async def of_key(self, project_id: str, key_id: str) -> Any:
-        """Rows of the limits that count for a key of a project, as `compiled` reads them; or None."""
+        """Returns the limit rows of a project's key, as `compiled` reads them; or None."""
         column = limits_of_key(literal(self.tenant_id), literal(project_id), literal(key_id))  # type: ignore[arg-type]
         return (await self.session.execute(select(column))).scalar_one()
 
@@ -88,7 +90,7 @@ class LimitRepository(TenantRepository):
         return (await self.session.execute(self.select_own(LimitRow, func.count()))).scalar_one()
 
     async def stored(self, metric: Metric) -> int | None:
-        """How much of `metric` the tenant may have: set for it, or by its plan; None where neither is."""
+        """Returns the tenant's amount of `metric`, else its plan's; None if neither is set."""
         own = self.select_own(LimitRow, LimitRow.amount).where(
             LimitRow.scope == "tenant", LimitRow.model == "", LimitRow.metric == metric.value
         )
@@ -101,7 +103,7 @@ class LimitRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one()
 
     async def set(self, limit: Limit) -> int | None:
-        """Insert or replace; the amount before, None where there was no row."""
+        """Inserts or replaces a limit. Returns the previous amount, or None if there was no row."""
         before = await self._locked(limit.scope, limit.scope_id, limit.model, limit.metric)
         values = {
             "tenant_id": self.tenant_id,
@@ -117,7 +119,7 @@ class LimitRepository(TenantRepository):
         return None if before is None else before.amount
 
     async def delete(self, scope: Scope, scope_id: str, model: str, metric: Metric) -> int | None:
-        """The amount it had, None where there was no row."""
+        """Deletes a limit. Returns its amount, or None if there was no row."""
         row = await self._locked(scope, scope_id, model, metric)
         if row is None:
             return None
@@ -125,7 +127,7 @@ class LimitRepository(TenantRepository):
         return row.amount
 
     async def carry_over(self, key_id: str, new_key_id: str) -> None:
-        """Give a key the limits of the one it replaces. The two count together."""
+        """Copies the limits of a key to the one that replaces it. Both count together."""
         copied = self.select_own(
             LimitRow,
             LimitRow.tenant_id,

@@ -1,0 +1,1 @@
+"""Manages a tenant's users, their roles in projects, and invitations."""

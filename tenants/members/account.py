@@ -1,4 +1,4 @@
-"""A user as the console and the services know them: who they are, whose they are, what they may do."""
+"""Defines a console user's membership in a tenant, and creates the rows of users and identities."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from db.base import new_id
 from tenants.actors import Actor
 from tenants.external_identity import ExternalIdentity
-from tenants.fields import MAX_NAME_LEN
 from tenants.models import OPERATOR_TENANT, Identity, Tenant, User
 from tenants.roles import Right, Role, admin_scopes, may
+from tenants.validation import MAX_NAME_LEN
 from tenants.views import STANDARD, PlanView
 
 
@@ -24,39 +24,39 @@ class Membership:
     tenant_id: str
     tenant_name: str
     plan: PlanView = STANDARD
-    """As of when it was looked up by `find`."""
+    """Set by `UserAccounts.find`, as of that time; otherwise the standard plan."""
     name: str = ""
     has_password: bool = True
-    """Not: an identity of another provider lets them in, and nothing else."""
+    """If not, the user can only sign in with an external identity."""
     has_second_factor: bool = False
     needs_second_factor: bool = False
-    """Their tenant asks for one."""
+    """Whether the user's tenant requires a second factor."""
     sessions_from: datetime | None = None
-    """Console sessions that began before are over."""
+    """Console sessions that began before this time are invalid."""
     billing_state: str = "active"
     """Or `grace`, `suspended`: whether the tenant pays."""
 
     @property
     def must_enrol(self) -> bool:
-        """Has to set up a second factor before anything else."""
+        """Whether the user has to enrol a second factor before doing anything else."""
         return self.needs_second_factor and not self.has_second_factor
 
     @property
     def is_operator(self) -> bool:
-        """Of the service, and nobody's member."""
+        """Whether the user is an operator of the service, not a member of a tenant."""
         return self.tenant_id == OPERATOR_TENANT
 
     def may(self, right: Right) -> bool:
         return may(self.role, right)
 
     def actor(self, address: str | None = None, request_id: str | None = None) -> Actor:
-        """As the audit log names them, and bounded by their role."""
+        """Returns the user as an actor, with the scopes of their role."""
         scopes = admin_scopes(self.role)
         return Actor("user", self.user_id, address, request_id, scopes, self.user_id, self.email)
 
 
 def new_user(tenant_id: str, email: str, password_hash: str | None, role: str, name: str) -> User:
-    """A row. Raises ValueError naming the field."""
+    """Returns a new row. Raises ValueError naming the field."""
     if len(name) > MAX_NAME_LEN or (name and not name.isprintable()):
         raise ValueError(f"name must have at most {MAX_NAME_LEN} printable characters")
     return User(
@@ -71,7 +71,7 @@ def new_user(tenant_id: str, email: str, password_hash: str | None, role: str, n
 
 
 def new_identity(tenant_id: str, user_id: str, vouched: ExternalIdentity) -> Identity:
-    """A row."""
+    """Returns a new row."""
     return Identity(
         id=new_id("ident"),
         tenant_id=tenant_id,

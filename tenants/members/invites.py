@@ -1,6 +1,7 @@
-"""Invitations: somebody with a certain address may become a user, once, by a token that only they were given.
+"""Invites email addresses to a tenant, and turns accepted invitations into users.
 
-Every method is one transaction. Sends no mail: whoever invites is given the token, to pass it on.
+Every method is one transaction. An invitation is accepted once, with its token, which `create` returns for
+the caller to mail or show.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import (
     InviteAccepted,
+    InviteAddressMismatch,
     InviteInvalid,
     InviteNotFound,
-    InviteNotTheirs,
     NameTaken,
     ProjectNotFound,
     TenantNotFound,
 )
 from tenants.external_identity import ExternalIdentity
-from tenants.fields import MAX_NAME_LEN, checked_email
 from tenants.members.account import Membership, account_of, new_identity, new_user
 from tenants.members.repository import MemberRepository
 from tenants.members.service import new_member, require_may_appoint
 from tenants.models import Invite, Tenant, User
 from tenants.repository import TenantDirectory
 from tenants.roles import ProjectRole, Role, checked_project_role, checked_role
+from tenants.validation import MAX_NAME_LEN, checked_email
 
 DEFAULT_LIFE = timedelta(days=7)
 MAX_LIFE = timedelta(days=90)
@@ -42,14 +43,14 @@ MAX_PROJECTS = 100
 
 @dataclass(frozen=True, slots=True)
 class CreatedInvite:
-    """An invitation as it is shown, once, to whoever made it."""
+    """A new invitation. The token is shown once and never stored."""
 
     invite: Invite
     token: str = field(repr=False)
 
 
 class InviteService:
-    """Invitations of every tenant. `secret` is the server's, under which tokens are stored."""
+    """Invitations of all tenants. Tokens are stored as HMACs under `secret`, which is the server's."""
 
     def __init__(self, database: Database, secret: str) -> None:
         self._database = database
@@ -58,7 +59,7 @@ class InviteService:
     async def list(
         self, tenant_id: str, *, after: str | None = None, limit: int = 20, newest_first: bool = True
     ) -> list[Invite]:
-        """Invitations beyond the one whose id is `after`: accepted and expired ones too."""
+        """Returns invitations after the one with the id `after`, accepted and expired ones included."""
         async with self._database.read(tenant_id) as session:
             page = await MemberRepository(session, tenant_id).invite_page(
                 after=after, limit=limit, newest_first=newest_first
@@ -83,11 +84,11 @@ class InviteService:
         projects: Mapping[str, ProjectRole] | None = None,
         life: timedelta = DEFAULT_LIFE,
     ) -> CreatedInvite:
-        """Invite an address, to `role` in the tenant and to roles in `projects`, by their ids. A pending
-        invitation of the address is deleted: its token works no more.
+        """Invites an address, with `role` in the tenant and with roles in `projects`, by project id. Pending
+        invitations of the address are deleted, which invalidates their tokens.
 
-        Raises NameTaken for the address of one of the tenant's users; ProjectNotFound, OwnersOnly, ValueError
-        naming the field. Whether other tenants know the address, nobody is told here.
+        Raises NameTaken if one of the tenant's users has the address; ProjectNotFound, OwnersOnly, ValueError
+        naming the field. Does not reveal whether other tenants know the address.
         """
         email = checked_email(email)
         checked_role(role)
@@ -139,7 +140,7 @@ class InviteService:
             )
 
     async def delete(self, tenant_id: str, invite_id: str, actor: Actor) -> None:
-        """Its token is good for nothing any more. Raises InviteNotFound, InviteAccepted."""
+        """Deletes an invitation, which invalidates its token. Raises InviteNotFound, InviteAccepted."""
         async with self._database.write(tenant_id) as session:
             invite = await MemberRepository(session, tenant_id).invite(invite_id, lock=True)
             if invite is None:
@@ -159,14 +160,14 @@ class InviteService:
         address: str | None = None,
         request_id: str | None = None,
     ) -> Membership:
-        """Make the user that the token's holder becomes; with their places in projects that still are.
+        """Creates the invited user, with their roles in those of the projects that are not archived.
 
-        Raises InviteInvalid whatever is wrong with the token; NameTaken when the address has become that of a
-        user meanwhile; ValueError naming the field.
+        Raises InviteInvalid if the token is not valid, for whatever reason; NameTaken if a user has the
+        address meanwhile; ValueError naming the field.
         """
         digest = self.digest(token)
         tenant_id = await self._tenant_of(digest)
-        # Dear, and so only for those who have been given a token: nobody guesses one.
+        # Hashing is expensive, so it happens only once the token is known to exist.
         password_hash = await asyncio.to_thread(passwords.hash_password, password)
         try:
             return await self._accept(tenant_id, digest, name, password_hash, None, address, request_id)
@@ -174,8 +175,8 @@ class InviteService:
             raise NameTaken("email", "of this invitation") from error
 
     def digest(self, token: str) -> bytes:
-        """What the token is known by, to be kept while another provider is asked. Raises InviteInvalid for
-        what cannot be one.
+        """Returns the token's HMAC, to keep in the session while the user is at an identity provider. Raises
+        InviteInvalid if the token is malformed.
         """
         if not keys.well_formed_invite(token):
             raise InviteInvalid
@@ -189,11 +190,11 @@ class InviteService:
         address: str | None = None,
         request_id: str | None = None,
     ) -> Membership:
-        """Likewise, without a password: another provider says who comes, and that the address which was
-        invited is theirs.
+        """Creates the invited user without a password: an identity provider has verified who they are, and
+        that the invited address is theirs.
 
-        Raises InviteInvalid, InviteNotTheirs for another address or one that nobody has seen to; NameTaken
-        also for an identity that is somebody's already.
+        Raises InviteInvalid; InviteAddressMismatch if the verified address is another or the provider has not
+        verified it; NameTaken, also if the identity is linked to another user.
         """
         tenant_id = await self._tenant_of(digest)
         name = vouched.name if vouched.name.isprintable() else ""
@@ -223,7 +224,7 @@ class InviteService:
     ) -> Membership:
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
-            # Held: of two who accept at once, the second finds it accepted.
+            # Locked: of two simultaneous requests, the second finds it accepted.
             invite = await members.lock_invite_by_digest(digest)
             tenant: Tenant | None = await TenantDirectory(session).tenant(tenant_id)
             now = datetime.now(UTC)
@@ -236,7 +237,7 @@ class InviteService:
             ):
                 raise InviteInvalid
             if vouched is not None and not (vouched.email_verified and vouched.email.lower() == invite.email):
-                raise InviteNotTheirs
+                raise InviteAddressMismatch
             invite.accepted_at = now
             user: User = new_user(tenant_id, invite.email, password_hash, invite.role, name)
             members.add_own(user)

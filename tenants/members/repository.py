@@ -1,4 +1,4 @@
-"""Queries on one tenant's people: its users, their places in projects, and invitations."""
+"""Reads and writes one tenant's users, their roles in projects, and invitations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tenants.repository import is_id
 
 Member = Row[ProjectMember, User]
 Membership = Row[ProjectMember, Project]
-# Asked with every page of the console.
+# Built once: every page of the console runs it.
 _SIGNED_IN = (
     select_owned(User, User, Tenant, Plan, SecondFactor.confirmed_at)
     .join(Tenant, Tenant.id == User.tenant_id)
@@ -40,20 +40,20 @@ class MemberRepository(TenantRepository):
     # Users ------------------------------------------------------------------------------------------------
 
     async def find(self, user_id: str) -> User | None:
-        """Not one that was removed; nor do the others find such."""
+        """Returns a user. Neither this nor the other queries find removed users."""
         if not is_id(user_id):
             return None
         return (await self.session.execute(self._live().where(User.id == user_id))).scalar_one_or_none()
 
     async def lock(self, user_id: str) -> User | None:
-        """The user, held against other writers and holders until the transaction ends."""
+        """Locks the user for writing until the transaction ends, and returns it."""
         if not is_id(user_id):
             return None
         query = self._live().where(User.id == user_id).with_for_update()
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def hold(self, user_id: str) -> User | None:
-        """The user, whom nobody removes until the transaction ends."""
+        """Locks the user against removal until the transaction ends, and returns it."""
         if not is_id(user_id):
             return None
         query = self._live().where(User.id == user_id).with_for_update(read=True)
@@ -64,8 +64,8 @@ class MemberRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def hold_owners(self) -> set[str]:
-        """Ids of the owners who are not disabled; no owner changes until the transaction ends. Before any
-        other user is locked, or two that do so wait for each other.
+        """Locks all owners until the transaction ends; returns the ids of the owners that are not disabled.
+        Call it before locking any other user, or two transactions can deadlock.
         """
         query = self.select_own(User, User.id, User.disabled_at)
         query = query.where(User.removed_at.is_(None), User.role == "owner")
@@ -85,8 +85,8 @@ class MemberRepository(TenantRepository):
         return page.scalars().all()
 
     async def signed_in(self, user_id: str) -> Row[User, Tenant, Plan | None, datetime | None] | None:
-        """The user with all that pages need of them: their tenant, its plan, and since when a second factor
-        is asked of them.
+        """Returns the user with their tenant, its plan, and the time since which a second factor is required
+        of them.
         """
         if not is_id(user_id):
             return None
@@ -98,18 +98,20 @@ class MemberRepository(TenantRepository):
         await self.session.execute(query)
 
     async def forget_resets(self, user_id: str) -> None:
-        """Whoever holds a token to choose another password holds nothing any more."""
+        """Deletes the user's password reset tokens."""
         await self.session.execute(self.delete_own(PasswordReset).where(PasswordReset.user_id == user_id))
 
     async def forget_ways_in(self, user_id: str) -> None:
-        """Of somebody who leaves: what they proved who they are by, which may be another user's one day."""
+        """Deletes the second factor, identities and reset tokens of a removed user; another user can link the
+        identities later.
+        """
         for model in (SecondFactor, Identity, PasswordReset):
             await self.session.execute(self.delete_own(model).where(model.user_id == user_id))
 
     def _live(self) -> Select[Any]:
         return self.select_own(User).where(User.removed_at.is_(None))
 
-    # Places in projects -----------------------------------------------------------------------------------
+    # Project members --------------------------------------------------------------------------------------
 
     async def member(self, project_id: str, user_id: str, *, lock: bool = False) -> Member | None:
         if not (is_id(project_id) and is_id(user_id)):
@@ -122,7 +124,7 @@ class MemberRepository(TenantRepository):
     async def member_page(
         self, project_id: str, *, after: str | None, limit: int, newest_first: bool
     ) -> Sequence[Member]:
-        """By the users' ids."""
+        """Returns members, ordered by their users' ids."""
         page = await fetch_page(
             self.session,
             self._members(project_id),
@@ -135,7 +137,7 @@ class MemberRepository(TenantRepository):
         return page.all()
 
     async def memberships(self, user_ids: Collection[str]) -> Sequence[Membership]:
-        """The places of these users in projects that are not archived."""
+        """Returns the memberships of these users in projects that are not archived."""
         query = (
             self.select_own(ProjectMember, ProjectMember, Project)
             .join(Project, Project.id == ProjectMember.project_id)
@@ -145,7 +147,7 @@ class MemberRepository(TenantRepository):
         return (await self.session.execute(query)).all()
 
     async def leave(self, user_id: str, project_id: str | None = None) -> None:
-        """Take the user out of a project, or of all."""
+        """Removes the user from a project, or from all."""
         query = self.delete_own(ProjectMember).where(ProjectMember.user_id == user_id)
         if project_id is not None:
             query = query.where(ProjectMember.project_id == project_id)
@@ -169,8 +171,8 @@ class MemberRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def lock_pending_invites(self, email: str) -> Sequence[Invite]:
-        """Those of an address that nobody accepted; until the transaction ends no other invites it."""
-        await self.advisory_lock(f"invites of {email}")
+        """Locks the address's pending invitations, and new ones, until the transaction ends; returns them."""
+        await self.hold_tenant(f"invites of {email}")
         query = self._invites().where(Invite.email == email, Invite.accepted_at.is_(None)).with_for_update()
         return (await self.session.execute(query)).scalars().all()
 
@@ -194,7 +196,7 @@ class MemberRepository(TenantRepository):
         return self.select_own(Invite).where(Invite.deleted_at.is_(None))
 
     async def live_projects(self, project_ids: Collection[str]) -> set[str]:
-        """Which of these are projects of the tenant that are not archived."""
+        """Returns which of these are projects of the tenant that are not archived."""
         wanted = [project_id for project_id in project_ids if is_id(project_id)]
         query = self.select_own(Project, Project.id).where(
             Project.id.in_(wanted), Project.archived_at.is_(None)

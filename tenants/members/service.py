@@ -1,5 +1,6 @@
-"""What can be done to a tenant's users and their places in projects. Every method is one transaction, and
-tells the caches after its commit.
+"""Manages a tenant's users and their roles in projects: lists, changes, disables and removes them.
+
+Every method is one transaction. Resolver caches are invalidated after the commit, within a second.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import redis.asyncio
 from db.session import Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-from tenants.errors import LastOwner, NotHeld, OwnAccount, OwnersOnly, ProjectNotFound, UserNotFound
-from tenants.fields import checked_name
+from tenants.errors import LastOwner, OwnAccount, OwnersOnly, ProjectNotFound, RightsNotHeld, UserNotFound
 from tenants.members.repository import Member, MemberRepository, Membership
 from tenants.models import ApiKey, ProjectMember, User
 from tenants.projects.repository import ProjectRepository
@@ -28,12 +28,13 @@ from tenants.roles import (
     checked_project_role,
     checked_role,
 )
+from tenants.validation import checked_name
 
 __all__ = ["Member", "MemberService", "Membership"]
 
 
 class MemberService:
-    """Users of every tenant. They come by invitation (`InviteService`), or made by the operator
+    """Users of all tenants. They are created by invitation (`InviteService`), or by the operator
     (`UserAccounts`).
     """
 
@@ -50,7 +51,9 @@ class MemberService:
         limit: int = 20,
         newest_first: bool = True,
     ) -> list[User]:
-        """Users beyond the one whose id is `after`, in the order they came; with `emails`, only those."""
+        """Returns users after the one with the id `after`, in order of creation; with `emails`, only
+        those.
+        """
         async with self._database.read(tenant_id) as session:
             page = await MemberRepository(session, tenant_id).page(
                 emails=emails, after=after, limit=limit, newest_first=newest_first
@@ -58,7 +61,7 @@ class MemberService:
         return [*page]
 
     async def get(self, tenant_id: str, user_id: str) -> User:
-        """Raises UserNotFound."""
+        """Returns a user. Raises UserNotFound."""
         async with self._database.read(tenant_id) as session:
             found = await MemberRepository(session, tenant_id).find(user_id)
         if found is None:
@@ -74,7 +77,8 @@ class MemberService:
         role: Role | None = None,
         name: str | None = None,
     ) -> User:
-        """Change a user; one who may do less than before loses their admin keys, everywhere within a second.
+        """Changes a user. A user who loses rights also loses their admin keys, in every process within a
+        second.
 
         Raises UserNotFound, LastOwner, OwnersOnly, ValueError.
         """
@@ -84,7 +88,7 @@ class MemberService:
         }
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
-            owners, user = await _held(members, user_id)
+            owners, user = await _locked(members, user_id)
             revoked: Sequence[str] = []
             if role is not None and role != user.role:
                 await require_may_appoint(members, actor, user.role, role)
@@ -101,15 +105,14 @@ class MemberService:
         return user
 
     async def disable(self, tenant_id: str, user_id: str, actor: Actor) -> User:
-        """Shut a user out until they are enabled: their console sessions are over, for good, and their keys
-        are refused meanwhile, everywhere within a second. What they are and have stays. Again changes
-        nothing.
+        """Disables a user until `enable`: their console sessions end for good, and their keys are refused
+        meanwhile, in every process within a second. Roles and keys are kept. Repeating it changes nothing.
 
         Raises UserNotFound, OwnAccount, LastOwner, OwnersOnly.
         """
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
-            owners, user = await _held(members, user_id)
+            owners, user = await _locked(members, user_id)
             await require_may_appoint(members, actor, user.role)
             if actor.user_id == user_id:
                 raise OwnAccount(user_id)
@@ -118,34 +121,34 @@ class MemberService:
             if user.disabled_at is None:
                 user.disabled_at = user.sessions_from = datetime.now(UTC)
                 await members.forget_resets(user_id)
-                await self._let_in(session, user, actor, "user.disabled")
+                await self._record_access(session, user, actor, "user.disabled")
         return user
 
     async def enable(self, tenant_id: str, user_id: str, actor: Actor) -> User:
-        """Let a user who was disabled in again, and their keys. Raises UserNotFound, OwnersOnly."""
+        """Enables a disabled user, and their keys. Raises UserNotFound, OwnersOnly."""
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
-            _, user = await _held(members, user_id)
+            _, user = await _locked(members, user_id)
             await require_may_appoint(members, actor, user.role)
             if user.disabled_at is not None:
                 user.disabled_at = None
-                await self._let_in(session, user, actor, "user.enabled")
+                await self._record_access(session, user, actor, "user.enabled")
         return user
 
-    async def _let_in(self, session: WriteSession, user: User, actor: Actor, type: str) -> None:
-        """Record that a user is let in or no longer, and have their keys looked up again."""
+    async def _record_access(self, session: WriteSession, user: User, actor: Actor, type: str) -> None:
+        """Records that a user was disabled or enabled, and invalidates their keys in the caches."""
         digests = await KeyRepository(session, user.tenant_id).digests(ApiKey.user_id == user.id)
         session.after_commit(lambda: publish_key_changes(self._redis, digests))
         details = {"email": user.email, "role": user.role, "keys": len(digests)}
         await AuditLog.record(session, user.tenant_id, actor, type, ("user", user.id), details)
 
     async def remove(self, tenant_id: str, user_id: str, actor: Actor) -> None:
-        """Take a user out of the tenant: out of its projects and the console, and revoke their keys,
-        everywhere within a second. Raises UserNotFound, LastOwner, OwnersOnly.
+        """Removes a user from the tenant, its projects and the console, and revokes their keys, in every
+        process within a second. Raises UserNotFound, LastOwner, OwnersOnly.
         """
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
-            owners, user = await _held(members, user_id)
+            owners, user = await _locked(members, user_id)
             await require_may_appoint(members, actor, user.role)
             if owners == {user_id}:
                 raise LastOwner(user_id)
@@ -156,10 +159,10 @@ class MemberService:
             details = {"email": user.email, "role": user.role, "revoked_keys": revoked}
             await AuditLog.record(session, tenant_id, actor, "user.deleted", ("user", user_id), details)
 
-    # Places in projects -----------------------------------------------------------------------------------
+    # Project members --------------------------------------------------------------------------------------
 
     async def memberships(self, tenant_id: str, user_ids: Collection[str]) -> Sequence[Membership]:
-        """In which projects that are not archived these users are."""
+        """Returns the memberships of these users in projects that are not archived."""
         async with self._database.read(tenant_id) as session:
             return [*await MemberRepository(session, tenant_id).memberships(user_ids)]
 
@@ -172,7 +175,7 @@ class MemberService:
         limit: int = 20,
         newest_first: bool = True,
     ) -> Sequence[Member]:
-        """Members beyond the user whose id is `after`. Raises ProjectNotFound."""
+        """Returns members after the user with the id `after`. Raises ProjectNotFound."""
         async with self._database.read(tenant_id) as session:
             if await ProjectRepository(session, tenant_id).find(project_id) is None:
                 raise ProjectNotFound(project_id)
@@ -182,7 +185,7 @@ class MemberService:
         return [*page]
 
     async def project_member(self, tenant_id: str, project_id: str, user_id: str) -> Member:
-        """Raises UserNotFound, whatever of the two is not there."""
+        """Returns a member. Raises UserNotFound if the project or the user does not exist."""
         async with self._database.read(tenant_id) as session:
             found = await MemberRepository(session, tenant_id).member(project_id, user_id)
         if found is None:
@@ -192,8 +195,8 @@ class MemberService:
     async def add_to_project(
         self, tenant_id: str, project_id: str, user_id: str, role: ProjectRole, actor: Actor
     ) -> Member:
-        """Somebody who is in it already has `role` now. Raises ProjectNotFound, ProjectArchived,
-        UserNotFound, ValueError.
+        """Adds a user to a project, or changes the role of an existing member. Raises ProjectNotFound,
+        ProjectArchived, UserNotFound, ValueError.
         """
         checked_project_role(role)
         async with self._database.write(tenant_id) as session:
@@ -214,7 +217,7 @@ class MemberService:
     async def update_in_project(
         self, tenant_id: str, project_id: str, user_id: str, role: ProjectRole, actor: Actor
     ) -> Member:
-        """Raises ProjectNotFound, ProjectArchived, UserNotFound, ValueError."""
+        """Changes a member's role. Raises ProjectNotFound, ProjectArchived, UserNotFound, ValueError."""
         checked_project_role(role)
         async with self._database.write(tenant_id) as session:
             await live_project(session, tenant_id, project_id)
@@ -226,8 +229,8 @@ class MemberService:
         return member
 
     async def remove_from_project(self, tenant_id: str, project_id: str, user_id: str, actor: Actor) -> None:
-        """Take a user out of a project, and revoke their keys of it, everywhere within a second. Raises
-        UserNotFound.
+        """Removes a user from a project and revokes their keys of it, in every process within a second.
+        Raises UserNotFound.
         """
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
@@ -271,8 +274,8 @@ def new_member(tenant_id: str, project_id: str, user_id: str, role: str) -> Proj
     )
 
 
-async def _held(members: MemberRepository, user_id: str) -> tuple[set[str], User]:
-    """The owners, whom nobody else changes until the transaction ends, and a user to be changed. Raises
+async def _locked(members: MemberRepository, user_id: str) -> tuple[set[str], User]:
+    """Locks the owners, and a user to change, until the transaction ends; returns both. Raises
     UserNotFound.
     """
     owners = await members.hold_owners()
@@ -283,15 +286,16 @@ async def _held(members: MemberRepository, user_id: str) -> tuple[set[str], User
 
 
 async def require_may_appoint(members: MemberRepository, actor: Actor, *roles: str) -> None:
-    """Whether `actor` may take or give these roles. Keys of no user are the organization's own; one that is
-    restricted gives and takes no role that may do more than it. Raises OwnersOnly, NotHeld.
+    """Checks that `actor` can grant and take away these roles. Keys without a user act for the organization;
+    a restricted key cannot grant or take away roles with more rights than its own. Raises OwnersOnly,
+    RightsNotHeld.
     """
     if actor.kind == "api_key" and actor.scopes:
         for role in roles:
             scopes = admin_scopes(role)  # type: ignore[arg-type]
             more = scopes - actor.scopes if scopes else {"everything"}
             if more:
-                raise NotHeld("role", more)
+                raise RightsNotHeld("role", more)
     if "owner" not in roles or actor.user_id is None:
         return
     person = await members.find(actor.user_id)

@@ -1,1 +1,1 @@
-"""Who runs the service: its own users, and how they look into a tenant's console as one of its members."""
+"""Manages the service's operators, their views of tenants, and impersonation of tenants' members."""

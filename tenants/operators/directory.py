@@ -1,4 +1,6 @@
-"""Tenants as an operator finds them. Refuses to know what they use and owe: `billing.customers` does."""
+"""Searches tenants for operators, and collects a tenant's details. Usage and debts are in
+`billing.customers`.
+"""
 
 from __future__ import annotations
 
@@ -10,62 +12,62 @@ from tenants.limits.kinds import Limit
 from tenants.limits.repository import LimitRepository
 from tenants.members.repository import MemberRepository
 from tenants.models import Tenant, User
-from tenants.operators.repository import EveryTenant, KeyCount, Standing, TenantFilter
+from tenants.operators.repository import CrossTenantQueries, KeyCount, TenantFilter, TenantStatus
 from tenants.repository import TenantDirectory
 from tenants.views import PlanView, plan_view
 
-__all__ = ["Found", "KeyCount", "Organisation", "Standing", "TenantFilter", "TenantSearch"]
+__all__ = ["KeyCount", "TenantDetails", "TenantFilter", "TenantRow", "TenantSearch", "TenantStatus"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A tenant of a list."""
+class TenantRow:
+    """A tenant in a list, with its plan's name."""
 
     tenant: Tenant
     plan: str
 
 
 @dataclass(frozen=True, slots=True)
-class Organisation:
-    """A tenant by itself: who is in it, and what it may."""
+class TenantDetails:
+    """Details of a tenant: members, keys, plan and limits."""
 
     plan: PlanView
     plans: list[str]
-    """Names of all there are."""
+    """Names of all plans."""
     members: list[User]
     keys: list[KeyCount]
     limits: tuple[Limit, ...]
-    """All that hold."""
+    """All limits in force."""
 
 
 class TenantSearch:
-    """Every method is one transaction. Raise DatabaseUnavailable."""
+    """Searches all tenants. Every method is one transaction and raises DatabaseUnavailable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def page(
         self, wanted: TenantFilter, *, after: str | None = None, limit: int = 50
-    ) -> tuple[list[Found], int]:
-        """Tenants by name, beyond the one of that name; and how many there are in all."""
+    ) -> tuple[list[TenantRow], int]:
+        """Returns tenants ordered by name, after the name `after`, and the number of all that match."""
         async with self._database.read(EVERY_TENANT) as session:
-            directory = EveryTenant(session)
+            directory = CrossTenantQueries(session)
             rows = await directory.page(wanted, after=after, limit=limit)
-            return [Found(tenant, plan) for tenant, plan in rows], await directory.count(wanted)
+            return [TenantRow(tenant, plan) for tenant, plan in rows], await directory.count(wanted)
 
     async def names(self, tenant_ids: Sequence[str]) -> dict[str, str]:
-        """By id."""
+        """Returns tenants' names by id."""
         async with self._database.read(EVERY_TENANT) as session:
-            return await EveryTenant(session).names(tenant_ids)
+            return await CrossTenantQueries(session).names(tenant_ids)
 
-    async def organisation(self, tenant: Tenant, *, num_members: int) -> Organisation:
-        """`num_members`: so many at most, the first ones."""
+    async def organisation(self, tenant: Tenant, *, num_members: int) -> TenantDetails:
+        """Returns the tenant's details, with its `num_members` oldest members at most."""
         async with self._database.read(EVERY_TENANT) as session:
             plans = await TenantDirectory(session).plans()
             members = await MemberRepository(session, tenant.id).page(
                 emails=(), after=None, limit=num_members, newest_first=False
             )
-            keys = await EveryTenant(session).keys(tenant.id)
+            keys = await CrossTenantQueries(session).keys(tenant.id)
             limits = await LimitRepository(session, tenant.id).effective()
         (plan,) = (plan for plan in plans if plan.id == tenant.plan_id)
-        return Organisation(plan_view(plan), [one.name for one in plans], [*members], keys, limits or ())
+        return TenantDetails(plan_view(plan), [one.name for one in plans], [*members], keys, limits or ())

@@ -1,5 +1,7 @@
-"""An operator in a tenant's console, as one of its members: for whom, why, until when, and that it is on
-record there and with the service. Refuses to know sessions and pages.
+"""Starts and ends impersonation: an operator acts as a member in a tenant's console, for a reason, for a
+while.
+
+Each start and end is recorded in the tenant's audit log and in the service's. Sessions are in the console.
 """
 
 from __future__ import annotations
@@ -23,18 +25,18 @@ MAX_REASON_LEN = 300
 
 @dataclass(frozen=True, slots=True)
 class Impersonation:
-    """What an operator was let in for."""
+    """A granted impersonation."""
 
     account: Membership
-    """Whom they act for."""
+    """The member that the operator acts as."""
     is_full: bool
-    """Not: they look on."""
+    """Whether the operator can make changes; otherwise the access is read-only."""
     reason: str
     ends_at: datetime
 
 
 class Impersonations:
-    """Everything about them but the sessions that they last in."""
+    """Grants, ends and records impersonations."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -49,10 +51,10 @@ class Impersonations:
         reason: str,
         lasting: timedelta,
     ) -> Impersonation:
-        """Raises TenantNotFound, UserNotFound, ValueError naming the field."""
+        """Grants an impersonation. Raises TenantNotFound, UserNotFound, ValueError naming the field."""
         reason = " ".join(reason.split())
         if not 5 <= len(reason) <= MAX_REASON_LEN or not reason.isprintable():
-            raise ValueError(f"reason must say in 5 to {MAX_REASON_LEN} printable characters what it is for")
+            raise ValueError(f"reason must have 5 to {MAX_REASON_LEN} printable characters")
         if not timedelta(minutes=1) <= lasting <= LONGEST:
             raise ValueError(f"minutes must be from 1 to {LONGEST // timedelta(minutes=1)}")
         account = await self.account(tenant_id, user_id)
@@ -67,12 +69,12 @@ class Impersonations:
         return Impersonation(account, is_full, reason, ends_at)
 
     async def end(self, operator: Actor, tenant_id: str, user_id: str) -> None:
-        """Before its time: that one runs out is in the entry of its beginning."""
+        """Records that an impersonation ended early. Its expiry is recorded when it begins."""
         account = await self.account(tenant_id, user_id)
         await self._record("impersonation.ended", operator, account, {"email": account.email})
 
     async def account(self, tenant_id: str, user_id: str) -> Membership:
-        """As it is now, of a tenant that is shut out too: an operator may have to see why. Raises
+        """Returns the member as of now, also of a disabled tenant: an operator may have to see why. Raises
         TenantNotFound, UserNotFound.
         """
         if tenant_id == OPERATOR_TENANT:
@@ -88,7 +90,7 @@ class Impersonations:
         return account_of(user, tenant, STANDARD if plan is None else plan_view(plan))
 
     async def _record(self, type: str, operator: Actor, account: Membership, details: dict[str, str]) -> None:
-        """In the tenant's log, which its members read, and in the service's."""
+        """Records in the tenant's log, which its members can read, and in the service's."""
         target, all_details = ("user", account.user_id), {"tenant": account.tenant_id, **details}
         async with self._database.write(EVERY_TENANT) as session:
             await AuditLog.record(session, account.tenant_id, operator, type, target, details)

@@ -1,4 +1,4 @@
-"""Queries over tenants at large, for the operator. Their sessions' scope is every tenant."""
+"""Searches and counts across all tenants, for operators. The sessions' tenant scope is `EVERY_TENANT`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tenants.models import OPERATOR_TENANT, ApiKey, Plan, Tenant, User
 
-Standing = Literal["active", "grace", "suspended", "disabled"]
+TenantStatus = Literal["active", "grace", "suspended", "disabled"]
 
 
 @dataclass(frozen=True, slots=True)
 class TenantFilter:
-    """Which tenants; each empty one lets all pass."""
+    """Selects tenants; an empty field matches all."""
 
     search: str = ""
-    """Part of the name or of a member's address, or an id."""
+    """Part of the name or of a member's email address, or an id."""
     plan: str = ""
-    standing: Standing | Literal[""] = ""
+    standing: TenantStatus | Literal[""] = ""
 
     def conditions(self) -> list[ColumnElement[bool]]:
         found: list[ColumnElement[bool]] = [Tenant.id != OPERATOR_TENANT]
@@ -66,8 +66,8 @@ _KEYS = (
 )
 
 
-class EveryTenant:
-    """All of them, and what is counted of one."""
+class CrossTenantQueries:
+    """Lists and counts tenants, and counts a tenant's keys."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
@@ -75,7 +75,7 @@ class EveryTenant:
     async def page(
         self, wanted: TenantFilter, *, after: str | None, limit: int
     ) -> Sequence[Row[Tenant, str]]:
-        """Tenants and their plans' names, by name, beyond the one of that name."""
+        """Returns tenants and their plans' names, ordered by name, after the name `after`."""
         query = select(Tenant, Plan.name).join(Plan, Plan.id == Tenant.plan_id).where(*wanted.conditions())
         if after is not None:
             query = query.where(Tenant.name > after)
@@ -86,10 +86,10 @@ class EveryTenant:
         return int((await self.session.execute(query.where(*wanted.conditions()))).scalar_one())
 
     async def names(self, tenant_ids: Sequence[str]) -> dict[str, str]:
-        """By id."""
+        """Returns tenants' names by id."""
         query = select(Tenant.id, Tenant.name).where(Tenant.id.in_(tenant_ids), Tenant.id != OPERATOR_TENANT)
         return {row.id: row.name for row in await self.session.execute(query)}
 
     async def keys(self, tenant_id: str) -> list[KeyCount]:
-        """By kind."""
+        """Returns the numbers of a tenant's keys, by kind."""
         return [KeyCount(*row) for row in await self.session.execute(_KEYS, {"tenant_id": tenant_id})]

@@ -1,8 +1,7 @@
-"""Operators: users of the service's own, who sign in as everybody does and see every tenant.
+"""Manages operators, the service's own users who can see every tenant: adds, lists and removes them.
 
-They are users whose tenant is the service itself (`OPERATOR_TENANT`), so passwords, second factors and
-sessions are those of all users, and what they do to each other is in the chain of entries that is no one
-tenant's. Owns who is one. Refuses to know pages.
+Operators are users of the tenant `OPERATOR_TENANT`, so they have passwords, second factors and sessions like
+all users. Changes to operators are recorded in the service's own audit chain.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from tenants.models import OPERATOR_TENANT, User
 from tenants.roles import Role
 
 EVERYTHING = 1000
-"""More operators than any service has."""
+"""Page size that no service's number of operators reaches."""
 
 
 class OperatorAccounts:
-    """Who is an operator. One that only looks on has the role `viewer`, all others are `owner`."""
+    """The service's operators. Read-only operators have the role `viewer`, all others `owner`."""
 
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
         self._users = UserAccounts(database)
@@ -32,21 +31,25 @@ class OperatorAccounts:
     async def add(
         self, email: str, password: str, *, name: str = "", looks_on: bool = False, actor: Actor = OPERATOR
     ) -> Membership:
-        """Raises NameTaken for an email in use, by a tenant's user too; ValueError naming the field."""
+        """Adds an operator. Raises NameTaken if any user has the email, a tenant's users included; ValueError
+        naming the field.
+        """
         role: Role = "viewer" if looks_on else "owner"
         return await self._users.create(OPERATOR_TENANT, email, password, role=role, name=name, actor=actor)
 
     async def list(self) -> list[User]:
-        """The first one first."""
+        """Returns all operators, oldest first."""
         return await self._members.list(OPERATOR_TENANT, limit=EVERYTHING, newest_first=False)
 
     async def find(self, email: str) -> User:
-        """Raises UserNotFound."""
+        """Returns the operator with this email. Raises UserNotFound."""
         found = await self._members.list(OPERATOR_TENANT, emails=[email])
         if not found:
             raise UserNotFound(email)
         return found[0]
 
     async def remove(self, email: str, actor: Actor = OPERATOR) -> None:
-        """Signed out at once, out of tenants' consoles too. Raises UserNotFound, LastOwner."""
+        """Removes an operator and ends their sessions, impersonations included. Raises UserNotFound,
+        LastOwner.
+        """
         await self._members.remove(OPERATOR_TENANT, (await self.find(email)).id, actor)

@@ -1,0 +1,1 @@
+"""Manages a tenant's projects and their service accounts."""

@@ -1,4 +1,4 @@
-"""Queries on one tenant's projects and the service accounts in them."""
+"""Reads and writes one tenant's projects and their service accounts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tenants.repository import is_id
 
 class ProjectRepository(TenantRepository):
     async def find(self, project_id: str) -> Project | None:
-        """Archived ones too."""
+        """Returns a project, also if it is archived."""
         if not is_id(project_id):
             return None
         query = self.select_own(Project).where(Project.id == project_id)
@@ -26,14 +26,14 @@ class ProjectRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def lock(self, project_id: str) -> Project | None:
-        """The project, held against other writers and holders until the transaction ends."""
+        """Locks the project for writing until the transaction ends, and returns it."""
         if not is_id(project_id):
             return None
         query = self.select_own(Project).where(Project.id == project_id).with_for_update()
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def hold(self, project_id: str) -> Project | None:
-        """The project, which nobody archives until the transaction ends."""
+        """Locks the project against archiving until the transaction ends, and returns it."""
         if not is_id(project_id):
             return None
         query = self.select_own(Project).where(Project.id == project_id).with_for_update(read=True)
@@ -50,7 +50,7 @@ class ProjectRepository(TenantRepository):
         return page.scalars().all()
 
     async def counts(self, project_ids: Collection[str]) -> Sequence[Row[str, int, int]]:
-        """Of each of these: keys that are not revoked, and members."""
+        """Returns for each project the number of keys that are not revoked, and of members."""
         keys = (
             self.select_own(ApiKey, func.count())
             .where(ApiKey.project_id == Project.id, ApiKey.revoked_at.is_(None))
@@ -79,7 +79,7 @@ class ProjectRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def lock_account(self, project_id: str, account_id: str) -> ServiceAccount | None:
-        """The account, held against other writers and holders until the transaction ends."""
+        """Locks the service account for writing until the transaction ends, and returns it."""
         if not (is_id(project_id) and is_id(account_id)):
             return None
         query = self.select_own(ServiceAccount).where(
@@ -90,7 +90,7 @@ class ProjectRepository(TenantRepository):
         return (await self.session.execute(query.with_for_update())).scalar_one_or_none()
 
     async def hold_account(self, account_id: str) -> ServiceAccount | None:
-        """The account, which nobody deletes until the transaction ends."""
+        """Locks the service account against deletion until the transaction ends, and returns it."""
         if not is_id(account_id):
             return None
         query = self.select_own(ServiceAccount).where(
@@ -113,7 +113,7 @@ class ProjectRepository(TenantRepository):
         return page.scalars().all()
 
     async def account_uses(self, account_ids: Collection[str]) -> Sequence[Row[str, int, datetime | None]]:
-        """Of each of these that has keys: how many are not revoked, and when one of them was used last."""
+        """Returns for each account with keys the number that are not revoked, and when one was last used."""
         query = (
             self.select_own(ApiKey, ApiKey.service_account_id, func.count(), func.max(ApiKey.last_used_at))
             .where(ApiKey.service_account_id.in_(account_ids), ApiKey.revoked_at.is_(None))
@@ -122,7 +122,7 @@ class ProjectRepository(TenantRepository):
         return (await self.session.execute(query)).all()
 
     async def delete_accounts(self, project_id: str) -> None:
-        """All of the project's."""
+        """Deletes all service accounts of the project."""
         query = self.update_own(ServiceAccount).where(
             ServiceAccount.project_id == project_id, ServiceAccount.deleted_at.is_(None)
         )

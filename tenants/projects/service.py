@@ -1,5 +1,6 @@
-"""What can be done to a tenant's projects. Every method is one transaction, and tells the caches after its
-commit.
+"""Manages a tenant's projects: creates, changes and archives them.
+
+Every method is one transaction. Resolver caches are invalidated after the commit, within a second.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from engine.protocol import PriorityClass
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import DefaultProjectKept, NameTaken, ProjectArchived, ProjectNotFound
-from tenants.fields import checked_name
 from tenants.key_terms import KEEP, Keep, checked_models
 from tenants.models import ApiKey, Project
 from tenants.projects.repository import ProjectRepository
 from tenants.repository import KeyRepository
 from tenants.resolver import publish_key_changes, revoke_keys
+from tenants.validation import checked_name
 
 DEFAULT_NAME = "Default"
 
@@ -31,12 +32,12 @@ DEFAULT_NAME = "Default"
 @dataclass(frozen=True, slots=True)
 class ProjectCounts:
     keys: int
-    """That are not revoked."""
+    """Keys that are not revoked."""
     members: int
 
 
 class ProjectService:
-    """Projects of every tenant."""
+    """Projects of all tenants."""
 
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
         self._database = database
@@ -51,7 +52,7 @@ class ProjectService:
         limit: int = 20,
         newest_first: bool = True,
     ) -> list[Project]:
-        """Projects beyond the one whose id is `after`, in the order they were made."""
+        """Returns projects after the one with the id `after`, in order of creation."""
         async with self._database.read(tenant_id) as session:
             page = await ProjectRepository(session, tenant_id).page(
                 with_archived=with_archived, after=after, limit=limit, newest_first=newest_first
@@ -59,13 +60,13 @@ class ProjectService:
         return [*page]
 
     async def counts(self, tenant_id: str, project_ids: Collection[str]) -> dict[str, ProjectCounts]:
-        """What is in each of these, which are the tenant's."""
+        """Returns the numbers of keys and members by project, for projects of the tenant."""
         async with self._database.read(tenant_id) as session:
             rows = await ProjectRepository(session, tenant_id).counts(project_ids)
         return {project_id: ProjectCounts(keys, members) for project_id, keys, members in rows}
 
     async def get(self, tenant_id: str, project_id: str) -> Project:
-        """Archived ones too. Raises ProjectNotFound."""
+        """Returns a project, also if it is archived. Raises ProjectNotFound."""
         async with self._database.read(tenant_id) as session:
             found = await ProjectRepository(session, tenant_id).find(project_id)
         if found is None:
@@ -73,7 +74,7 @@ class ProjectService:
         return found
 
     async def default(self, tenant_id: str) -> Project:
-        """Raises ProjectNotFound where there is no such tenant."""
+        """Returns the tenant's default project. Raises ProjectNotFound if there is no such tenant."""
         async with self._database.read(tenant_id) as session:
             found = await ProjectRepository(session, tenant_id).default()
         if found is None:
@@ -81,7 +82,7 @@ class ProjectService:
         return found
 
     async def create(self, tenant_id: str, name: str, actor: Actor) -> Project:
-        """Raises NameTaken for that of a project which is not archived, ValueError."""
+        """Creates a project. Raises NameTaken if a project that is not archived has the name, ValueError."""
         project = new_project(tenant_id, checked_name("name", name))
         try:
             async with self._database.write(tenant_id) as session:
@@ -91,7 +92,7 @@ class ProjectService:
         return project
 
     async def rename(self, tenant_id: str, project_id: str, name: str, actor: Actor) -> Project:
-        """Raises ProjectNotFound, ProjectArchived, NameTaken, ValueError."""
+        """Renames a project. Raises ProjectNotFound, ProjectArchived, NameTaken, ValueError."""
         name = checked_name("name", name)
         try:
             async with self._database.write(tenant_id) as session:
@@ -113,9 +114,9 @@ class ProjectService:
     async def set_models(
         self, tenant_id: str, project_id: str, models: Collection[str], actor: Actor, *, denied: bool = False
     ) -> Project:
-        """Let all keys of a project ask for `models` alone, or with `denied` for all but those, in every
-        process within a second; each within what its own list has. None: no such rule. Raises
-        ProjectNotFound, ProjectArchived, ValueError.
+        """Restricts all keys of a project to `models`, or with `denied` to all other models, in every process
+        within a second. A key's own list still applies. Empty: no such rule. Raises ProjectNotFound,
+        ProjectArchived, ValueError.
         """
         columns = {"models": checked_models(models), "models_denied": denied and bool(models)}
         return await self._change(tenant_id, project_id, columns, actor)
@@ -129,16 +130,16 @@ class ProjectService:
         tiers: Collection[PriorityClass] | Literal[Keep.KEEP] | None = KEEP,
         auto: PriorityClass | Literal[Keep.KEEP] | None = KEEP,
     ) -> Project:
-        """Which of the plan's classes of service keys of a project may ask for beside `default`, None being
-        all; and what `auto` means, None being the best. In every process within a second. Raises
-        ProjectNotFound, ProjectArchived, ValueError.
+        """Sets the service tiers that keys of a project can request besides `default` (None: all of the
+        plan's), and the tier that `auto` stands for (None: the best), in every process within a second.
+        Raises ProjectNotFound, ProjectArchived, ValueError.
         """
         columns: dict[str, Any] = {}
         if tiers is not KEEP:
             columns["service_tiers"] = None if tiers is None else sorted({*tiers} - {PriorityClass.DEFAULT})
         if auto is not KEEP:
             if auto == PriorityClass.FLEX:
-                raise ValueError("default: flex has to be asked for")
+                raise ValueError("default: must not be flex, which requests have to name themselves")
             columns["auto_tier"] = auto
         return await self._change(tenant_id, project_id, columns, actor)
 
@@ -163,8 +164,8 @@ class ProjectService:
         return project
 
     async def archive(self, tenant_id: str, project_id: str, actor: Actor) -> Project:
-        """End a project: its keys are revoked in every process within a second, its service accounts with
-        them. Again changes nothing. Raises ProjectNotFound, DefaultProjectKept.
+        """Archives a project: revokes its keys in every process within a second, and deletes its service
+        accounts. Repeating it changes nothing. Raises ProjectNotFound, DefaultProjectKept.
         """
         async with self._database.write(tenant_id) as session:
             projects = ProjectRepository(session, tenant_id)
@@ -214,7 +215,7 @@ async def add_project(session: WriteSession, project: Project, actor: Actor) -> 
 
 
 async def live_project(session: WriteSession, tenant_id: str, project_id: str) -> Project:
-    """The project, held against other writers. Raises ProjectNotFound, ProjectArchived."""
+    """Locks the project for writing and returns it. Raises ProjectNotFound, ProjectArchived."""
     project = await ProjectRepository(session, tenant_id).lock(project_id)
     if project is None:
         raise ProjectNotFound(project_id)

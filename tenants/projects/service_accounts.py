@@ -1,5 +1,6 @@
-"""What can be done to a project's service accounts. Every method is one transaction, and tells the caches
-after its commit.
+"""Manages service accounts of projects: creates, changes and deletes them.
+
+Every method is one transaction. Resolver caches are invalidated after the commit, within a second.
 """
 
 from __future__ import annotations
@@ -15,26 +16,28 @@ from db.session import Database
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import ProjectNotFound, ServiceAccountNotFound
-from tenants.fields import checked_name
 from tenants.models import ApiKey, ServiceAccount
 from tenants.projects.repository import ProjectRepository
 from tenants.projects.service import live_project
 from tenants.resolver import revoke_keys
 from tenants.roles import ProjectRole, checked_project_role
+from tenants.validation import checked_name
 
 
 @dataclass(frozen=True, slots=True)
 class AccountUse:
-    """Of a service account's keys."""
+    """Use of a service account's keys."""
 
     num_keys: int = 0
-    """That are not revoked."""
+    """Keys that are not revoked."""
     last_used_at: datetime | None = None
-    """Of them the one that was used last."""
+    """When one of these keys was last used."""
 
 
 class ServiceAccountService:
-    """Service accounts of every tenant. Their keys: `KeyService.create(..., service_account_id=...)`."""
+    """Service accounts of all tenants. To create their keys: `KeyService.create(...,
+    service_account_id=...)`.
+    """
 
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
         self._database = database
@@ -49,7 +52,7 @@ class ServiceAccountService:
         limit: int = 20,
         newest_first: bool = True,
     ) -> list[ServiceAccount]:
-        """Accounts beyond the one whose id is `after`. Raises ProjectNotFound."""
+        """Returns accounts after the one with the id `after`. Raises ProjectNotFound."""
         async with self._database.read(tenant_id) as session:
             projects = ProjectRepository(session, tenant_id)
             page = await _page(projects, project_id, after, limit, newest_first=newest_first)
@@ -58,7 +61,9 @@ class ServiceAccountService:
     async def with_uses(
         self, tenant_id: str, project_id: str, *, after: str | None = None, limit: int = 20
     ) -> Sequence[tuple[ServiceAccount, AccountUse]]:
-        """The same, the newest first, each with its use. Raises ProjectNotFound."""
+        """Returns accounts with their use, newest first, after the one with the id `after`. Raises
+        ProjectNotFound.
+        """
         async with self._database.read(tenant_id) as session:
             projects = ProjectRepository(session, tenant_id)
             page = await _page(projects, project_id, after, limit, newest_first=True)
@@ -67,7 +72,7 @@ class ServiceAccountService:
         return [(one, uses.get(one.id, AccountUse())) for one in page]
 
     async def get(self, tenant_id: str, project_id: str, account_id: str) -> ServiceAccount:
-        """Raises ServiceAccountNotFound, whatever of the two is not there."""
+        """Returns an account. Raises ServiceAccountNotFound if the project or the account does not exist."""
         async with self._database.read(tenant_id) as session:
             found = await ProjectRepository(session, tenant_id).account(project_id, account_id)
         if found is None:
@@ -77,7 +82,7 @@ class ServiceAccountService:
     async def create(
         self, tenant_id: str, project_id: str, name: str, actor: Actor, *, role: ProjectRole = "member"
     ) -> ServiceAccount:
-        """Raises ProjectNotFound, ProjectArchived, ValueError."""
+        """Creates a service account. Raises ProjectNotFound, ProjectArchived, ValueError."""
         account = ServiceAccount(
             id=new_id("svc_acct"),
             tenant_id=tenant_id,
@@ -110,7 +115,7 @@ class ServiceAccountService:
         name: str | None = None,
         role: ProjectRole | None = None,
     ) -> ServiceAccount:
-        """Raises ServiceAccountNotFound, ValueError."""
+        """Changes a service account. Raises ServiceAccountNotFound, ValueError."""
         changes = {
             "name": None if name is None else checked_name("name", name),
             "role": None if role is None else checked_project_role(role),
@@ -134,7 +139,9 @@ class ServiceAccountService:
         return account
 
     async def delete(self, tenant_id: str, project_id: str, account_id: str, actor: Actor) -> None:
-        """End an account and revoke its keys, everywhere within a second. Raises ServiceAccountNotFound."""
+        """Deletes an account and revokes its keys, in every process within a second. Raises
+        ServiceAccountNotFound.
+        """
         async with self._database.write(tenant_id) as session:
             account = await ProjectRepository(session, tenant_id).lock_account(project_id, account_id)
             if account is None:

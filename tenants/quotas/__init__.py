@@ -1,4 +1,4 @@
-"""Enforcing limits: what a request may take is reserved in Redis before it runs, and settled when it has."""
+"""Enforces limits: reserves in Redis what a request can use before it runs, and settles what it used."""
 
 from tenants.quotas.plan import Contract
 from tenants.quotas.quotas import Quotas

@@ -1,7 +1,4 @@
-"""The prepaid balance as a limit: what was paid in is its amount, what was used is counted like any budget.
-
-Owns the limit's row and telling everybody of it. Refuses to know who pays what, and what anything costs.
-"""
+"""Sets a tenant's prepaid balance as a limit: the amount is what was paid in, and usage counts towards it."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ from tenants.resolver import publish_key_changes
 async def set_balance(
     session: WriteSession, redis_client: redis.asyncio.Redis | None, tenant_id: str, paid_in: int | None
 ) -> None:
-    """Have a tenant's requests count to what it paid in, in micro-USD, from the commit on; None: it pays
-    afterwards. Every process hears of it within a second.
+    """Limits a tenant's spend to `paid_in` micro-USD from the commit on; None if it pays by invoice. Reaches
+    every process within a second.
 
-    In the transaction that changes what was paid in: what is read of it there is what holds. Without a
-    client, processes hear of it when their caches are old.
+    Call it in the transaction that changes what was paid in. Without a Redis client, processes see the change
+    when their cached keys expire.
     """
     repository = LimitRepository(session, tenant_id)
     limit = balance_limit(tenant_id, paid_in or 0)
@@ -35,8 +32,8 @@ async def set_balance(
         before = await repository.set(limit)
         changed = before != limit.amount
         if before is None and redis_client is not None:
-            # What was counted when it was prepaid before is not all that it used since: the first request
-            # has it looked up in the ledger.
+            # A count from an earlier prepaid period misses what was used since: without it, the first
+            # request looks the usage up in the ledger.
             session.after_commit(partial(_forget, redis_client, limit, tenant_id))
     if changed and redis_client is not None:
         digests = await KeyRepository(session, tenant_id).digests()
@@ -44,7 +41,7 @@ async def set_balance(
 
 
 def balance_limit(tenant_id: str, paid_in: int) -> Limit:
-    """More was taken back than paid in: then there is nothing."""
+    """Returns the limit; zero if refunds exceed what was paid in."""
     return Limit("tenant", tenant_id, "", Metric.PREPAID_BALANCE, min(max(0, paid_in), MAX_AMOUNT))
 
 

@@ -1,7 +1,7 @@
-"""Settling from the usage journal, for reservations whose API process says nothing any more.
+"""Settles reservations from the usage journal, for requests whose API process died before it could.
 
-Owns which reservation an event of the journal belongs to, and settling many in one round trip. What the API
-has settled before stays as it is; what is not reserved is left alone.
+Many reservations are settled in one round trip. Those that the API has settled, and requests without a
+reservation, are left unchanged.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from tenants.limits.kinds import Amounts
 from tenants.quotas.scripts import Scripts, settle_arguments, tag_of
 
 _PART = re.compile(r"(.+-[0-9a-f]{32})-([0-9]{1,4})")
-"""A prompt of a list: the engine meters each by itself, under the request's id and its place."""
+"""Id of one prompt of a list: the engine meters each separately, under the request's id and its position."""
 MEMORY_MS = 7_200_000
-"""For which an API process that was merely slow finds that the journal was faster."""
+"""Milliseconds for which a settlement is remembered, in case the API process was only slow and settles
+later.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MeteredRequest:
-    """What a request, or one prompt of its list, has used in all."""
+    """Total usage of a request, or of one prompt of its list."""
 
     tenant_id: str
     request_id: str
@@ -31,14 +33,16 @@ class MeteredRequest:
 
 
 class JournalSettling:
-    """Over a client that answers bytes."""
+    """Settles with a Redis client that returns bytes."""
 
     def __init__(self, redis_client: redis.asyncio.Redis, scripts: Scripts | None = None) -> None:
         self._redis = redis_client
         self._script = redis_client.register_script((scripts or Scripts()).text("settle"))
 
     async def settle(self, metered: Sequence[MeteredRequest]) -> int:
-        """Settle what is still open of these; how many reservations that changed. Raises RedisError."""
+        """Settles those of the requests that are still open. Returns the number settled. Raises
+        RedisError.
+        """
         if not metered:
             return 0
         async with self._redis.pipeline(transaction=False) as pipe:

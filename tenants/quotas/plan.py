@@ -1,7 +1,8 @@
-"""What a caller's limits come to for one model: the buckets that a request takes from, ready to be sent.
+"""Compiles a caller's limits for one model into the buckets that a request takes from, packed for the
+scripts.
 
-Owns the names of buckets and the compiled form, made once per key and model and kept. Refuses to know how
-buckets are counted: the scripts do, and `local` while they cannot be asked.
+Compiled once per key and model, and cached. Lua scripts in Redis count the buckets, and `local_share` while
+Redis is unreachable.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ MEASURES: dict[Measure, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """A rate that refuses nothing: whether a request stays within it is part of the answer."""
+    """A contracted rate. It refuses nothing: a reservation says whether the request is within it."""
 
     name: str
-    """Of what it is a contract on, as a class of service: one bucket per tenant and name."""
+    """What the contract is for, such as a service tier: one bucket per tenant and name."""
     tokens_per_minute: int | None
-    """None: there is no bound to stay within."""
+    """None: no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Bucket:
     measure: int
     amount: int
     limit: Limit | None
-    """None: a contract's."""
+    """None for a contract."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,20 +57,20 @@ class CompiledPlan:
     tag: bytes
     buckets: tuple[Bucket, ...]
     packed: bytes
-    """As the scripts read it."""
+    """The buckets in the scripts' format."""
     head: bytes
     tail: bytes
-    """Of the command that reserves."""
+    """Constant parts of the reserve command."""
     has_windows: bool
-    """Whether budgets are among them, which cannot be judged without Redis."""
+    """Whether it contains budgets, which cannot be enforced without Redis."""
     rate_names: tuple[str, ...]
-    """Buckets of rates and contracts, whose levels `reserve` answers in this order."""
+    """Names of the buckets of rates and contracts, in the order in which `reserve` returns their levels."""
 
 
 def compile_plan(
     scripts: Scripts, tenant_id: str, limits: Sequence[Limit], contract: Contract | None = None
 ) -> CompiledPlan | None:
-    """None when nothing is to be counted."""
+    """Returns the compiled plan, or None if nothing is counted."""
     buckets = [
         Bucket(_name(limit), KINDS[limit.metric.kind], MEASURES[limit.metric.measure], limit.amount, limit)
         for limit in limits
@@ -97,7 +98,7 @@ def compile_plan(
 
 
 class Plans:
-    """Compiled plans of the callers seen lately."""
+    """Caches compiled plans of recent callers."""
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
@@ -110,7 +111,7 @@ class Plans:
             return None
         key = (caller.key_id, model, None if contract is None else contract.name)
         known = self._known.get(key)
-        # A context is replaced whole when anything of it changes.
+        # A changed key gets a new context, and with it a new tuple of limits.
         if known is not None and known[0] is caller.limits and known[1] == contract:
             self._known.move_to_end(key)
             return known[2]
@@ -123,7 +124,7 @@ class Plans:
 
 
 def bucket_key(tenant_id: str, limit: Limit) -> bytes:
-    """Where a limit's count is in Redis."""
+    """Returns the Redis key of a limit's count."""
     return tag_of(tenant_id) + _name(limit).encode()
 
 

@@ -1,8 +1,8 @@
-"""The quotas of one process: reserve before a request runs, settle when it has.
+"""Reserves limits before a request runs and settles them afterwards, for all requests of one process.
 
-Owns the order of calls: one script reserves, everything that ends is told at once and told again until it is
-heard, what is open is renewed. The counting is the scripts'; while Redis is away rates are counted by
-`local`, and budgets let nothing through. Refuses to know what requests are, and money beyond its amount.
+One Lua script reserves; settlements are sent at once and resent until acknowledged; open reservations are
+renewed. While Redis is unreachable, `local_share` enforces rate limits, and requests that count towards
+budgets are refused.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from tenants.context import TenantContext
 from tenants.errors import BalanceExhausted, QuotaExhausted, QuotaUnavailable, RateLimited
 from tenants.limits.kinds import NOTHING, Amounts, Limit, RateView
 from tenants.quotas import scripts as lua
-from tenants.quotas.ending import Endings
-from tenants.quotas.link import Link, LinkDown, ReplyError
-from tenants.quotas.local import LocalShare, RaisedLevel
+from tenants.quotas.lease_renewal import LeaseRenewal
+from tenants.quotas.local_share import LocalShare, RaisedLevel
 from tenants.quotas.plan import CompiledPlan, Contract, Plans, compile_plan
-from tenants.quotas.renewal import Renewal
+from tenants.quotas.redis_connection import RedisConnection, RedisDown, ReplyError
 from tenants.quotas.reservation import LimitState, Reservation, Seed
 from tenants.quotas.scripts import Scripts, Timing
+from tenants.quotas.settlement import Settlements
 from tenants.quotas.unreserved_spend import window_start
 
 logger = logging.getLogger(__name__)
 
 UNAVAILABLE_RETRY = 2.0
-"""Seconds after which to try again what needs Redis or the ledger."""
+"""Seconds after which clients should retry what needs Redis or the ledger."""
 
 
 class Quotas:
-    """Start it with the process, `close` it at its end. `name`: of this process, unlike any other's.
+    """Enforces the limits of one process's requests. `name`: unique name of the process.
 
-    `seed` says what the ledger has of a budget whose count Redis does not have; without it such a budget
-    begins at nothing.
+    `seed` looks up a budget's usage in the ledger when Redis has no count of it; without `seed`, such a
+    budget starts at zero.
     """
 
     def __init__(
@@ -58,37 +58,37 @@ class Quotas:
         self._plans = Plans(self._scripts)
         self._local = LocalShare()
         self.num_judged_locally = 0
-        """Requests let through by this process's share of the limits, because Redis was away."""
+        """Requests admitted by this process's share of the limits, because Redis was unreachable."""
         self.num_refused_locally = 0
-        """Requests refused meanwhile: over that share, or for a budget that cannot be asked."""
-        self._link = Link(
+        """Requests refused meanwhile: above that share, or counting towards a budget."""
+        self._connection = RedisConnection(
             redis_url,
             self._scripts.load(),
             timeout=self._scripts.timing.away_after,
-            on_up=self._on_up,
+            on_connected=self._on_connected,
         )
-        self._endings = Endings(self._link, self._scripts, self._take_again)
-        self._renewal = Renewal(self._link, self._scripts, name, self._local, self._take_again)
+        self._settlements = Settlements(self._connection, self._scripts, self._reserve_again)
+        self._renewal = LeaseRenewal(self._connection, self._scripts, name, self._local, self._reserve_again)
 
     async def start(self) -> None:
-        """Does not wait for Redis."""
-        self._link.start()
+        """Starts connecting, without waiting for Redis."""
+        self._connection.start()
         self._renewal.start()
 
     async def close(self, patience: float = 5.0) -> None:
-        """Wait until what has ended is told, for `patience` seconds at most: what is not told then, the usage
-        journal tells.
+        """Waits at most `patience` seconds until all settlements are acknowledged; the usage journal settles
+        the rest.
         """
-        await self._endings.drain(patience)
+        await self._settlements.drain(patience)
         await self._renewal.close()
         for task in self._seeding.values():
             task.cancel()
-        await self._link.close()
+        await self._connection.close()
 
     @property
     def away(self) -> bool:
-        """Whether Redis is away, so that limits are judged by this process's share."""
-        return not self._link.up
+        """Whether Redis is unreachable, so that this process's share of the limits applies."""
+        return not self._connection.is_up
 
     @property
     def num_open(self) -> int:
@@ -107,14 +107,15 @@ class Quotas:
         contract: Contract | None = None,
         parts: int = 1,
     ) -> Reservation:
-        """Take what a request may use of every limit it counts to, or nothing.
+        """Reserves what a request can use of every limit that it counts towards, or nothing.
 
-        Budgets are taken `worst` of, rates and the contract `expected` (`worst` unless given). `parts`: how
-        many requests it is to the engine, under the ids `<request_id>-<k>` where that is more than one.
+        Budgets are reserved for the `worst` case, rates and the contract for the `expected` one (default:
+        `worst`). `parts`: number of engine requests, with the ids `<request_id>-<k>` if more than one.
 
         Raises:
-            RateLimited: not now. QuotaExhausted: not before the budget is new, or never.
-            QuotaUnavailable: a budget counts, and Redis or the ledger cannot be asked.
+            RateLimited: a rate limit is exceeded for now.
+            QuotaExhausted: a budget is exhausted until it resets, or the request exceeds it alone.
+            QuotaUnavailable: a budget applies, and Redis or the ledger is unreachable.
         """
         expected = expected or worst
         plan = self._plans.of(caller, model, contract)
@@ -122,18 +123,18 @@ class Quotas:
         if plan is None:
             reservation.ended = True
             return reservation
-        if not self._link.up:
+        if not self._connection.is_up:
             return self._reserve_locally(reservation, plan)
         if self._local.has_unreported:
             self._report_shares()
         try:
             verdict = await self._ask(reservation, plan)
-        except (LinkDown, ReplyError) as error:
-            logger.warning("a reservation is judged locally: %s", error)
-            self._endings.withdraw(reservation)  # it may have been made
+        except (RedisDown, ReplyError) as error:
+            logger.warning("redis did not reserve, so this process's share of the limits applies: %s", error)
+            self._settlements.withdraw(reservation)  # Redis may have made it
             return self._reserve_locally(reservation, plan)
-        except BaseException:  # whoever asked has gone
-            self._endings.withdraw(reservation)
+        except BaseException:  # the request was cancelled
+            self._settlements.withdraw(reservation)
             raise
         self._judge(reservation, plan, verdict)
         return reservation
@@ -141,7 +142,7 @@ class Quotas:
     async def _ask(
         self, reservation: Reservation, plan: CompiledPlan, force: bool = False
     ) -> tuple[float, ...]:
-        """The verdict of Redis, which is asked again once it has been told what the ledger knows."""
+        """Returns the verdict of Redis. Looks up missing budget counts in the ledger and asks again."""
         worst, expected = reservation.worst, reservation.expected
         request_id = reservation.request_id.encode()
         amounts = (
@@ -161,12 +162,12 @@ class Quotas:
                 force,
             )
             try:
-                answer: bytes = await self._link.call(packed, urgent=True)
+                answer: bytes = await self._connection.call(packed, urgent=True)
             except ReplyError as error:
                 if not str(error).startswith("NOSCRIPT"):
                     raise
                 for load in self._scripts.load():
-                    await self._link.call(load)
+                    await self._connection.call(load)
                 continue
             if answer[:8] != lua.MISSING_BYTES:
                 self._local.redis_answered(plan, answer[lua.RESERVE_REPLY.size :])
@@ -174,10 +175,10 @@ class Quotas:
             now = lua.MISSING_REPLY.unpack_from(answer)[3]
             missing: list[int] = msgspec.msgpack.decode(answer[lua.MISSING_REPLY.size :])
             seeds = {number: await self._used_since(plan, number, now) for number in missing}
-        raise ReplyError("the scripts are forgotten as fast as they are loaded")
+        raise ReplyError("redis keeps losing the loaded scripts or the counts")
 
     async def _used_since(self, plan: CompiledPlan, number: int, now_ms: float) -> int:
-        """What the ledger has of a budget in its present window. Raises QuotaUnavailable."""
+        """Returns a budget's usage in its current window, from the ledger. Raises QuotaUnavailable."""
         bucket = plan.buckets[number - 1]
         assert bucket.limit is not None
         if self._seed is None:
@@ -197,7 +198,7 @@ class Quotas:
     def _seeded(self, key: tuple[bytes, str], task: asyncio.Future[int]) -> None:
         self._seeding.pop(key, None)
         if not task.cancelled():
-            task.exception()  # seen here too, in case every waiter has gone
+            task.exception()  # retrieved here too, in case every waiter was cancelled
 
     def _judge(self, reservation: Reservation, plan: CompiledPlan, verdict: tuple[float, ...]) -> None:
         outcome, number, wait_ms, now_ms, within, overdue = verdict[:6]
@@ -236,7 +237,7 @@ class Quotas:
         if refusal is None:
             self.num_judged_locally += 1
             reservation.within_contract = self._local.within_contract(plan, likely)
-            reservation.ended = False  # it may have been withdrawn from Redis
+            reservation.ended = False  # `withdraw` sets it
             reservation.began = self._local.now()
             return reservation
         reservation.ended = True
@@ -246,11 +247,11 @@ class Quotas:
             raise QuotaExhausted(refusal.bucket.limit, None, local=True)
         raise RateLimited(refusal.bucket.limit, refusal.retry_after, local=True)
 
-    # Ending -------------------------------------------------------------------------------------------------
+    # Settling -----------------------------------------------------------------------------------------------
 
     def settle(self, reservation: Reservation, used: Amounts) -> None:
-        """Charge what was used and return the rest. At once, and again until Redis has heard it; a second
-        time it changes nothing.
+        """Charges what was used and returns the rest. Does not wait for Redis; resent until acknowledged.
+        Repeating it changes nothing.
         """
         if reservation.ended:
             return
@@ -262,16 +263,14 @@ class Quotas:
             self._local.settle(plan, likely, _rates(used), reservation.began, reservation.within_contract)
             return
         self._renewal.remove(reservation, plan)
-        self._endings.settle(reservation, plan, used)
+        self._settlements.settle(reservation, plan, used)
 
     def cancel(self, reservation: Reservation) -> None:
-        """Return everything: the request was refused before it ran, and does not count either."""
+        """Returns everything: the request was refused before it ran, and does not count as a request."""
         self.settle(reservation, NOTHING)
 
     def leave(self, reservation: Reservation) -> None:
-        """Nobody here knows what was used: the usage journal settles, or what is held is returned when the
-        reservation expires.
-        """
+        """Gives up a reservation whose usage is unknown here: the usage journal settles it, or it expires."""
         if reservation.local:
             self.settle(reservation, reservation.expected)
         elif not reservation.ended:
@@ -279,24 +278,24 @@ class Quotas:
             assert reservation.plan is not None
             self._renewal.remove(reservation, reservation.plan)
 
-    async def _take_again(self, reservation: Reservation) -> None:
-        """Make a reservation that Redis has lost once more, whether or not there is room."""
+    async def _reserve_again(self, reservation: Reservation) -> None:
+        """Reserves again what Redis has lost, whether or not there is room."""
         assert reservation.plan is not None
         await self._ask(reservation, reservation.plan, force=True)
 
-    def _on_up(self) -> None:
-        # Before anything else on this connection: what ended, what was granted here, and what is open still.
-        self._endings.tell_again()
+    def _on_connected(self) -> None:
+        # Sent first on each connection: settlements, what was granted locally, and open reservations.
+        self._settlements.resend()
         self._report_shares()
         self._renewal.renew_all()
 
     def _report_shares(self) -> None:
-        """Tell Redis what was granted while it was away; what is called next on the connection counts it."""
+        """Reports what was granted while Redis was unreachable. Later calls on the connection see it."""
         for tag, raised in self._local.take_unreported().items():
             levels = [(one.bucket.name, one.bucket.amount, one.level) for one in raised]
             try:
-                answer = self._link.call(self._scripts.raise_levels(tag, levels))
-            except LinkDown:
+                answer = self._connection.call(self._scripts.raise_levels(tag, levels))
+            except RedisDown:
                 self._local.report_again(tag, raised)
                 continue
             answer.add_done_callback(partial(self._reported, tag, raised))
@@ -305,10 +304,11 @@ class Quotas:
         if answer.cancelled() or answer.exception() is not None:
             self._local.report_again(tag, raised)
 
-    # Looking ------------------------------------------------------------------------------------------------
+    # Reading ------------------------------------------------------------------------------------------------
 
     async def state(self, tenant_id: str, limits: Sequence[Limit]) -> list[LimitState]:
-        """How full each of a tenant's `limits` is that is counted here: not what lies in the database.
+        """Returns the usage of each of a tenant's `limits` that is counted in Redis; limits on stored rows
+        are left out.
 
         Raises QuotaUnavailable.
         """
@@ -317,8 +317,8 @@ class Quotas:
         if plan is None:
             return []
         try:
-            answer: Any = await self._link.call(self._scripts.state(plan.tag, plan.packed))
-        except (LinkDown, ReplyError) as error:
+            answer: Any = await self._connection.call(self._scripts.state(plan.tag, plan.packed))
+        except (RedisDown, ReplyError) as error:
             raise QuotaUnavailable(UNAVAILABLE_RETRY) from error
         now, *numbers = msgspec.msgpack.decode(answer)
         states = []

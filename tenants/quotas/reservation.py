@@ -1,4 +1,4 @@
-"""A reservation as its request holds it, and limits as others see them."""
+"""Defines a request's reservation of its limits, and the state of a limit."""
 
 from __future__ import annotations
 
@@ -10,41 +10,43 @@ from tenants.limits.kinds import Amounts, Limit, RateView
 from tenants.quotas.plan import CompiledPlan
 
 Seed = Callable[[str, Limit, datetime], Awaitable[int]]
-"""(tenant_id, limit, start of its window) -> what the ledger has of it since. Raises DatabaseUnavailable."""
+"""(tenant_id, limit, start of its window) -> usage since, from the ledger. Raises DatabaseUnavailable."""
 
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """What a request holds of its limits until it is settled. Made by `Quotas.reserve`."""
+    """What a request has reserved of its limits until it is settled. Created by `Quotas.reserve`."""
 
     request_id: str
     worst: Amounts
     expected: Amounts
     parts: int = 1
     plan: CompiledPlan | None = field(default=None, repr=False)
-    """None: nothing is counted."""
+    """None if nothing is counted."""
     within_contract: bool = True
     requests: RateView | None = None
     tokens: RateView | None = None
     """How far the caller is from the tightest limit of each kind."""
     local: bool = False
-    """Judged by this process's share of the limits, because Redis is away."""
+    """Whether it was granted from this process's share of the limits, because Redis was unreachable."""
     began: float = 0.0
-    """By the local share's clock, where it is local."""
+    """Start time by the local share's clock, if it is local."""
     ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """A limit, and how much of it is taken now."""
+    """A limit and its current usage."""
 
     limit: Limit
     used: int | None
-    """Of a rate, what has not drained yet. None: of a budget that nothing was asked of lately."""
+    """For a rate, what has not drained yet. None if a budget has no count and the ledger is unreachable."""
     held: int
-    """By requests that are open, in a budget or as places."""
+    """Reserved by open requests, of a budget or as concurrency slots."""
     resets_at: datetime | None
-    """When nothing of it will be used any more, if nothing is added; None for places."""
+    """When its usage returns to zero if nothing is added; None for concurrency limits and the prepaid
+    balance.
+    """
 
     @property
     def remaining(self) -> int | None:

@@ -1,7 +1,7 @@
-"""The Lua scripts of quotas: their text with their times, and commands that call them as Redis reads them.
+"""Loads the Lua scripts of quotas, and packs the Redis commands that call them.
 
-Owns the wire form, so that a call costs the request path a few concatenations. What the scripts do is said in
-`lua/*.lua`; which calls are made when, elsewhere.
+Commands are packed by hand, so that a call costs the request path a few concatenations. Each script in `lua/`
+documents its keys, arguments and reply.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ local function clock()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 """
-"""Of every process the same, whatever their own clocks say."""
+"""Lua function that reads Redis's clock, so that all processes share one time."""
 
 PREFIX = "rootstock:quota:"
 PROCESSES = f"{PREFIX}processes"
-"""Sorted set of the processes that reserve, by when each was last heard of (Unix seconds)."""
+"""Sorted set of the processes that reserve, by their last renewal (Unix seconds)."""
 TENANTS = f"{PREFIX}tenants"
-"""Sorted set of tenants that may have open reservations, by when one was last made or renewed."""
+"""Sorted set of tenants that may have open reservations, by when a process last registered them (Unix
+seconds).
+"""
 
 RESERVE_REPLY = struct.Struct("<12d")
-"""After it come the levels of the plan's rates and contracts, a double each."""
+"""Followed by the levels of the plan's rates and contracts, a double each."""
 MISSING_REPLY = struct.Struct("<6d")
 _RESERVE = struct.Struct("<9d")
 _SETTLE = struct.Struct("<6d")
@@ -39,28 +41,31 @@ TAKEN, LIMITED, EXHAUSTED, TOO_LARGE, MISSING, KNOWN = range(6)
 MISSING_BYTES = struct.pack("<d", MISSING)
 ALL_PARTS = -1
 UNKNOWN = -1
-"""What `settle` answers of a reservation that Redis does not have."""
+"""Reply of `settle` for a reservation that Redis does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds."""
+    """Lifetimes and timeouts of reservations, in seconds."""
 
     lifetime: float = 60.0
-    """Of a reservation that nobody renews."""
+    """Lifetime of a reservation without renewal."""
     renew_every: float = 15.0
     silence: float = 40.0
-    """Without any renewal or sweep, after which no reservation is held to have expired: Redis may have been
-    away. Less than a lifetime without the last renewal.
+    """Time without any renewal or sweep after which reservations are not expired at once, because Redis may
+    have been unreachable. Must be less than `lifetime - renew_every`.
     """
     grace: float = 20.0
-    """That those who would have renewed then have to come back."""
+    """Time that processes then have to reconnect and renew."""
     away_after: float = 0.5
-    """Without an answer after which Redis counts as away."""
+    """Time without a reply after which Redis counts as unreachable."""
 
     def __post_init__(self) -> None:
         if self.silence >= self.lifetime - self.renew_every:
-            raise ValueError("silence must be less than lifetime - renew_every")
+            raise ValueError(
+                f"silence must be less than lifetime - renew_every = {self.lifetime - self.renew_every} s, "
+                f"not {self.silence} s"
+            )
 
     def lua(self) -> str:
         silence, grace = round(self.silence * 1000), round(self.grace * 1000)
@@ -68,7 +73,7 @@ class Timing:
 
 
 class Scripts:
-    """The scripts' texts, and commands that call them. `clock` is Lua: tests travel in time with another."""
+    """The scripts' texts, and commands that call them. `clock` is a Lua function; tests replace it."""
 
     def __init__(self, timing: Timing | None = None, clock: str = SERVER_CLOCK) -> None:
         self.timing = timing or Timing()
@@ -84,11 +89,11 @@ class Scripts:
         self._lifetime = round(self.timing.lifetime * 1000)
 
     def load(self) -> list[bytes]:
-        """Commands that make the scripts known to a server."""
+        """Returns the commands that load the scripts into a server."""
         return [command(b"SCRIPT", b"LOAD", text) for text in self._texts.values()]
 
     def reserve_head(self, tag: bytes) -> bytes:
-        """Of `reserve`, what is the same for all of a tenant's calls, up to its second key."""
+        """Returns the first part of `reserve`, up to its second key: the same for all calls of a tenant."""
         return self._heads["reserve"] + b"$1\r\n2\r\n" + bulk(tag + b"open")
 
     def reserve(
@@ -102,8 +107,9 @@ class Scripts:
         seeds: dict[int, int] | None = None,
         force: bool = False,
     ) -> bytes:
-        """`head` from `reserve_head`, `tail` from `reserve_tail`. `amounts`: requests, input, output and
-        spend at most, input and output likely.
+        """Packs a call of `reserve`, with `head` from `reserve_head` and `tail` from `reserve_tail`.
+        `amounts`: requests, and worst-case input tokens, output tokens and spend, then expected input and
+        output tokens.
         """
         packed = self.reserve_arguments(amounts, force, parts)
         key = tag + b"r:" + request_id
@@ -118,7 +124,7 @@ class Scripts:
     def reserve_arguments(
         self, amounts: tuple[int, int, int, int, int, int], force: bool = False, parts: int = 1
     ) -> bytes:
-        """The numbers that `reserve` is called with."""
+        """Packs the numeric arguments of `reserve`."""
         return _RESERVE.pack(*amounts, self._lifetime, force, parts)
 
     def settle(
@@ -137,7 +143,7 @@ class Scripts:
         )
 
     def text(self, name: str) -> str:
-        """For the general client."""
+        """Returns a script's text, for redis-py."""
         return self._texts[name].decode()
 
     def renew(self, tag: bytes, request_ids: list[bytes]) -> bytes:
@@ -150,29 +156,29 @@ class Scripts:
         return self._call("state", tag, plan)
 
     def raise_levels(self, tag: bytes, levels: list[tuple[str, int, int]]) -> bytes:
-        """`levels`: name, limit and level of each bucket."""
+        """Packs a call of `raise` with the name, limit and level of each bucket."""
         return self._call("raise", tag, msgspec.msgpack.encode([each for one in levels for each in one]))
 
     def _call(self, name: str, tag: bytes, *arguments: bytes) -> bytes:
-        pieces = b"".join(map(bulk, (b"1", tag + b"open", tag, *arguments)))
-        return b"*%d\r\n%b%b" % (5 + len(arguments), self._heads[name], pieces)
+        body = b"".join(map(bulk, (b"1", tag + b"open", tag, *arguments)))
+        return b"*%d\r\n%b%b" % (5 + len(arguments), self._heads[name], body)
 
 
 def settle_arguments(
     tag: bytes, request_id: bytes, used: tuple[int, int, int, int], part: int, memory_ms: int
 ) -> tuple[list[bytes], list[bytes]]:
-    """Keys and arguments of the script that settles, for the general client."""
+    """Returns keys and arguments of the settle script, for redis-py."""
     packed = _SETTLE.pack(*used, part, memory_ms)
     return [tag + b"open", tag + b"r:" + request_id], [tag, request_id, packed]
 
 
 def reserve_tail(tag: bytes, plan: bytes) -> bytes:
-    """Of `reserve`, what is the same for all calls with one plan, after its keys."""
+    """Returns the part of `reserve` after its keys: the same for all calls with one plan."""
     return bulk(tag) + bulk(plan)
 
 
 def tag_of(tenant_id: str) -> bytes:
-    """What all keys of a tenant begin with; the braces keep them on one node of a cluster."""
+    """Returns the prefix of a tenant's Redis keys; the braces keep them in one cluster slot."""
     return f"{PREFIX}{{{tenant_id}}}:".encode()
 
 
@@ -181,5 +187,5 @@ def bulk(value: bytes) -> bytes:
 
 
 def command(*arguments: bytes) -> bytes:
-    """As Redis reads it."""
+    """Packs a command in the Redis protocol."""
     return b"*%d\r\n%b" % (len(arguments), b"".join(map(bulk, arguments)))

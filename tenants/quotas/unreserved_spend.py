@@ -1,7 +1,7 @@
-"""Costs that no request of the API reserved, such as a day's storage, as budgets of spend count them.
+"""Adds costs without an API request, such as a day's storage, to the counts of spend budgets.
 
-Owns taking such a cost as a reservation that asks for no room: held before it is written down, settled after,
-so that a count that begins in between has it once. Over the general client: nobody waits for it.
+A cost is reserved regardless of room before it is written to the ledger, and settled afterwards, so that a
+budget count that starts in between includes it once.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tenants.quotas.reservation import Seed
 from tenants.quotas.scripts import Scripts, settle_arguments, tag_of
 
 MEMORY_MS = 7_200_000
-"""For which it is known to be settled: more than anybody waits before saying so again."""
+"""Milliseconds for which a settlement is remembered: longer than any retry takes."""
 _TRIES = 3
 
 
 class UnreservedSpend:
-    """`redis_client` answers bytes. `seed`: see `tenants.quotas.Seed`. Every method raises RedisError."""
+    """Reserves and settles such costs. `redis_client` returns bytes. Every method raises RedisError."""
 
     def __init__(self, redis_client: redis.asyncio.Redis, seed: Seed, scripts: Scripts | None = None) -> None:
         self._scripts = scripts or Scripts()
@@ -34,8 +34,8 @@ class UnreservedSpend:
         self._settle = redis_client.register_script(self._scripts.text("settle"))
 
     async def hold(self, tenant_id: str, cost_id: str, limits: Sequence[Limit], amount: int) -> None:
-        """Take micro-USD of these budgets, whatever is left of them. Again it changes nothing. Raises
-        DatabaseUnavailable too.
+        """Reserves `amount` micro-USD of these budgets, whatever is left of them. Repeating it changes
+        nothing. Raises DatabaseUnavailable too.
         """
         tag, plan = tag_of(tenant_id), compile_plan(self._scripts, tenant_id, limits)
         if plan is None:
@@ -55,10 +55,12 @@ class UnreservedSpend:
                 assert limit is not None
                 seeds[number] = await self._seed(tenant_id, limit, window_start(limit, now))
             arguments = [*arguments[:4], msgspec.msgpack.encode(seeds)]
-        raise redis.RedisError("counts are forgotten as fast as they are made")
+        raise redis.RedisError("redis keeps losing the counts of these budgets")
 
     async def settle(self, tenant_id: str, cost_id: str, amount: int) -> bool:
-        """Charge what was held: it is written down. False: Redis knows nothing of it."""
+        """Charges what was reserved, once it is in the ledger. Returns False if Redis has no such
+        reservation.
+        """
         keys, arguments = settle_arguments(
             tag_of(tenant_id), cost_id.encode(), (0, 0, 0, amount), lua.ALL_PARTS, MEMORY_MS
         )
@@ -66,7 +68,7 @@ class UnreservedSpend:
 
 
 def window_start(limit: Limit, now: datetime) -> datetime:
-    """When the budget's present window began; of one that is for ever, the earliest time there is."""
+    """Returns when the budget's current window began; the epoch for one over all time."""
     if limit.metric.kind == "ever":
         return datetime.fromtimestamp(0, UTC)
     day = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)

@@ -19,8 +19,8 @@ from starlette.routing import Mount
 from adapters.service import AdapterService, ModelResolver
 from admin.app import BillingServices, ConsoleServices, create_console
 from admin.operator.services import OperatorServices
-from admin.sign_in_services import SignInServices
-from api.assembly.console import EXPLANATIONS
+from admin.sign_in.services import SignInServices
+from api.assembly.console import ERROR_MAPPING
 from api.assembly.operators import operator_services
 from api.edge import BodyLimit, BodyLimits, Edge
 from api.organization.scopes import SCOPES
@@ -46,10 +46,10 @@ from telemetry.metrics import ServingMetrics
 from tenants import passwords
 from tenants.accounts import UserAccounts
 from tenants.key_service import KeyService
-from tenants.naming import NameService
+from tenants.object_names import NameService
 from tenants.quotas import Quotas
 from tenants.service import AccountServices, TenantService, account_services
-from tenants.user_callers import UserCallers
+from tenants.user_contexts import UserContexts
 from tests.admin.browsing import Visit, chromium, visit
 from tests.admin.engines import PlayedEngines
 from tests.api.fakes import FakeEngine, FakePrices
@@ -143,7 +143,7 @@ async def playground(
         **dict.fromkeys(("keys", "usage", "files", "uploads")),  # type: ignore[arg-type]
     )
     try:
-        yield Playground(services, UserCallers(database)), engine, quotas
+        yield Playground(services, UserContexts(database)), engine, quotas
     finally:
         await quotas.close()
 
@@ -218,7 +218,7 @@ async def site(
                 billing=billing,
                 operation=operation,
                 base_digest=lambda: BASE_DIGEST,
-                explanations=EXPLANATIONS,
+                error_mapping=ERROR_MAPPING,
                 sign_in=sign_in_services,
             )
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from admin.operator.engines import EngineReport, Engines
+from admin.operator.engines.report import EngineReport, Engines
 
 
 class PlayedEngines:

@@ -10,9 +10,9 @@ import time
 import httpx
 import pytest
 
-from admin import lockout
-from admin.pages.account import agent_words
-from admin.sessions import Impersonation, SessionStore
+from admin.account.page import agent_words
+from admin.sign_in import lockout
+from admin.web.sessions import Impersonation, SessionStore
 from tenants.models import OPERATOR_TENANT
 from tests.admin.conftest import EMAIL, PASSWORD, Site, csrf_token, sign_in
 from tests.admin.test_keys import XSS, act
@@ -37,7 +37,7 @@ async def test_a_changed_password_ends_every_other_session(site: Site, visitor: 
         assert (await change_password(visitor)).headers["location"] == "/console/account"
         assert visitor.cookies["rootstock_console"] != stolen
         page = await visitor.get("/account")
-        assert "Your password is changed" in page.text
+        assert "Password changed" in page.text
         assert csrf_token(page) != form
         assert (await elsewhere.get("/account")).headers["location"] == "/console/sign-in"
         elsewhere.cookies.set("rootstock_console", stolen)
@@ -86,8 +86,8 @@ async def test_nothing_of_an_account_is_kept_by_browsers(site: Site, visitor: ht
 @pytest.mark.parametrize(
     ("fields", "beside", "message"),
     [
-        ({"old": "wrong password"}, "old", "not your password"),
-        ({"again": "something else"}, "password", "not the same"),
+        ({"old": "wrong password"}, "old", "Incorrect password"),
+        ({"again": "something else"}, "password", "don't match"),
         ({"password": "short", "again": "short"}, "password", "must have 10 to"),
     ],
 )
@@ -106,7 +106,7 @@ async def test_a_wrong_form_changes_no_password(
 async def test_whoever_found_a_browser_open_cannot_guess_on(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     for _ in range(lockout.MAX_PER_ACCOUNT):
-        assert "not your password" in (await change_password(visitor, old="wrong password")).text
+        assert "Incorrect password" in (await change_password(visitor, old="wrong password")).text
     locked = await change_password(visitor)
     assert "Too many attempts" in locked.text
     assert await site.accounts.authenticate(EMAIL, PASSWORD) is not None
@@ -209,7 +209,7 @@ async def test_an_operator_has_an_account_and_none_of_whom_they_stand_in_for(
         ("Mozilla/5.0 (Windows NT 10.0) Chrome/140.0 Safari/537.36 Edg/140.0", "Edge on Windows"),
         ("Mozilla/5.0 (X11; Linux x86_64) Chrome/140.0 Safari/537.36", "Chrome on Linux"),
         ("curl/8.5.0", "curl"),
-        ("", "An unknown browser"),
+        ("", "Unknown browser"),
     ],
 )
 def test_browsers_are_known_by_what_they_say(agent: str, words: str) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser
 
-from admin.oidc.provider import Provider
 from admin.settings import ProviderSettings
-from admin.sign_in_services import SignInServices
+from admin.sign_in.oidc.provider import Provider
+from admin.sign_in.services import SignInServices
 from tenants.actors import OPERATOR
 from tests.admin.browsing import Visit, visit
 from tests.admin.conftest import EMAIL, PASSWORD, Site
@@ -68,17 +68,17 @@ async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, 
         await seen.sign_in(EMAIL, PASSWORD)
 
         await page.get_by_role("link", name=EMAIL).click()
-        await page.get_by_role("link", name="Set it up").click()
-        await page.get_by_role("button", name="Set it up").click()
+        await page.get_by_role("link", name="Set up").click()
+        await page.get_by_role("button", name="Set up").click()
         secret = await page.locator("#secret").inner_text()
         found += await looked_at(seen, "second-factor-new")
         await page.fill("#code", at_step(secret, 0))
-        await page.get_by_role("button", name="Turn it on").click()
-        await page.get_by_role("heading", name="It is on. Keep these codes").wait_for()
+        await page.get_by_role("button", name="Enable").click()
+        await page.get_by_role("heading", name="Two-factor authentication is on").wait_for()
         assert await page.locator(".codes li").count() == 10
         found += await looked_at(seen, "second-factor-codes")
         await page.reload()  # shown once
-        await page.get_by_role("heading", name="It is on", exact=False).first.wait_for()
+        await page.get_by_role("heading", name="Enabled", exact=False).first.wait_for()
         assert await page.locator(".codes li").count() == 0
         found += await looked_at(seen, "second-factor")
 
@@ -86,7 +86,7 @@ async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, 
         await page.fill("#email", EMAIL)
         await page.fill("#password", PASSWORD)
         await page.get_by_role("button", name="Sign in", exact=True).click()
-        await page.get_by_role("heading", name="One more thing").wait_for()
+        await page.get_by_role("heading", name="Two-factor authentication").wait_for()
         found += await looked_at(seen, "code")
         await page.fill("#code", at_step(secret))
         await page.keyboard.press("Enter")
@@ -97,34 +97,34 @@ async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, 
         await page.fill("#password", OTHER)
         await page.fill("#again", OTHER)
         await page.get_by_role("button", name="Change password").click()
-        await page.get_by_text("Everywhere else you are signed out.").wait_for()
+        await page.get_by_text("You've been signed out on all other devices.").wait_for()
 
         # On to the provider and back, which the content security policy must let pass.
         await page.fill("#confirm", OTHER)
         await page.get_by_role("button", name="Connect Acme").click()
-        await page.get_by_text("Acme lets you in from now on.").wait_for()
+        await page.get_by_text("Acme connected.").wait_for()
         found += await looked_at(seen, "account")
 
         await page.get_by_role("link", name="Projects").click()
-        await page.get_by_role("link", name="New project").click()
+        await page.get_by_role("link", name="Create project").click()
         await page.fill("#name", "Helpers")
-        await page.get_by_role("button", name="Make project").click()
-        await page.get_by_text("Helpers is made.").wait_for()
-        await page.get_by_label("Add", exact=True).select_option(label=EMAIL)
+        await page.get_by_role("button", name="Create project").click()
+        await page.get_by_text("Helpers was created.").wait_for()
+        await page.get_by_label("Member", exact=True).select_option(label=EMAIL)
         await page.get_by_role("button", name="Add to project").click()
-        await page.get_by_text("is in it now.").wait_for()
+        await page.get_by_text("was added to the project.").wait_for()
         found += await looked_at(seen, "project")
         await seen.go("/projects")
         found += await looked_at(seen, "projects")
 
         await seen.go(f"/keys/{key.id}")
-        await page.get_by_role("link", name="Change", exact=True).click()
+        await page.get_by_role("link", name="Edit", exact=True).click()
         await page.fill("#name", "support bot, production")
-        await page.get_by_label("Only what you choose").check()
-        await page.get_by_label("Ask models for answers").check()
+        await page.get_by_label("Restricted").check()
+        await page.get_by_label("Send requests to models").check()
         await page.fill("#networks", "203.0.113.0/24")
         found += await looked_at(seen, "key-edit")
-        await page.get_by_role("button", name="Change key").click()
+        await page.get_by_role("button", name="Save changes").click()
         await page.get_by_role("heading", name="support bot, production").wait_for()
         for path in ("/forgot", "/reset"):
             await seen.go(path)

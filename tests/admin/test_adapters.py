@@ -42,7 +42,7 @@ async def test_an_empty_list_teaches(visitor: httpx.AsyncClient) -> None:
     page = answer.text
     # The length of a page that shows something of the request must tell nothing of its token.
     assert "content-encoding" not in answer.headers
-    assert "Bring your first adapter" in page
+    assert "Upload your first adapter" in page
     assert 'href="/console/adapters/new"' in page
     shown = html.unescape(page)
     assert "curl http://127.0.0.1:8000/v1/adapters" in shown
@@ -78,7 +78,7 @@ def row_of(page: str, name: str) -> str:
 async def test_the_list_has_pages(
     site: Site, visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("admin.pages.adapters.PAGE", 2)
+    monkeypatch.setattr("admin.adapters.page.PAGE", 2)
     await sign_in(visitor)
     for name in ("a", "b", "c"):
         await site.place.create(name)
@@ -135,12 +135,12 @@ async def test_activate_roll_back_disable_and_enable(site: Site, visitor: httpx.
     adapter = await two_ready_versions(site.place)
     here = f"/adapters/{adapter}"
     page = (await visitor.get(here)).text
-    assert "serves version 2" in page
+    assert "serving version 2" in page
     assert "Roll back to version 1?" in page
     await act(visitor, here, f"{here}/rollback")
-    assert "serves version 1" in (await visitor.get(here)).text
+    assert "serving version 1" in (await visitor.get(here)).text
     await act(visitor, here, f"{here}/versions/2/activate")
-    assert "serves version 2" in (await visitor.get(here)).text
+    assert "serving version 2" in (await visitor.get(here)).text
     await act(visitor, here, f"{here}/disable")
     page = (await visitor.get(here)).text
     assert '<span class="badge off">Disabled</span>' in page
@@ -209,8 +209,8 @@ async def test_a_version_shows_its_report(site: Site, visitor: httpx.AsyncClient
     await finish_with_report(site.place, made, report)
     here = f"/adapters/{made.adapter.id}/versions/1"
     page = (await visitor.get(here)).text
-    assert "It passed the gate" in page
-    assert "Better than the base alone" in page
+    assert "Passed all checks" in page
+    assert "Improves on the base model" in page
     assert "On your samples the adapter is 0.500 nats per token better" in page
     assert "bf16, the only one available &lt;img" in page
     assert page.partition("<main")[2].count("<svg") == 4
@@ -229,7 +229,7 @@ async def test_a_version_without_a_report_says_so(site: Site, visitor: httpx.Asy
     await sign_in(visitor)
     made = await site.place.create("pirate")
     here = f"/adapters/{made.adapter.id}/versions/1"
-    assert "Follow it" in (await visitor.get(here)).text
+    assert "View progress" in (await visitor.get(here)).text
     assert (await visitor.get(f"{here}/report.json")).status_code == 404
     for number in ("2", "0", "x", "9" * 12):
         assert (await visitor.get(f"/adapters/{made.adapter.id}/versions/{number}")).status_code == 404
@@ -250,7 +250,7 @@ async def test_others_adapters_are_not_there(site: Site, visitor: httpx.AsyncCli
     ):
         refused = await visitor.get(path)
         assert refused.status_code == 404, path
-        assert "Nothing here" in refused.text
+        assert "Page not found" in refused.text
     for path in (
         f"{here}/rollback",
         f"{here}/disable",
@@ -351,7 +351,7 @@ async def test_a_paused_version_and_a_cancelled_one_are_called_so(
     await act(visitor, here, f"{here}/jobs/{job}/cancel")
     page = (await visitor.get(here)).text
     assert "Version 1 was cancelled" in page
-    assert "Add the files again" in page
+    assert "Upload the files again" in page
     assert "data-pending" not in page
 
 
@@ -366,20 +366,20 @@ async def test_the_words_of_a_failure_are_shown_once(site: Site, visitor: httpx.
     page = (await visitor.get(f"/adapters/{made.adapter.id}")).text
     events = page[page.index('id="events"') :]
     assert events.count("Rank 4 it is not.") == 1
-    assert "What is at fault: <code>r</code>" in page
+    assert "Cause: <code>r</code>" in page
 
 
 async def test_events_have_pages(
     site: Site, visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("admin.pages.adapters.EVENTS", 2)
+    monkeypatch.setattr("admin.adapters.page.EVENTS", 2)
     await sign_in(visitor)
     made = await site.place.create("pirate")
     first = (await visitor.get(f"/adapters/{made.adapter.id}")).text
-    assert "Adapter pirate was created." not in first
+    assert "pirate created." not in first
     older = re.search(r'href="/console(/adapters/\w+\?before=\w+)"', first)
     assert older is not None
-    assert "Adapter pirate was created." in (await visitor.get(older[1])).text
+    assert "pirate created." in (await visitor.get(older[1])).text
     assert (await visitor.get(f"/adapters/{made.adapter.id}?before=<b>")).status_code == 404
 
 
@@ -387,7 +387,7 @@ async def test_a_refusal_too_hands_over_the_rotated_session(
     visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await sign_in(visitor)
-    monkeypatch.setattr("admin.sessions.ROTATE_S", 0)
+    monkeypatch.setattr("admin.web.sessions.ROTATE_S", 0)
     before = dict(visitor.cookies)
     assert (await visitor.get("/adapters/nobody")).status_code == 404
     assert dict(visitor.cookies) != before

@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 
-from admin.pages.billing import rest_of_month
+from admin.billing.page import rest_of_month
 from billing.invoices.documents import invoice_object
 from billing.invoices.models import Invoice
 from billing.invoices.service import record_payment
@@ -77,10 +77,10 @@ async def test_a_month_so_far_is_the_apis_preview(site: Site, visitor: httpx.Asy
     empty = await visitor.get("/billing")
     assert empty.status_code == 200
     for words in (
-        "Nothing was used",
-        "No line yet",
-        "No payment provider is set up",
-        "after a whole day of use",
+        "No usage in",
+        "No line items yet",
+        "Card payments aren't available",
+        "Available after a full day of usage",
     ):
         assert words in empty.text
     await site.account.plans.create("team", PlanChanges(monthly_fee=49_000_000, included_usage=1_000_000))
@@ -118,7 +118,7 @@ def test_the_forecast_is_the_pace_of_the_last_days() -> None:
 
 async def test_an_invoice_is_shown_whole_and_handed_out(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
-    assert "No invoice yet" in (await visitor.get("/invoices")).text
+    assert "No invoices yet" in (await visitor.get("/invoices")).text
     await site.billing.accounts.set_details(
         site.tenant_id, OPERATOR, {"name": f"Acme {XSS}", "country": "FR"}
     )
@@ -157,7 +157,7 @@ async def test_usage_that_came_late_stands_apart(site: Site, visitor: httpx.Asyn
     await business(site).use(site.tenant_id, begin(before) + timedelta(days=20), 70_000)
     invoice = await invoiced(site)
     page = (await visitor.get(f"/invoices/{invoice.id}")).text
-    earlier, late = page.split("Of earlier months, recorded late")
+    earlier, late = page.split("Late usage from earlier months")
     assert "recorded late: sapling, default" in late
     assert "70,000" not in earlier
     assert f"/usage?month={before:%Y-%m}&amp;show=cost" in late
@@ -168,21 +168,21 @@ async def test_an_invoice_is_checked_from_the_rows(
 ) -> None:
     await sign_in(visitor)
     invoice = await invoiced(site)
-    assert "It adds up" in (await visitor.get(f"/invoices/{invoice.id}/check")).text
+    assert "Verified" in (await visitor.get(f"/invoices/{invoice.id}/check")).text
     async with owner_database.write(EVERY_TENANT) as session:
         await session.execute(text("SET LOCAL session_replication_role = replica"))
         await session.execute(text("DELETE FROM usage_records"))
     broken = await visitor.get(f"/invoices/{invoice.id}/check")
     assert broken.status_code == 200
-    assert "Does not add up" in broken.text
+    assert "Mismatch" in broken.text
     assert "12,345,678" in broken.text
 
 
 async def test_lists_have_pages(
     site: Site, visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("admin.pages.invoices.PAGE", 1)
-    monkeypatch.setattr("admin.pages.billing.PAGE", 1)
+    monkeypatch.setattr("admin.invoices.page.PAGE", 1)
+    monkeypatch.setattr("admin.billing.page.PAGE", 1)
     await sign_in(visitor)
     before = month_of(begin(LAST_MONTH) - timedelta(days=1))
     for month in (before, LAST_MONTH):
@@ -213,7 +213,7 @@ async def test_a_balance_can_pay_from_now_on(site: Site, visitor: httpx.AsyncCli
     assert done.headers["location"] == "/console/billing"
     await business(site).use(site.tenant_id, datetime.now(UTC), 2_500_000)
     page = (await visitor.get("/billing")).text
-    for words in ("drawn from your balance", "$2.50", "$6.50", "in advance"):
+    for words in ("Paid from your balance", "$2.50", "$6.50", "Switch to invoicing"):
         assert words in page, words
     assert "/billing/prepaid" not in page
     ledger = (await visitor.get("/billing/credits")).text
@@ -228,7 +228,7 @@ async def test_an_empty_balance_pays_nothing(site: Site, visitor: httpx.AsyncCli
     assert "/billing/prepaid" not in (await visitor.get("/billing")).text
     refused = await act(visitor, "/billing", "/billing/prepaid")
     assert refused.status_code == 409
-    assert "Top up your balance first" in refused.text
+    assert "Your balance is empty. Top it up first" in refused.text
     now = datetime.now(UTC)
     await site.billing.accounts.set_mode(site.tenant_id, "prepaid", OPERATOR, now=now)
     refused = await act(visitor, "/billing", "/billing/postpaid")
@@ -268,7 +268,7 @@ async def test_a_provider_has_a_portal_and_takes_money(
     visitor: httpx.AsyncClient, stripe: StripeDouble
 ) -> None:
     await sign_in(visitor)
-    assert "Sandbox: no money moves" in (await visitor.get("/billing")).text
+    assert "Sandbox: no real payments" in (await visitor.get("/billing")).text
     portal = await act(visitor, "/billing", "/billing/portal")
     assert portal.status_code == 200
     leads = re.search(r'http-equiv="refresh" content="0; url=([^"]+)"', portal.text)
@@ -276,7 +276,7 @@ async def test_a_provider_has_a_portal_and_takes_money(
     assert ("POST", "/v1/billing_portal/sessions") in stripe.requests
     wrong = await act(visitor, "/billing", "/billing/top-up", amount="4.99")
     assert wrong.status_code == 422
-    assert 'id="problem-amount">It can be from $5.00 to $10,000.00.' in wrong.text
+    assert 'id="problem-amount">Enter an amount from $5.00 to $10,000.00.' in wrong.text
     for nonsense in ("", "ten", "1.234", "-5", "1e3", "٥٠"):
         assert (await act(visitor, "/billing", "/billing/top-up", amount=nonsense)).status_code == 422
     paying = await act(visitor, "/billing", "/billing/top-up", amount="$49.90")
@@ -290,7 +290,7 @@ async def test_a_provider_has_a_portal_and_takes_money(
 
 async def test_every_page_tells_that_a_payment_is_overdue(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
-    assert 'class="owing' not in (await visitor.get("/keys")).text
+    assert 'class="overdue' not in (await visitor.get("/keys")).text
     for state, *words, badge in (
         ("grace", "A payment is overdue.", "2031-05-06 07:08", "Payment overdue"),
         ("suspended", "Your account is suspended.", "status 429", "Suspended"),
@@ -334,5 +334,5 @@ async def test_nobody_sees_anothers_invoices(site: Site, visitor: httpx.AsyncCli
     await sign_in(visitor, "eve@birch.example")
     for tail in ("", "/invoice.pdf", "/invoice.json", "/check"):
         assert (await visitor.get(f"/invoices/{invoice.id}{tail}")).status_code == 404
-    assert "No invoice yet" in (await visitor.get("/invoices")).text
+    assert "No invoices yet" in (await visitor.get("/invoices")).text
     assert (await visitor.get("/invoices/preview?month=2999-01")).status_code == 404

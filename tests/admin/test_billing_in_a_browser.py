@@ -43,23 +43,23 @@ async def test_an_owner_sees_what_is_owed_and_bounds_it(
     assert document.suggested_filename == "INV-000001.pdf"
     body = await asyncio.to_thread((await document.path()).read_bytes)
     assert body.startswith(b"%PDF-")
-    await page.get_by_role("link", name="Check this invoice").click()
-    await page.get_by_role("heading", name="It adds up").wait_for()
+    await page.get_by_role("link", name="Verify invoice").click()
+    await page.get_by_role("heading", name="Verified").wait_for()
 
     await page.get_by_role("link", name="Limits and alerts").click()
     await page.fill("#spend", "lots")
-    await page.get_by_role("button", name="Set", exact=True).click()
+    await page.get_by_role("button", name="Set limit").click()
     await page.locator("#problem-spend").wait_for()
     assert [one for one in seen.complaints if "422" not in one] == []
     seen.complaints.clear()
     await page.fill("#spend", "2")
-    await page.get_by_role("button", name="Set", exact=True).click()
-    await page.get_by_text("From now on $2.00 can be spent in a month.").wait_for()
+    await page.get_by_role("button", name="Set limit").click()
+    await page.get_by_text("Monthly spend limit set to $2.00.").wait_for()
     meter = page.get_by_role("progressbar", name="Monthly spend limit")
     assert await meter.get_attribute("value") == "61"
 
     await page.get_by_role("link", name="Webhooks").click()
-    await page.get_by_role("link", name="Add the first endpoint").click()
+    await page.get_by_role("link", name="Add endpoint").click()
     await page.fill("#name", "robot")
     await page.fill("#url", hooks.url("/204"))
     await page.get_by_role("button", name="Add endpoint").click()
@@ -69,12 +69,12 @@ async def test_an_owner_sees_what_is_owed_and_bounds_it(
     await page.get_by_role("heading", name="robot").wait_for()
     assert secret not in await page.content()
     await page.select_option("#event_type", "adapter.ready")
-    await page.get_by_role("button", name="Send", exact=True).click()
-    await page.get_by_text("It took the test event and answered 204.").wait_for()
+    await page.get_by_role("button", name="Send test event").click()
+    await page.get_by_text("Test event delivered: the endpoint responded with 204.").wait_for()
     (heard,) = hooks.heard
     delivery = page.get_by_role("row").filter(has_text="adapter.ready").last
     assert "Delivered" in await delivery.inner_text()
-    await delivery.get_by_text("Body").click()
+    await delivery.get_by_text("Payload").click()
     assert heard.headers["webhook-id"] in await delivery.locator("pre").inner_text()
     endpoint = page.url.removeprefix(seen.console)
 
@@ -100,4 +100,4 @@ async def test_an_owner_sees_what_is_owed_and_bounds_it(
     await viewer.go("/limits")
     assert await viewer.page.locator("#spend").count() == 0
     await viewer.go(f"/invoices/{invoice.id}")
-    await viewer.page.get_by_role("heading", name="Not allowed").wait_for()
+    await viewer.page.get_by_role("heading", name="Access denied").wait_for()

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from admin.frame import HERE
+from admin.web.rendering import HERE
 from db.session import EVERY_TENANT
 from tests.admin.conftest import Site, csrf_token, sign_in
 from tests.admin.every_page import LEAD_ELSEWHERE, OPERATORS, PARAMETER, Furnished, furnish, pages, routes

@@ -35,10 +35,10 @@ async def test_what_is_deleted_is_said_to_be_gone(site: Site, seen: Visit) -> No
 
 async def _gone(seen: Visit, title: str, path: str) -> None:
     page = seen.page
-    await expect(page.locator("h1")).to_have_text("This is gone")
+    await expect(page.locator("h1")).to_have_text("This page no longer exists")
     await expect(page.locator("h1")).to_be_focused()
     await expect(page.locator("form", has_text="Delete")).to_have_count(0)
-    assert await page.title() == "This is gone · Rootstock"
+    assert await page.title() == "This page no longer exists · Rootstock"
     assert not await seen.serious()
     if SHOTS:
         await page.screenshot(path=Path(SHOTS) / f"gone-{title}.png")

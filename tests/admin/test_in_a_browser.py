@@ -4,7 +4,7 @@ who hear or type instead of looking get along.
 
 from __future__ import annotations
 
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 
 from tenants.actors import OPERATOR
 from tests.admin.browsing import Visit, visit
@@ -65,7 +65,7 @@ async def test_a_narrow_screen_has_its_menu_behind_a_button(seen: Visit) -> None
     assert not await keys.is_visible()
     await page.get_by_role("button", name="Menu").click()
     await keys.click()
-    await page.get_by_role("heading", name="Let your code in").wait_for()
+    await page.get_by_role("heading", name="Create your first API key").wait_for()
 
 
 async def test_a_key_is_copied_and_not_made_twice(site: Site, seen: Visit) -> None:
@@ -73,11 +73,18 @@ async def test_a_key_is_copied_and_not_made_twice(site: Site, seen: Visit) -> No
     await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     await seen.go("/keys/new")
     await page.fill("#name", "laptop")
-    await page.get_by_role("button", name="Make key").click()
+    await page.get_by_role("button", name="Create key").click()
     secret = await page.input_value("#secret")
-    await page.get_by_role("button", name="Copy").click()
-    await page.get_by_role("button", name="Copied").wait_for()
+    field, sample = page.locator("[data-copy]"), page.locator("[data-copy-code]")
+    await field.click()
+    await expect(field).to_have_text("Copied")
     assert await page.evaluate("navigator.clipboard.readText()") == secret
+    await page.locator(".snippets label", has_text="Python").click()
+    await sample.click()
+    await expect(sample).to_have_text("Copied")
+    copied = await page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("from openai import OpenAI")
+    assert f'api_key="{secret}"' in copied
     await page.reload()
     await page.get_by_role("heading", name="laptop").wait_for()
     assert secret not in await page.content()
@@ -87,7 +94,7 @@ async def test_a_key_is_copied_and_not_made_twice(site: Site, seen: Visit) -> No
 async def test_an_invitations_code_stays_in_the_browser(site: Site, seen: Visit, browser: Browser) -> None:
     await seen.go("/members/invite")
     await seen.page.fill("#email", "grace@acme.example")
-    await seen.page.get_by_role("button", name="Make invitation").click()
+    await seen.page.get_by_role("button", name="Create invitation").click()
     link = await seen.page.input_value("#link")
     guest = await visit(await browser.new_context(), seen.console.removesuffix("/console"))
     asked: list[str] = []
@@ -99,7 +106,7 @@ async def test_an_invitations_code_stays_in_the_browser(site: Site, seen: Visit,
     assert guest.page.url == f"{guest.console}/join"
     assert not any(token in url.partition("#")[0] for url in asked)
     await guest.page.get_by_role("button", name="Join").click()
-    await guest.page.get_by_text("Welcome to ours. You are its developer.").wait_for()
+    await guest.page.get_by_text("Welcome to ours. Your role is developer.").wait_for()
     assert not guest.complaints
 
 
@@ -108,15 +115,15 @@ async def test_an_adapter_answers_beside_its_base(site: Site, seen: Visit) -> No
     site.engine.script = lambda submit: site.engine.says(submit, ANSWER)
     page = seen.page
     await seen.go("/playground?model=sapling:pirate")
-    await page.get_by_label("Beside the base alone").check()
+    await page.get_by_label("Compare with base model").check()
     await page.fill("#message", f"It's {XSS}")
     await page.keyboard.press("Enter")
     measured = page.locator("[data-measured]:not(:empty)")
     await measured.nth(1).wait_for()
     assert await page.locator(".turn.assistant .words").all_text_contents() == [ANSWER, ANSWER]
     for one in await measured.all_text_contents():
-        assert "tokens in" in one
-        assert "first after" in one
+        assert "input tokens" in one
+        assert "first token" in one
     assert await page.locator(".turn.user .words").first.text_content() == f"It's {XSS}"
     await page.fill("#message", "And then?")
     code = await page.locator("[data-snippets] pre code").all_text_contents()
@@ -140,9 +147,9 @@ async def test_an_answer_can_be_stopped_and_begun_anew(site: Site, seen: Visit) 
     await page.get_by_role("button", name="Send").click()
     await page.locator(".turn.assistant .words:not(:empty)").wait_for()
     await page.get_by_role("button", name="Stop").click()
-    await page.get_by_text("Stopped by you").wait_for()
+    await page.get_by_text("Stopped. Tokens generated so far are billed").wait_for()
     await eventually(lambda: bool(site.engine.aborted), seconds=20)
-    await page.get_by_role("button", name="Start over").click()
+    await page.get_by_role("button", name="Clear").click()
     assert await page.locator(".turn").count() == 0
     site.engine.ready = False
     await page.fill("#message", "Are you there?")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
-from admin.lockout import MAX_PER_ACCOUNT, MAX_PER_ADDRESS, WINDOW_S, Lockout, waiting_words
+from admin.sign_in.lockout import MAX_PER_ACCOUNT, MAX_PER_ADDRESS, WINDOW_S, Lockout, waiting_words
 
 EMAIL, ADDRESS = "ann@acme.example", "192.0.2.7"
 

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import msgspec
 
-from admin.operator import engine_pictures as pictures
-from admin.operator import strips
-from admin.operator.engines import EngineReport
+from admin.charts import live
+from admin.operator.engines import charts as pictures
+from admin.operator.engines.report import EngineReport
 from engine.gauges import EngineStats, EngineView, Share, SlotView, StepSecond
 from engine.protocol import EngineInfo
 from tests.admin.conftest import Site, sign_in
@@ -128,11 +128,11 @@ async def test_an_operator_sees_what_runs_and_where_it_leads(site: Site, visitor
     assert page.text.count(tenant) == 2, "beside its adapter's slot, and beside its rows"
     text = words_of(page.text)
     assert "sapling on cuda:0, fp8" in text
-    assert "Rows in the batch 5 of 8; 3 waiting" in text
-    assert "Step 12.3 ms p99 45 ms" in text
+    assert "Batch size 5 of 8 rows; 3 queued" in text
+    assert "Step time 12.3 ms p99 45 ms" in text
     assert "pirate@1" in text
     assert "Default 3 1.2 s 2.5 s 4 7 0" in text
-    assert "Prefix cache had 25.0% of prompts" in text
+    assert "Prefix cache hit rate 25.0%" in text
     assert "Weights 3.0 GB" in text
     document = (await visitor.get("/operator/engines/report.json")).json()
     (one,) = document["data"]
@@ -172,22 +172,22 @@ async def test_an_engine_that_is_gone_starts_drains_or_is_silent_is_shown_as_suc
 ) -> None:
     await operate(site, visitor)
     page = await visitor.get("/operator/engines")
-    assert "No engine has been seen" in page.text
+    assert "No engines" in page.text
     said = {}
     for state in ("starting", "draining", "gone"):
         site.engines.reports = [report(state=state, view=None if state == "starting" else view(time.time()))]
         said[state] = words_of((await visitor.get("/operator/engines")).text)
     assert "Starting" in said["starting"]
-    assert "Rows in the batch" not in said["starting"]
-    assert "answers what it has, and refuses what is new" in said["draining"]
-    assert "No process reaches this engine since" in said["gone"]
-    assert "Rows in the batch 5 of 8" in said["gone"], "the last that was seen of it"
+    assert "Batch size" not in said["starting"]
+    assert "finishing current requests and rejecting new ones" in said["draining"]
+    assert "This engine has been unreachable since" in said["gone"]
+    assert "Batch size 5 of 8 rows" in said["gone"], "the last that was seen of it"
     site.engines.reports = [report(view=view(time.time() - 9))]
-    assert "It has not shown itself for 9 s" in words_of((await visitor.get("/operator/engines")).text)
+    assert "No update for 9 s" in words_of((await visitor.get("/operator/engines")).text)
     never = report(key="tcp://10.0.0.9:5555", state="gone", info=None, view=None)
     site.engines.reports = [report(), never]
     page = await visitor.get("/operator/engines?engine=tcp://10.0.0.9:5555")
-    assert "It has not been reached yet" in page.text
+    assert "Not reached yet" in page.text
     assert "engine=engine-0" in page.text, "the other is a click away"
     assert "sapling on" in (await visitor.get("/operator/engines?engine=unheard-of")).text
 
@@ -214,7 +214,7 @@ def test_seconds_lie_where_they_belong() -> None:
     assert filled == [
         pictures.NUM_COLUMNS - (end - (NOW - ago) // pictures.COLUMN_SECONDS) for ago in (10, 4)
     ]
-    rows, prompts, _, tokens = pictures.step_strips(columns)
+    rows, prompts, _, tokens = pictures.step_charts(columns)
     assert [one.now for one in rows.legend] == ["0", "0", "0"]
     assert "at most 4 in" in rows.words
     assert "at most 10 in" in prompts.words
@@ -259,15 +259,15 @@ def test_a_slot_is_filled_as_high_as_its_adapter_is_large() -> None:
 
 
 def test_a_strip_is_drawn_in_steps_and_broken_where_nothing_is_known() -> None:
-    layer = strips.Layer("one", "input", [None, 50.0, 50.0, None, 100.0, 0.0])
-    (line,) = strips.lines("Lines", [layer], str, 1.0).layers
+    layer = live.Layer("one", "input", [None, 50.0, 50.0, None, 100.0, 0.0])
+    (line,) = live.lines("Lines", [layer], str, 1.0).layers
     assert line.path == "M1 50H3M4 0H5V100H6"
-    low, high = strips.Layer("low", "input", [1.0, 1.0]), strips.Layer("high", "output", [0.0, 3.0])
-    strip = strips.stacked("Stacked", [low, high], str)
+    low, high = live.Layer("low", "input", [1.0, 1.0]), live.Layer("high", "output", [0.0, 3.0])
+    strip = live.stacked("Stacked", [low, high], str)
     assert [one.path for one in strip.legend] == ["M0 100H0V75H2V100z", "M0 100H0V75H1V0H2V100z"]
     assert [one.name for one in strip.layers] == ["high", "low"], "the lower one is painted over the other"
     assert strip.ticks == [(0, "4.0"), (50, "2.0"), (100, "0.0")]
-    assert [strips.round_up(value) for value in (0.003, 1, 1.1, 30, 41, 512)] == [0.004, 1, 2, 40, 50, 1000]
+    assert [live.round_up(value) for value in (0.003, 1, 1.1, 30, 41, 512)] == [0.004, 1, 2, 40, 50, 1000]
 
 
 def test_times_are_told_with_the_digits_that_count() -> None:
@@ -279,3 +279,14 @@ def test_times_are_told_with_the_digits_that_count() -> None:
         "2.5 s",
         "120 s",
     ]
+
+
+async def test_the_device_is_never_idle_for_more_than_all_the_time(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    """A slow host: 117 s between steps of 10 s in all were 1170 % of the steps."""
+    await operate(site, visitor)
+    stats = msgspec.structs.replace(view().stats, step_gap_seconds=117.0)
+    site.engines.reports = [report(view=view(stats=stats))]
+    text = words_of((await visitor.get("/operator/engines")).text)
+    assert "Device idle between steps 92.1%" in text

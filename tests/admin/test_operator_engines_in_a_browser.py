@@ -113,7 +113,7 @@ async def test_the_pictures_move_while_the_engine_works_and_say_when_it_is_gone(
         await opened.go("/operator/engines")
 
         await expect(page.get_by_role("heading", level=1)).to_contain_text("engine-0 Serving")
-        await expect(page.locator(".tile").first).to_contain_text(f"Rows in the batch{ROWS}of {ROWS}")
+        await expect(page.locator(".tile").first).to_contain_text(f"Batch size{ROWS}of {ROWS}")
         await expect(page.locator("#slots ~ .scroll")).to_contain_text("pirate@1", timeout=10_000)
         link = page.locator("#shares ~ .scroll").get_by_role("link").first
         assert "/operator/tenants/tnt_" in str(await link.get_attribute("href"))
@@ -125,7 +125,7 @@ async def test_the_pictures_move_while_the_engine_works_and_say_when_it_is_gone(
         await expect(link).to_be_focused()
         assert not await seen(opened)
 
-        hold = page.get_by_role("button", name="Hold still")
+        hold = page.get_by_role("button", name="Pause")
         await hold.click()
         await expect(hold).to_have_attribute("aria-pressed", "true")
         asked: list[str] = []
@@ -137,5 +137,5 @@ async def test_the_pictures_move_while_the_engine_works_and_say_when_it_is_gone(
         process.kill()
         await expect(page.get_by_role("heading", level=1)).to_contain_text("Gone", timeout=15_000)
         await expect(page.locator("#heard")).to_have_text("engine-0: Gone")
-        await expect(page.locator(".problem")).to_contain_text("the last that was seen of it")
+        await expect(page.locator(".problem")).to_contain_text("Showing its last known state")
         assert not opened.complaints

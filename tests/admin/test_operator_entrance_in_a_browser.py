@@ -10,7 +10,7 @@ import pytest
 from playwright.async_api import expect
 
 from admin.mail import ConsoleMail
-from admin.sign_in_services import SignInServices
+from admin.sign_in.services import SignInServices
 from billing.notifications.mailing import Mailer
 from tenants.operators.service import OperatorAccounts
 from tests.admin.browsing import Visit, chromium, visit
@@ -49,8 +49,8 @@ async def test_an_operator_comes_in_with_another_password_and_a_second_factor(
         page = seen.page
         await seen.go("/forgot")
         await page.fill("#email", OPERATOR_EMAIL)
-        await page.click("text=Mail me a link")
-        await expect(page.locator("h1")).to_have_text("Look into your mail")
+        await page.click("text=Send reset link")
+        await expect(page.locator("h1")).to_have_text("Check your email")
         await eventually(lambda: bool(box.mail))
         ((to, _, words),) = texts(box)
         assert to == OPERATOR_EMAIL
@@ -58,27 +58,29 @@ async def test_an_operator_comes_in_with_another_password_and_a_second_factor(
         await page.fill("#password", OTHER)
         await page.fill("#again", OTHER)
         await page.click("button[type=submit]")
-        await expect(page.locator(".told")).to_contain_text("Your password is changed")
+        await expect(page.locator(".told")).to_contain_text("Password changed")
 
         await page.fill("#email", OPERATOR_EMAIL)
         await page.fill("#password", OTHER)
         await page.click("button[type=submit]")
         await page.wait_for_url(f"{seen.console}/account/second-factor")
-        await expect(page.locator(".heed")).to_contain_text("asks every operator for a second factor")
+        await expect(page.locator(".heed")).to_contain_text(
+            "requires two-factor authentication for all operators"
+        )
         found = await _looked_at(seen, "asked")
         await page.goto(f"{seen.console}/operator/plans")
         assert page.url == f"{seen.console}/account/second-factor", "nothing else is shown before"
-        await page.click("text=Set it up >> nth=-1")
+        await page.click("text=Set up >> nth=-1")
         secret = await page.inner_text("#secret")
         await page.fill("#code", at_step(secret, 0))
-        await page.click("button:has-text('Turn it on')")
+        await page.click("button:has-text('Enable')")
         await expect(page.locator("main li")).to_have_count(10)
         await page.click("nav >> text=Tenants")
         await expect(page.locator("h1")).to_have_text("Tenants")
 
         await seen.go("/account/second-factor")
         await expect(page.locator("text=rootstock operator reset")).to_be_visible()
-        await expect(page.locator("text=Remove second factor")).to_have_count(0)
+        await expect(page.get_by_role("button", name="Disable")).to_have_count(0)
         found += await _looked_at(seen, "kept")
         assert not found
         assert not seen.complaints

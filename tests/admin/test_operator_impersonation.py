@@ -7,7 +7,7 @@ import html
 import httpx
 import pytest
 
-from admin import frame
+from admin.web import authentication
 from tenants.actors import OPERATOR
 from tenants.audit.service import OPERATOR_CHAIN
 from tenants.operators.service import OperatorAccounts
@@ -60,12 +60,12 @@ async def test_what_spends_or_lets_in_is_members_own(site: Site, visitor: httpx.
     for path in ("/keys", "/keys/key_x/rotate", "/members/invite", "/billing/portal", "/billing/top-up"):
         refused = await visitor.post(path, data={"csrf_token": token})
         assert refused.status_code == 403, path
-        assert "spends their money" in html.unescape(refused.text), path
+        assert "spends the organization's money" in html.unescape(refused.text), path
         assert 'class="guest"' in refused.text, "the banner is on every page"
     for path in ("/playground/chat", "/adapters/uploads", "/adapters/submit", "/adapters/adp_x/submit"):
         refused = await visitor.post(path, headers={"x-csrf-token": token, "accept": "application/json"})
         assert refused.status_code == 403, path
-        assert "spends their money" in refused.json()["error"]["message"], path
+        assert "spends the organization's money" in refused.json()["error"]["message"], path
     assert not await site.keys.list(site.tenant_id)
     assert not site.engine.submitted
 
@@ -92,13 +92,13 @@ async def test_it_ends_by_itself(
     await operate(site, visitor)
     await enter(site, visitor, minutes="1")
     token = csrf_token(await visitor.get("/members"))
-    really = frame.time.time
-    monkeypatch.setattr(frame.time, "time", lambda: really() + 61)
+    really = authentication.time.time
+    monkeypatch.setattr(authentication.time, "time", lambda: really() + 61)
     assert (await visitor.post("/members/usr_x/remove", data={"csrf_token": token})).status_code == 403
     over = await visitor.get("/members")
     assert over.headers["location"] == f"/console/operator/tenants/{site.tenant_id}"
     shown = (await visitor.get(f"/operator/tenants/{site.tenant_id}")).text
-    assert "Your time in this console is over." in shown
+    assert "Your access to this console has ended." in shown
     assert 'class="guest"' not in shown
 
 

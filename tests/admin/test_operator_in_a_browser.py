@@ -41,23 +41,23 @@ async def test_an_operators_day(site: Site) -> None:
         await seen.sign_in(OPERATOR_EMAIL, PASSWORD, "/operator/tenants")
 
         await page.fill("#search", EMAIL.partition("@")[0])
-        await page.click("text=Find >> visible=true")
+        await page.click("text=Search >> visible=true")
         await page.click(f".list >> text={tenant.name}")
         await expect(page.locator("h1")).to_contain_text(tenant.name)
 
         await page.click("nav >> text=Prices")
-        await page.click("text=Draft the first prices")
+        await page.click("text=Set prices")
         for field, amount in (("input", "0.40"), ("cached_input", "0.10"), ("output", "1.60")):
             await page.fill(f"#{field}", amount)
-        await page.click("text=Preview the effect")
+        await page.click("text=Preview effect")
         # 3 M at 0.40, 1 M at 0.10 and 90 k at 1.60 a million.
         await expect(page.locator("#effect")).to_contain_text("$1.444")
         await _picture(seen, "price_new")
-        await page.click("text=Publish these prices")
-        await expect(page.locator(".told")).to_contain_text("The prices are published")
+        await page.click("text=Publish prices")
+        await expect(page.locator(".told")).to_contain_text("Prices published")
 
         await seen.go(f"/operator/tenants/{site.tenant_id}")
-        await page.click("text=Open its console")
+        await page.click("text=Open console")
         await page.check("input[value=full]")
         await page.fill("#reason", "ticket 4711")
         await _picture(seen, "open")

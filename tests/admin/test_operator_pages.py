@@ -58,7 +58,7 @@ async def test_prices_are_previewed_on_the_last_month_and_published(
     )
     await write(site.place.database, events)
     await operate(site, visitor)
-    assert "Everything is free" in (await visitor.get("/operator/prices")).text
+    assert "No prices yet" in (await visitor.get("/operator/prices")).text
     page = (await visitor.get("/operator/prices/new", params=DRAFT)).text
     (ours, theirs) = [await site.tenants.find_tenant(one) for one in site.place.tenants]
     # By hand: 600,000 x 0.30 + 400,000 x 0.10 + 50,000 x 1.20 per million, and the small one.
@@ -108,6 +108,7 @@ async def test_incidents_are_opened_told_and_closed(site: Site, visitor: httpx.A
         page = (await theirs.get("/members")).text
         assert "Answers are slow" in page
         assert "We look." in page
+        assert 'class="incident major"' in page
         assert XSS not in page
         assert (await post(visitor, one, f"{one}/note", note="a guess of ours")).status_code == 303
         assert (
@@ -119,7 +120,7 @@ async def test_incidents_are_opened_told_and_closed(site: Site, visitor: httpx.A
         assert (await post(visitor, one, f"{one}/close")).status_code == 409
         assert "Answers are slow" not in (await theirs.get("/members")).text
     shown = (await visitor.get(one)).text
-    for words in ("a guess of ours", "It gets better.", "Closed", OPERATOR_EMAIL):
+    for words in ("a guess of ours", "It gets better.", "Resolved", OPERATOR_EMAIL):
         assert words in shown
     for wrong, field in (
         ({"title": ""}, "title"),
@@ -192,7 +193,7 @@ async def test_books_are_compared_when_asked_and_shown_row_by_row(
     assert report is not None
     assert await compare(site.place.database, site.redis, None, queued[0]["ticket"], *span) is None, "once"
     listed = (await visitor.get(here)).text
-    assert "Differs" in listed
+    assert "Differences" in listed
     assert report.id in listed
     one = (await visitor.get(f"{here}/{report.id}?check=rollups")).text
     assert "The books do not balance" in one
@@ -238,11 +239,11 @@ async def test_every_tenants_log_is_read_and_checked(
     assert "API key created" not in only
     assert "birch & sons" in only
     assert (await visitor.get("/operator/audit?since=never")).status_code == 422
-    assert "Every chain is whole" in (await visitor.get("/operator/audit/check")).text
+    assert "Audit logs verified" in (await visitor.get("/operator/audit/check")).text
     async with owner_database.write(EVERY_TENANT) as session:  # type: ignore[attr-defined]
         await session.execute(text("SET LOCAL session_replication_role = replica"))
         forged = "UPDATE audit_log SET details = '{}' WHERE tenant_id = :tenant AND seq = 1"
         await session.execute(text(forged), {"tenant": other.id})
     broken = html.unescape((await visitor.get("/operator/audit/check")).text)
-    assert "chains is broken" in broken
+    assert "audit logs failed verification" in broken
     assert "birch & sons" in broken

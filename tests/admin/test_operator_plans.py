@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from admin.operator.pages import plan_fields
+from admin.operator.plans import fields
 from billing.months import begin, month_of
 from billing.rates import Rate
 from engine.protocol import PriorityClass, Usage
@@ -77,12 +77,12 @@ async def confirm(visitor: httpx.AsyncClient, path: str, looked_at: httpx.Respon
 
 
 def test_the_fields_hold_every_value_of_a_plan() -> None:
-    written = plan_fields.written(STANDARD)
-    values, problems = plan_fields.read_values(written)
+    written = fields.written(STANDARD)
+    values, problems = fields.read_values(written)
     assert not problems
-    assert plan_fields.differing(STANDARD, values) == []
-    assert plan_fields.changes(STANDARD, values) == PlanChanges()
-    assert len(written) + 3 < plan_fields.MAX_FIELDS
+    assert fields.differing(STANDARD, values) == []
+    assert fields.changes(STANDARD, values) == PlanChanges()
+    assert len(written) + 3 < fields.MAX_FIELDS
 
 
 @pytest.mark.parametrize(
@@ -93,27 +93,27 @@ def test_the_fields_hold_every_value_of_a_plan() -> None:
         ("max_adapters", "100001", "from 0 to 100,000"),
         ("max_file_bytes", "much", "500 MB"),
         ("limits_requests_per_minute", "many", "whole number"),
-        ("limits_requests_per_minute", "9999999999999", "It must be from 0"),
+        ("limits_requests_per_minute", "9999999999999", "Enter a value from 0"),
         ("flex_price_percent", "10001", "from 0 % to 10,000 %"),
         ("flex_ttft_target_ms", "0", "from 1 ms"),
         ("flex_availability_ppm", "101", "to 100 %"),
-        ("flex_output_rate_ppm", "99.99999", "per cent"),
+        ("flex_output_rate_ppm", "99.99999", "percentage such as"),
         ("flex_credits", "99.9", "each line"),
-        ("flex_credits", "99: 10\n99.9: 20", "must fall"),
-        ("flex_credits", "101: 10", "at most 100 %"),
+        ("flex_credits", "99: 10\n99.9: 20", "must have a lower percentage"),
+        ("flex_credits", "101: 10", "at most 100."),
         ("gate_min_top1", "2", "from 0 to 1"),
         ("gate_max_loss", "nan", "a number"),
     ],
 )
 def test_what_is_wrong_is_told_beside_its_field(field: str, written: str, told: str) -> None:
-    _, problems = plan_fields.read_values(plan_fields.written(STANDARD) | {field: written})
+    _, problems = fields.read_values(fields.written(STANDARD) | {field: written})
     assert list(problems) == [field]
     assert told in problems[field]
 
 
 async def test_a_plan_is_made(site: Site, visitor: httpx.AsyncClient) -> None:
     await operate(site, visitor)
-    assert "One plan for everybody" in (await visitor.get(HERE)).text
+    assert "One plan for all tenants" in (await visitor.get(HERE)).text
     blank = await visitor.get(f"{HERE}/new")
     given = fields_of(blank) | GOLD | {"name": "gold"}
     for wrong, field in (
@@ -144,7 +144,7 @@ async def test_a_plan_is_made(site: Site, visitor: httpx.AsyncClient) -> None:
     (entry, *_) = await site.account.audit.list(OPERATOR_CHAIN)
     assert (entry.type, entry.target_id, entry.actor["email"]) == ("plan.created", plan.id, OPERATOR_EMAIL)
     shown = html.unescape((await visitor.get(f"{HERE}/{plan.id}")).text).replace("\u00a0", " ")
-    for words in ("$25.00", "20 GB", "10 % below 99.95 %, 25 % below 99 %", "nobody is on it"):
+    for words in ("$25.00", "20 GB", "10 % below 99.95 %, 25 % below 99 %", "No tenants"):
         assert words in shown
     like = fields_of(await visitor.get(f"{HERE}/new?like={plan.id}"))
     assert like["priority_credits"] == "99.95: 10\n99: 25"
@@ -167,13 +167,14 @@ async def test_a_change_is_looked_at_before_it_is_made(site: Site, visitor: http
     looked_at = await look(visitor, here, wanted)
     assert rows(looked_at) == {
         "Monthly fee": ("$0.00", "$7.00"),
-        "Requests a day": ("10", "no limit"),
-        "Requests may ask for it": ("yes", "no"),
+        "Requests per day": ("10", "No limit"),
+        "Available": ("Yes", "No"),
         "Availability": ("none", "99.5 %"),
     }
-    assert "What would change, for 1 tenant" in looked_at.text
+    assert "Changes for 1 tenant" in looked_at.text
     assert await site.account.plans.find("gold") == plan, "looking at it keeps nothing"
-    assert "Nothing would change" in (await look(visitor, here, {"monthly_fee": "0"})).text
+    same = await look(visitor, here, {"monthly_fee": "0"})
+    assert "No changes: the plan already has these values" in same.text
     refused = await look(visitor, here, {"monthly_fee": XSS, "default_credits": XSS})
     assert refused.status_code == 422
     assert 'id="problem-default_credits"' in refused.text
@@ -181,7 +182,7 @@ async def test_a_change_is_looked_at_before_it_is_made(site: Site, visitor: http
 
     done = await confirm(visitor, here, looked_at)
     assert done.headers["location"] == f"/console{here}"
-    assert "The plan gold is changed, for 1 tenant." in (await visitor.get(here)).text
+    assert "Plan gold updated for 1 tenant." in (await visitor.get(here)).text
     changed = await site.account.plans.find("gold")
     assert (changed.monthly_fee, dict(changed.limits)) == (7_000_000, {})
     assert not changed.terms[PriorityClass.FLEX].allowed
@@ -213,7 +214,7 @@ async def test_a_change_of_costs_is_tried_on_the_last_month(site: Site, visitor:
     told = re.sub(r"<[^>]+>", " ", looked_at.text.partition('id="effect"')[2].partition("</table>")[0])
     name = (await site.tenants.find_tenant(site.tenant_id)).name
     # 2 M tokens at a half, and at a quarter with the fee.
-    assert f"What {before:%B %Y} would have come to" in told
+    assert f"Effect on {before:%B %Y}" in told
     assert told.split()[-5:] == [name, "1", "$1.00", "$3.50", "+$2.50"]
     assert 'id="effect"' not in (await look(visitor, here, {"max_adapters": "7"})).text
 
@@ -228,7 +229,7 @@ async def test_a_change_of_another_plan_than_was_seen_is_shown_again(
     await site.account.plans.set("gold", PlanChanges(max_adapters=50, pinned_adapters=2))
     again = await confirm(visitor, here, looked_at)
     assert again.status_code == 409
-    assert "Somebody changed the plan meanwhile" in again.text
+    assert "Another operator changed this plan" in again.text
     assert rows(again) == {"Adapters": ("50", "7"), "Adapters kept loaded": ("2", "0")}
     assert (await site.account.plans.find("gold")).max_adapters == 50
     assert (await confirm(visitor, here, again)).status_code == 303
@@ -242,9 +243,9 @@ async def test_another_plan_for_a_tenant_is_looked_at_first(site: Site, visitor:
     await operate(site, visitor)
     here = f"/operator/tenants/{site.tenant_id}"
     looked_at = await visitor.get(f"{here}/plan?plan=gold")
-    assert rows(looked_at) == {"Adapters": ("100", "500"), "Requests may ask for it": ("no", "yes")}
+    assert rows(looked_at) == {"Adapters": ("100", "500"), "Available": ("No", "Yes")}
     assert (await site.account.plans.of_tenant(site.tenant_id)).name == "standard"
-    assert "on this plan already" in (await visitor.get(f"{here}/plan?plan=standard")).text
+    assert "is already on this plan" in (await visitor.get(f"{here}/plan?plan=standard")).text
     assert (await visitor.get(f"{here}/plan?plan=none")).status_code == 404
     assert (await visitor.get("/operator/tenants/tnt_none/plan?plan=gold")).status_code == 404
     token = csrf_token(looked_at)
@@ -258,7 +259,7 @@ async def test_who_looks_on_changes_no_plan(site: Site, visitor: httpx.AsyncClie
     for path in (HERE, f"{HERE}/plan_standard"):
         page = await visitor.get(path)
         assert page.status_code == 200
-        assert "New plan" not in page.text
+        assert "Create plan" not in page.text
         assert "/edit" not in page.text
     looked_at = await look(visitor, f"{HERE}/plan_standard", {"max_adapters": "7"})
     assert rows(looked_at) == {"Adapters": ("100", "7")}

@@ -93,7 +93,7 @@ async def test_an_operator_changes_plan_standing_and_balance(site: Site, visitor
     await operate(site, visitor)
     here = f"/operator/tenants/{site.tenant_id}"
     assert (await post(visitor, here, f"{here}/plan", plan="gold")).status_code == 303
-    assert "is on the plan gold now" in (await visitor.get(here)).text
+    assert "is now on the gold plan" in (await visitor.get(here)).text
     assert (await post(visitor, here, f"{here}/plan", plan="none")).status_code == 404
     once = {"amount": "25.50", "reason": "an apology", "once": "a"}
     for _ in range(2):  # sent twice by an impatient hand
@@ -105,7 +105,7 @@ async def test_an_operator_changes_plan_standing_and_balance(site: Site, visitor
     async with site.visitor() as theirs:
         await sign_in(theirs)
         assert (await post(visitor, here, f"{here}/shut-out")).status_code == 303
-        assert "Shut out since" in (await visitor.get(here)).text
+        assert "Suspended since" in (await visitor.get(here)).text
         assert (await theirs.get("/")).headers["location"] == "/console/sign-in"
         assert (await post(visitor, here, f"{here}/let-in")).status_code == 303
         assert (await sign_in(theirs)).status_code == 303
@@ -119,7 +119,7 @@ async def test_who_looks_on_changes_nothing(site: Site, visitor: httpx.AsyncClie
     await operate(site, visitor, looks_on=True)
     here = f"/operator/tenants/{site.tenant_id}"
     page = (await visitor.get(here)).text
-    assert "Shut out" not in page
+    assert "Suspended" not in page
     assert "Change plan" not in page
     for verb in ("plan", "shut-out", "credit"):
         assert (await post(visitor, here, f"{here}/{verb}", plan="standard")).status_code == 403

@@ -35,7 +35,7 @@ async def test_figures_are_those_of_usage(site: Site, visitor: httpx.AsyncClient
     using = await make_usage(site)
     await sign_in(visitor)
     found = tiles(await visitor.get("/"))
-    today = table(await visitor.get("/usage?range=today&group=key"))["Together"]
+    today = table(await visitor.get("/usage?range=today&group=key"))["Total"]
     assert f"Requests today {today[0]}" in found["Requests today"]
     costs = await UsageReports(site.place.database).costs.page(
         site.tenant_id, start_time=int(using.today.replace(day=1).timestamp()), limit=31
@@ -44,7 +44,7 @@ async def test_figures_are_those_of_usage(site: Site, visitor: httpx.AsyncClient
     shown = re.findall(r'<strong title="([^"]+)">', (await visitor.get("/")).text)
     digits = f"{spent / 1e6:,.6f}".rstrip("0")
     assert shown[0] == f"${digits}"
-    assert "no limit is set" in found[f"Spent in {using.today:%B}"]
+    assert "No limit set" in found[f"Spent in {using.today:%B}"]
     tokens = int(today[1].replace(",", "")) + int(today[3].replace(",", ""))
     assert shown[1] == f"{tokens:,}"
 
@@ -56,7 +56,7 @@ async def test_every_figure_leads_on(site: Site, visitor: httpx.AsyncClient) -> 
     for title, path in (
         ("Tokens today", "/usage?range=today"),
         ("Requests today", "/usage?range=today&show=requests"),
-        ("Failed by us", "/sla"),
+        ("Server errors", "/sla"),
     ):
         assert f'href="/console{path}"' in tiles(page)[title].replace("&amp;", "&")
     hrefs = set(re.findall(r'href="(/console/[^"#]*|usage[^"#]*)', page.text))
@@ -74,7 +74,7 @@ async def test_spending_is_held_against_the_limit(site: Site, visitor: httpx.Asy
     await sign_in(visitor)
     page = await visitor.get("/")
     spending = tiles(page)[f"Spent in {using.today:%B}"]
-    assert "of $0.03 a month" in spending
+    assert "of $0.03 monthly limit" in spending
     assert re.search(r'<progress max="100" value="\d+"', page.text)
     await site.account.limits.set(
         site.tenant_id, OPERATOR, Limit("tenant", site.tenant_id, "", Metric.SPEND_PER_MONTH, 0)
@@ -88,11 +88,11 @@ async def test_what_is_left_is_shown_to_whoever_pays_in_advance(
     await sign_in(visitor)
     tenant, billing, now = site.tenant_id, site.billing, datetime.now(UTC)
     await billing.credits.add(tenant, "grant", 25_000_000, "grant 1", OPERATOR, now=now)
-    assert "no limit is set" in (await visitor.get("/")).text
+    assert "No limit set" in (await visitor.get("/")).text
     await billing.accounts.set_mode(tenant, "prepaid", OPERATOR, now=now)
-    assert "$25 left in the balance" in (await visitor.get("/")).text
+    assert "$25 balance left" in (await visitor.get("/")).text
     await billing.accounts.set_mode(tenant, "postpaid", OPERATOR, now=now + timedelta(minutes=2))
-    assert "no limit is set" in (await visitor.get("/")).text
+    assert "No limit set" in (await visitor.get("/")).text
 
 
 async def test_levels_are_those_of_the_last_day(site: Site, visitor: httpx.AsyncClient) -> None:
@@ -108,9 +108,9 @@ async def test_levels_are_those_of_the_last_day(site: Site, visitor: httpx.Async
         await SlaWriter(session).add(minutes)
     await sign_in(visitor)
     page = await visitor.get("/")
-    assert "Failed by us 0.75 % 3 of 400 in 24 hours" in tiles(page)["Failed by us"]
+    assert "Server errors 0.75 % 3 of 400 in the last 24 hours" in tiles(page)["Server errors"]
     ((name, cells),) = [(name, cells) for name, cells in table(page).items() if "in 24 hours" in name]
-    assert name == "Flex 400 in 24 hours"
+    assert name == "Flex 400 requests in 24 hours"
     assert cells[0].endswith("ms")
     assert 150 < int(cells[0].split()[0]) <= int(cells[1].split()[0]) < 250
     assert cells[2].endswith("tokens/s")
@@ -126,21 +126,21 @@ async def test_adapters_of_the_tenant_and_nobody_else(site: Site, visitor: httpx
     page = await visitor.get("/")
     assert "secret" not in page.text
     rows = table(page)
-    assert rows["pirate version 1"] == ["Ready", "not in 30 days", "0"]
-    assert rows["used"][1:] == ["today", "5.5k"]
+    assert rows["pirate version 1"] == ["Ready", "30+ days ago", "0"]
+    assert rows["used"][1:] == ["Today", "5.5k"]
     assert f'href="/console/usage?adapter={using.adapter}"' in page.text
 
 
 async def test_whoever_begins_is_told_how(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     page = await visitor.get("/")
-    assert "Getting started" in page.text
+    assert "Get started" in page.text
     assert page.text.count('<li class="done">') == 0
     await site.place.create("pirate")
     await site.keys.create(site.tenant_id, "laptop", OPERATOR)
     assert (await visitor.get("/")).text.count('<li class="done">') == 2
     await make_usage(site, "other")
-    assert "Getting started" not in (await visitor.get("/")).text
+    assert "Get started" not in (await visitor.get("/")).text
 
 
 async def test_names_are_shown_as_text(site: Site, visitor: httpx.AsyncClient) -> None:

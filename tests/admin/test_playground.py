@@ -38,7 +38,7 @@ def told(answer: httpx.Response) -> str:
 async def test_the_page_offers_what_can_be_asked(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     page = (await visitor.get("/playground")).text
-    assert "Bring an adapter" in page
+    assert "Upload an adapter" in page
     await site.place.make_ready(await site.place.create("pirate"), "1")
     await site.place.create("theirs", tenant=1)
     page = (await visitor.get("/playground")).text

@@ -23,11 +23,11 @@ async def test_a_project_is_made_renamed_and_archived(site: Site, visitor: httpx
     assert answer.status_code == 303
     here = answer.headers["location"].removeprefix("/console")
     page = (await visitor.get(here)).text
-    assert "is made." in page
+    assert "was created." in page
     assert "<img src=x" not in page
     project_id = here.rpartition("/")[2]
     await site.keys.create(site.tenant_id, "robot", OPERATOR, project_id=project_id)
-    assert re.search(r'data-label="Keys">1<', (await visitor.get("/projects")).text)
+    assert re.search(r'data-label="API keys">1<', (await visitor.get("/projects")).text)
     assert (await act(visitor, here, f"{here}/name", name="Helpers")).status_code == 303
     page = (await visitor.get(here)).text
     assert "<h1>Helpers" in page
@@ -35,9 +35,9 @@ async def test_a_project_is_made_renamed_and_archived(site: Site, visitor: httpx
     assert (await act(visitor, here, f"{here}/archive")).headers["location"] == "/console/projects"
     listed = (await visitor.get("/projects")).text
     assert here not in listed
-    assert "Helpers is archived" in listed
+    assert "Helpers was archived" in listed
     assert here in (await visitor.get("/projects?show=all")).text
-    assert "nothing of it can be changed" in (await visitor.get(here)).text
+    assert "can't be changed" in (await visitor.get(here)).text
     assert [key async for key in _live_keys(site)] == []
     refused = await act(visitor, "/projects", f"{here}/name", name="Again")
     assert refused.status_code == 409
@@ -52,13 +52,16 @@ async def test_what_is_wrong_stands_beside_the_name(site: Site, visitor: httpx.A
     await sign_in(visitor)
     project_id = await made(site)
     for page, path in (("/projects/new", "/projects"), ("/projects", f"/projects/{project_id}/name")):
-        for name, status, message in ((" ", 422, "printable"), ("Default", 409, "has this name already")):
+        for name, status, message in (
+            (" ", 422, "printable"),
+            ("Default", 409, "with this name already exists"),
+        ):
             refused = await act(visitor, page, path, name=name)
             assert refused.status_code == status
             told = html.unescape(refused.text).partition('id="problem-name">')[2].partition("</p>")[0]
             assert message in told
     (default,) = [one for one in await site.account.projects.list(site.tenant_id) if one.is_default]
-    assert "Archive for good" not in (await visitor.get(f"/projects/{default.id}")).text
+    assert "Archive project" not in (await visitor.get(f"/projects/{default.id}")).text
     assert (await act(visitor, "/projects", f"/projects/{default.id}/archive")).status_code == 409
 
 
@@ -70,7 +73,7 @@ async def test_people_come_into_a_project_and_leave_it(site: Site, visitor: http
     added = await act(visitor, here, f"{here}/members", user=her.user_id, role="member")
     assert added.status_code == 303
     key = await site.keys.create(site.tenant_id, "hers", OPERATOR, project_id=project_id, user_id=her.user_id)
-    assert "grace@acme.example is in it now." in (await visitor.get(here)).text
+    assert "grace@acme.example was added to the project." in (await visitor.get(here)).text
     path = f"{here}/members/{her.user_id}"
     assert (await act(visitor, here, f"{path}/role", role="owner")).status_code == 303
     assert (await act(visitor, here, f"{path}/role", role="king")).status_code == 400
@@ -105,7 +108,7 @@ async def test_roles_see_and_change_what_they_may(site: Site, visitor: httpx.Asy
     visitor.cookies.clear()
     await as_role(site, visitor, "viewer")
     page = await visitor.get(here)
-    assert "Rename" not in page.text
+    assert "Project name" not in page.text
     assert (await visitor.get("/projects/new")).status_code == 403
     token = csrf_token(page)
     paths = ("/projects", f"{here}/name", f"{here}/archive", f"{here}/members")

@@ -15,7 +15,7 @@ from engine.protocol import PriorityClass
 from sla.folding import SlaFolding
 from sla.recorder import SlaRecorder
 from tenants.actors import OPERATOR
-from tenants.terms import DEFAULTS
+from tenants.tier_terms import DEFAULTS
 from tests.admin.conftest import EMAIL, Site, sign_in
 from tests.admin.test_keys import XSS, as_role
 
@@ -58,10 +58,10 @@ async def test_the_filter_finds_and_says_what_is_wrong(site: Site, visitor: http
     ):
         page = await visitor.get("/audit", params=query)
         assert (page.status_code, len(rows(page))) == (200, count), query
-    assert "No entry is like this" in page.text
+    assert "No entries match these filters" in page.text
     wrong = await visitor.get("/audit", params={"since": "yesterday", "type": "x"})
     assert wrong.status_code == 422
-    assert "Write the day as" in wrong.text
+    assert "Enter a date such as" in wrong.text
     assert 'value="yesterday"' in wrong.text
     assert (await visitor.get("/audit?after=audit_log-none")).status_code == 404
 
@@ -69,7 +69,7 @@ async def test_the_filter_finds_and_says_what_is_wrong(site: Site, visitor: http
 async def test_the_log_has_pages_within_a_filter(
     site: Site, visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("admin.pages.audit.PAGE", 2)
+    monkeypatch.setattr("admin.audit.page.PAGE", 2)
     await sign_in(visitor)
     made = [await site.keys.create(site.tenant_id, name, OPERATOR) for name in "abc"]
     first = await visitor.get("/audit?type=api_key.created")
@@ -85,14 +85,14 @@ async def test_a_chain_is_proved_whole_or_broken(
 ) -> None:
     await sign_in(visitor)
     await site.keys.create(site.tenant_id, "robot", OPERATOR)
-    assert "The log is whole" in (await visitor.get("/audit/check")).text
+    assert "Audit log verified" in (await visitor.get("/audit/check")).text
     async with owner_database.write(site.tenant_id) as session:
         await session.execute(text("ALTER TABLE audit_log DISABLE TRIGGER USER"))
         query = text("UPDATE audit_log SET type = 'nothing.happened' WHERE tenant_id = :tenant AND seq = 2")
         assert (await session.execute(query, {"tenant": site.tenant_id})).rowcount == 1  # type: ignore[attr-defined]
     page = (await visitor.get("/audit/check")).text
-    assert "The log is broken" in page
-    assert "Entry no. 2 is not as it was written" in page
+    assert "Audit log verification failed" in page
+    assert "Entry #2 was changed or is missing" in page
 
 
 async def test_only_who_may_reads_the_log(site: Site, visitor: httpx.AsyncClient) -> None:
@@ -106,17 +106,17 @@ async def test_service_levels_of_a_month(site: Site, visitor: httpx.AsyncClient)
     await sign_in(visitor)
     page = await visitor.get("/sla")
     assert page.status_code == 200
-    assert "Nothing asked" in page.text
-    assert "This month still runs" in page.text
+    assert "No requests" in page.text
+    assert "This month is in progress" in page.text
     report = (await visitor.get("/sla/report.json")).json()
     assert [one["service_tier"] for one in report["data"]] == re.findall(r'id="class-([a-z]+)"', page.text)
     for wrong in ("2026-13", "9000-01", "'"):
         refused = await visitor.get("/sla", params={"month": wrong})
         assert refused.status_code == 404
-        assert "There is no report of this month" in refused.text
+        assert "There&#39;s no report for this month" in refused.text
     old = await visitor.get("/sla?month=2020-02")
     assert "February 2020" in old.text
-    assert "This month still runs" not in old.text
+    assert "This month is in progress" not in old.text
 
 
 async def test_what_was_served_badly_is_shown(site: Site, visitor: httpx.AsyncClient) -> None:
@@ -130,7 +130,7 @@ async def test_what_was_served_badly_is_shown(site: Site, visitor: httpx.AsyncCl
     assert await SlaFolding(site.place.database, site.redis, "test").drain() == 1
     page = (await visitor.get("/sla")).text
     shown = page.partition('id="class-default"')[2].partition("</section>")[0]
-    assert "4 requests, 1 failed by us" in shown
+    assert "4 requests, 1 server errors" in shown
     assert "75 %" in shown
     (report,) = [
         one

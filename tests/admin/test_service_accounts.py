@@ -43,14 +43,14 @@ async def test_one_is_made_with_a_key_that_is_shown_once(site: Site, visitor: ht
         assert plaintext not in shown
         assert "<img src=x" not in shown
         assert f'href="/console{here}"' in shown or page == here
-    assert re.search(r'data-label="Keys">1<', (await visitor.get(every)).text)
+    assert re.search(r'data-label="API keys">1<', (await visitor.get(every)).text)
     again = await act(visitor, here, f"{here}/keys", key_name="staging")
     assert again.status_code == 201
     assert (await resolver.resolve(secret_of(again))).user_id == account.id
     assert "staging" in (await visitor.get(here)).text
-    assert re.search(r'data-label="Keys">2<', (await visitor.get(every)).text)
+    assert re.search(r'data-label="API keys">2<', (await visitor.get(every)).text)
     assert (await act(visitor, here, f"{here}/name", name="hourly")).status_code == 303
-    assert "is called hourly now" in (await visitor.get(here)).text
+    assert "renamed to hourly" in (await visitor.get(here)).text
     assert (await act(visitor, here, f"{here}/delete")).headers["location"].endswith(every.rpartition("/")[0])
     assert (await visitor.get(here)).status_code == 404
     fresh = KeyResolver(site.place.database, site.redis, SECRET)
@@ -65,7 +65,7 @@ async def test_its_keys_are_revoked_one_by_one(site: Site, visitor: httpx.AsyncC
     project_id = every.split("/")[2]
     account = await site.account.service_accounts.create(site.tenant_id, project_id, "robot", OPERATOR)
     here = f"{every}/{account.id}"
-    assert "It has no key that works" in (await visitor.get(here)).text
+    assert "No active keys" in (await visitor.get(here)).text
     one, other = [
         await site.keys.create(site.tenant_id, name, OPERATOR, service_account_id=account.id)
         for name in ("first", "second")
@@ -90,10 +90,22 @@ async def test_what_is_wrong_stands_beside_its_field_and_makes_nothing(
     for page, path, fields, beside, message in (
         (f"{every}/new", every, {"name": " "}, "name", "printable"),
         (f"{every}/new", every, {"name": "a", "expires_at": "soon"}, "expires_at", "2030-12-31"),
-        (f"{every}/new", every, {"name": "a", "expires_at": yesterday}, "expires_at", "is over"),
+        (
+            f"{every}/new",
+            every,
+            {"name": "a", "expires_at": yesterday},
+            "expires_at",
+            "Choose today or a later date",
+        ),
         (here, f"{here}/name", {"name": "\t"}, "name", "printable"),
         (here, f"{here}/keys", {"key_name": " "}, "key_name", "printable"),
-        (here, f"{here}/keys", {"key_name": "a", "expires_at": yesterday}, "expires_at", "is over"),
+        (
+            here,
+            f"{here}/keys",
+            {"key_name": "a", "expires_at": yesterday},
+            "expires_at",
+            "Choose today or a later date",
+        ),
     ):
         refused = await act(visitor, page, path, **fields)
         assert refused.status_code == 422, (path, fields)
@@ -111,7 +123,7 @@ async def test_of_an_archived_project_there_is_nothing_to_make(
     project = await site.account.projects.create(site.tenant_id, "Old", OPERATOR)
     await site.account.projects.archive(site.tenant_id, project.id, OPERATOR)
     every = f"/projects/{project.id}/service-accounts"
-    assert "They ended with the project" in (await visitor.get(every)).text
+    assert "Deleted with the project" in (await visitor.get(every)).text
     assert (await act(visitor, "/projects", every, name="late")).status_code == 409
 
 
@@ -123,8 +135,8 @@ async def test_who_may_and_whose_they_are(site: Site, visitor: httpx.AsyncClient
     await as_role(site, visitor, "viewer")
     page = await visitor.get(here)
     assert page.status_code == 200
-    assert "Delete for good" not in page.text
-    assert "Make key" not in page.text
+    assert "Delete service account" not in page.text
+    assert "Create key" not in page.text
     assert (await visitor.get(f"{every}/new")).status_code == 403
     changes = (every, f"{here}/name", f"{here}/keys", f"{here}/delete")
     for path in changes:

@@ -27,8 +27,8 @@ async def test_a_program_gets_its_account_and_a_member_is_shut_out(site: Site) -
         await _key_revoked_and_account_deleted(seen, here)
         member = f"/members/{her.user_id}"
         await _shut_out_and_let_in(seen, member)
-        await seen.page.get_by_role("button", name="Shut out", exact=True).first.click()
-        await seen.page.get_by_role("dialog").get_by_role("button", name="Shut out").click()
+        await seen.page.get_by_role("button", name="Suspend", exact=True).first.click()
+        await seen.page.get_by_role("dialog").get_by_role("button", name="Suspend").click()
         found += await _looked_at(seen, member)
         assert not found
         assert not seen.complaints
@@ -37,16 +37,16 @@ async def test_a_program_gets_its_account_and_a_member_is_shut_out(site: Site) -
 async def _made_with_a_key(site: Site, seen: Visit, project_id: str) -> str:
     page = seen.page
     await seen.go(f"/projects/{project_id}")
-    await page.get_by_role("link", name="New service account").click()
+    await page.get_by_role("link", name="Create service account").click()
     found = await _looked_at(seen, urlsplit(page.url).path.removeprefix("/console"))
     assert not found
     await page.get_by_label("Name").fill("nightly summaries")
     await page.keyboard.press("Enter")
-    await expect(page.get_by_role("heading", name="The key of nightly summaries")).to_be_visible()
+    await expect(page.get_by_role("heading", name="API key created")).to_be_visible()
     assert not await seen.serious()
-    key = await page.get_by_label("The key").input_value()
+    key = await page.get_by_label("API key", exact=True).input_value()
     caller = await KeyResolver(site.place.database, site.redis, SECRET).resolve(key)
-    await page.get_by_role("link", name="I have it: on to the account").click()
+    await page.get_by_role("link", name="Done").click()
     await expect(page.get_by_role("heading", name="nightly summaries", exact=True)).to_be_visible()
     assert page.url.endswith(caller.user_id or "")
     assert key not in await page.content()
@@ -60,20 +60,20 @@ async def _key_revoked_and_account_deleted(seen: Visit, here: str) -> None:
     await page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     await page.wait_for_url(re.compile("/keys$"))
     await seen.go(here)
-    await expect(page.get_by_text("It has no key that works")).to_be_visible()
+    await expect(page.get_by_text("No active keys")).to_be_visible()
     await page.get_by_role("button", name="Delete").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Delete for good").click()
-    await expect(page.get_by_text("nightly summaries is deleted")).to_be_visible()
+    await page.get_by_role("dialog").get_by_role("button", name="Delete service account").click()
+    await expect(page.get_by_text("nightly summaries was deleted")).to_be_visible()
 
 
 async def _shut_out_and_let_in(seen: Visit, member: str) -> None:
     page = seen.page
     await seen.go(member)
-    await page.get_by_role("button", name="Shut out", exact=True).first.click()
-    await page.get_by_role("dialog").get_by_role("button", name="Shut out").click()
-    await expect(page.get_by_role("heading", name="Shut out since")).to_be_visible()
-    await page.get_by_role("button", name="Let in again").click()
-    await expect(page.get_by_text("can sign in again")).to_be_visible()
+    await page.get_by_role("button", name="Suspend", exact=True).first.click()
+    await page.get_by_role("dialog").get_by_role("button", name="Suspend").click()
+    await expect(page.get_by_role("heading", name="Suspended since")).to_be_visible()
+    await page.get_by_role("button", name="Reinstate").click()
+    await expect(page.get_by_text("was reinstated")).to_be_visible()
 
 
 async def _looked_at(seen: Visit, *paths: str) -> list[str]:

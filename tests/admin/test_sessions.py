@@ -7,8 +7,8 @@ import time
 import pytest
 import redis.asyncio
 
-from admin import sessions
-from admin.sessions import HalfWay, Impersonation, Opened, SessionStore, handle_of
+from admin.web import sessions
+from admin.web.sessions import Impersonation, OpenSession, PendingSignIn, SessionStore, handle_of
 
 USER, TENANT = "usr_1", "tnt_1"
 
@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-async def signed_in(store: SessionStore, old: str | None = None, **terms: float) -> Opened:
+async def signed_in(store: SessionStore, old: str | None = None, **terms: float) -> OpenSession:
     return await store.sign_in(old, USER, TENANT, role="owner", **terms)  # type: ignore[arg-type]
 
 
@@ -49,12 +49,12 @@ async def test_a_sign_in_ends_the_session_the_browser_came_with(store: SessionSt
 
 async def test_half_way_ends_the_session_the_browser_came_with_and_is_nobodys(store: SessionStore) -> None:
     old = await signed_in(store)
-    waiting = await store.go_half_way(old.id, HalfWay(USER, TENANT, "password", 1.0))
+    waiting = await store.begin_second_factor(old.id, PendingSignIn(USER, TENANT, "password", 1.0))
     assert await store.find(old.id) is None
     found = await store.find(waiting.id)
     assert found is not None
     assert found.session.user_id is None
-    assert found.session.half_way is not None
+    assert found.session.pending is not None
 
 
 async def test_ids_and_tokens_are_never_the_same(store: SessionStore) -> None:
@@ -84,12 +84,14 @@ async def test_what_is_no_id_opens_nothing(store: SessionStore, session_id: str 
 async def test_lives_are_as_long_as_what_they_are_for(
     store: SessionStore, redis_client: redis.asyncio.Redis
 ) -> None:
-    async def life(opened: Opened) -> int:
+    async def life(opened: OpenSession) -> int:
         return int(await redis_client.ttl(sessions._key(opened.id)))
 
-    half_way = HalfWay(USER, TENANT, "password", 1.0)
+    pending = PendingSignIn(USER, TENANT, "password", 1.0)
     assert await life(await store.begin()) == pytest.approx(sessions.ANONYMOUS_S, abs=5)
-    assert await life(await store.go_half_way(None, half_way)) == pytest.approx(sessions.HALF_WAY_S, abs=5)
+    assert await life(await store.begin_second_factor(None, pending)) == pytest.approx(
+        sessions.PENDING_S, abs=5
+    )
     entered = await signed_in(store)
     assert await life(entered) == pytest.approx(sessions.IDLE_S, abs=5)
     await redis_client.expire(sessions._key(entered.id), 100)
@@ -184,13 +186,13 @@ async def test_what_is_said_lasts_no_longer_than_the_session(
 ) -> None:
     opened = await signed_in(store)
     await redis_client.expire(sessions._key(opened.id), 100)
-    await store.say(opened, "Done.")
+    await store.set_flash(opened, "Done.")
     assert 0 < await redis_client.ttl(sessions._key(opened.id)) <= 100
     found = await store.find(opened.id)
     assert found is not None
-    assert found.session.said == "Done."
+    assert found.session.flash == "Done."
     await store.end(opened.id)
-    await store.say(opened, "Too late.")
+    await store.set_flash(opened, "Too late.")
     assert await store.find(opened.id) is None, "a session that has ended is not brought back"
 
 

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from admin import lockout, sessions
-from admin.sessions import SessionStore
+from admin.sign_in import lockout
+from admin.web import sessions
+from admin.web.sessions import SessionStore
 from tests.admin.conftest import EMAIL, PASSWORD, Site, csrf_token, sign_in
 
 COOKIE = "rootstock_console"
@@ -37,6 +38,35 @@ async def test_the_right_password_opens_the_overview(visitor: httpx.AsyncClient)
     assert (await visitor.get("/sign-in")).headers["location"] == "/console/"
 
 
+async def test_signing_in_returns_to_the_page_asked_for(visitor: httpx.AsyncClient) -> None:
+    asked = await visitor.get("/usage?range=7d&group=key")
+    assert asked.headers["location"] == "/console/sign-in"
+    assert "Your session has ended" not in (await visitor.get("/sign-in")).text
+    entered = await sign_in(visitor)
+    assert entered.headers["location"] == "/console/usage?range=7d&group=key"
+    assert (await visitor.get("/usage?range=7d&group=key")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/sla/report.json", "/usage/export", "/operator/tenants", "//evil.example/", "/" + "x" * 3000]
+)
+async def test_signing_in_leads_to_pages_of_this_user_alone(visitor: httpx.AsyncClient, path: str) -> None:
+    await visitor.get(f"http://127.0.0.1:8000/console{path}")
+    assert (await sign_in(visitor)).headers["location"] == "/console/"
+
+
+async def test_an_ended_session_is_said_and_its_page_returned_to(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    await sign_in(visitor)
+    for key in await site.redis.keys("*:console:session:*"):
+        await site.redis.delete(key)
+    assert (await visitor.get("/keys")).headers["location"] == "/console/sign-in"
+    assert "Your session has ended. Sign in again." in (await visitor.get("/sign-in")).text
+    assert "Your session has ended" not in (await visitor.get("/sign-in")).text, "once"
+    assert (await sign_in(visitor)).headers["location"] == "/console/keys"
+
+
 @pytest.mark.parametrize(
     ("email", "password"),
     [(EMAIL, "wrong password"), ("nobody@acme.example", PASSWORD), (EMAIL, ""), ("", "")],
@@ -44,7 +74,7 @@ async def test_the_right_password_opens_the_overview(visitor: httpx.AsyncClient)
 async def test_anything_else_gets_one_answer(visitor: httpx.AsyncClient, email: str, password: str) -> None:
     refused = await sign_in(visitor, email, password)
     assert refused.status_code == 401
-    assert "do not match an account" in refused.text
+    assert "Incorrect email or password" in refused.text
     assert (await visitor.get("/")).status_code == 303
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from adapters.files.uploads import MAX_PART_BYTES
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
-from admin import upload_routes
+from admin.adapters import upload_routes
 from api.app import _body_limits
 from api.services import RequestLimits
 from tests.admin.conftest import PASSWORD, Site, csrf_token, sign_in
@@ -260,7 +260,7 @@ async def test_the_plain_form_shows_what_is_wrong_where(site: Site, visitor: htt
     assert "1 to 64" in problem(named.text, "name")
     assert 'value="No Name &lt;b&gt;"' in named.text
     missing = await post(visitor, name="corsair", files=pirate() | {"config": ("", b"")})
-    assert problem(missing.text, "config") == "Choose this file."
+    assert problem(missing.text, "config") == "Choose a file."
     broken = await post(
         visitor, name="corsair", files=pirate() | {"weights": (WEIGHTS_FILE, b"PK\x03\x04zip")}
     )

@@ -15,7 +15,7 @@ import httpx
 import pyarrow.parquet
 import pytest
 
-from admin.pages.usage_query import BY_ID
+from admin.usage.query import BY_ID
 from billing.reports.costs import CostReports
 from billing.service import UsageReports
 from engine.protocol import Usage
@@ -79,27 +79,27 @@ async def test_figures_are_those_of_the_api(site: Site, visitor: httpx.AsyncClie
     keys = table(await visitor.get("/usage?group=key"))
     expected = await reported(site, using, "key")
     charged = expected.pop("")
-    assert keys.pop("Together") == cells([sum(one) for one in zip(*expected.values(), charged, strict=True)])
+    assert keys.pop("Total") == cells([sum(one) for one in zip(*expected.values(), charged, strict=True)])
     assert keys == {
-        "laptop its page": cells(expected[using.laptop]),
-        "robot <i> its page": cells(expected[using.robot]),
-        "ada@acme.example in the playground · its page": cells(expected[using.person]),
-        "old one revoked · its page": cells(expected[using.revoked]),
+        "laptop View": cells(expected[using.laptop]),
+        "robot <i> View": cells(expected[using.robot]),
+        "ada@acme.example playground · View": cells(expected[using.person]),
+        "old one revoked · View": cells(expected[using.revoked]),
         "Deleted key key_gone": cells(expected["key_gone"]),
-        "Adapter storage not of a request": cells(charged),
+        "Adapter storage Not request-based": cells(charged),
     }
     adapters = table(await visitor.get("/usage?group=adapter"))
     expected = await reported(site, using, "adapter")
-    assert adapters["pirate its page"] == cells(expected[using.adapter])
-    assert adapters["The base alone"] == cells(expected[""])
+    assert adapters["pirate View"] == cells(expected[using.adapter])
+    assert adapters["Base model"] == cells(expected[""])
     people = table(await visitor.get("/usage?group=user&range=7d"))
     expected = await reported(site, using, "user", 7)
-    assert people["ada@acme.example its page"] == cells(expected[using.person])
+    assert people["ada@acme.example View"] == cells(expected[using.person])
     projects = table(await visitor.get("/usage?group=project"))
-    assert projects["Support <b> its page"] == cells((await reported(site, using, "project"))[using.project])
+    assert projects["Support <b> View"] == cells((await reported(site, using, "project"))[using.project])
     days = table(await visitor.get("/usage"))
     assert next(iter(days)) == f"{using.today:%a}, {using.today:%b} {using.today.day}, {using.today.year}"
-    assert sum(int(row[0]) for name, row in days.items() if name != "Together") == int(days["Together"][0])
+    assert sum(int(row[0]) for name, row in days.items() if name != "Total") == int(days["Total"][0])
 
 
 async def test_rows_lead_to_less_and_to_their_requests(site: Site, visitor: httpx.AsyncClient) -> None:
@@ -108,8 +108,8 @@ async def test_rows_lead_to_less_and_to_their_requests(site: Site, visitor: http
     page = await visitor.get("/usage?group=tier&show=requests")
     (flex,) = links(page, "Flex")
     narrower = await visitor.get(f"http://127.0.0.1:8000{flex}")
-    assert table(narrower)["Together"] == ["4", "8,000", "0", "1,200", "$0.015000"]
-    assert "Class</span> Flex" in narrower.text
+    assert table(narrower)["Total"] == ["4", "8,000", "0", "1,200", "$0.015000"]
+    assert "Service tier</span> Flex" in narrower.text
     assert 'href="/console/usage?show=requests"' in narrower.text, "the chip takes the filter off"
     behind = next(href for href in links(page, "4") if "tier=flex" in href)
     requests = await visitor.get(f"http://127.0.0.1:8000{behind}")
@@ -120,7 +120,7 @@ async def test_rows_lead_to_less_and_to_their_requests(site: Site, visitor: http
     receipt = await visitor.get(f"http://127.0.0.1:8000{one}")
     assert table(receipt)["Output"] == ["300", "$5.00", "$0.000750"]
     assert table(receipt)["Billed"] == ["2,300", "", "$0.003750"]
-    assert "pays 50 %" in receipt.text
+    assert "costs 50 %" in receipt.text
     assert f'href="/console/keys/{using.robot}"' in receipt.text
     day = await visitor.get(f"/usage?range=days&from={days_ago(using, 0)}&to={days_ago(using, 0)}")
     assert "by" not in table(day)
@@ -135,38 +135,38 @@ async def test_filters_add_up_and_are_kept(site: Site, visitor: httpx.AsyncClien
     query = f"key={using.laptop}&key={using.person}&adapter={using.adapter}&group=key&show=cost&range=7d"
     page = await visitor.get(f"/usage?{query}")
     assert set(table(page)) == {
-        "laptop its page", "ada@acme.example in the playground · its page", "Together",
+        "laptop View", "ada@acme.example playground · View", "Total",
     }  # fmt: skip
     assert re.search(rf'name="key" value="{using.laptop}" checked', page.text)
     assert not re.search(rf'name="key" value="{using.robot}" checked', page.text)
     for name, value in (("range", "7d"), ("group", "key"), ("show", "cost"), ("adapter", using.adapter)):
         assert f'<input type="hidden" name="{name}" value="{value}">' in page.text
-    assert "The file has what passes the filters" in page.text
+    assert "Filters apply" in page.text
     none = await visitor.get("/usage?adapter=none&model=sapling:pirate@1")
-    assert "Nothing is like this" in none.text
+    assert "No results" in none.text
     base = table(await visitor.get("/usage?adapter=none"))
-    assert base["Together"][0] == "6"
+    assert base["Total"][0] == "6"
 
 
 async def test_what_cannot_be_asked_is_told(site: Site, visitor: httpx.AsyncClient) -> None:
     await make_usage(site)
     await sign_in(visitor)
     for query, words in (
-        ("range=days&from=2026-11-31&to=2026-12-01", "Write the day as"),
-        ("range=days&from=2026-11-20&to=2026-11-01", "before the first"),
-        ("range=days&from=2020-01-01&to=2026-11-01", "At most 366 days"),
-        ("month=2026-13", "Write the month as"),
-        ("range=ever", "no such stretch"),
-        ("group=sex", "cannot be grouped"),
-        ("show=joy", "no such chart"),
-        ("hour=7", "no hour of one day"),
-        ("model=%00", "cannot be the name"),
-        ("&".join(f"key={number}" for number in range(101)), "At most 100"),
+        ("range=days&from=2026-11-31&to=2026-12-01", "Enter a date such as"),
+        ("range=days&from=2026-11-20&to=2026-11-01", "before the start date"),
+        ("range=days&from=2020-01-01&to=2026-11-01", "Choose at most 366 days"),
+        ("month=2026-13", "Enter a month such as"),
+        ("range=ever", "Unknown date range"),
+        ("group=sex", "be grouped by this"),
+        ("show=joy", "Unknown metric"),
+        ("hour=7", "Choose an hour of a single day"),
+        ("model=%00", "Invalid value"),
+        ("&".join(f"key={number}" for number in range(101)), "Choose at most 100"),
     ):
         page = await visitor.get(f"/usage?{query}")
         assert page.status_code == 422, query
         assert words in page.text
-        assert "Together" in page.text, "the default view is there"
+        assert "Total" in page.text, "the default view is there"
         assert (await visitor.get(f"/usage/requests?{query}")).status_code == 422
         assert (await visitor.get(f"/usage/export?{query}")).status_code == 400
     assert (await visitor.get("/usage/requests?after=x")).status_code == 422
@@ -205,10 +205,10 @@ async def test_a_receipt_says_what_was_taken_back(site: Site, visitor: httpx.Asy
     await sign_in(visitor)
     day = days_ago(using, 5)
     rows = await visitor.get(f"/usage/requests?range=days&from={day}&to={day}&key=key_gone")
-    assert sum("Taken back" in head for head in table(rows)) == 1
-    one = links(rows, next(head for head in table(rows) if "Taken back" in head).split(" Taken")[0])
+    assert sum("Reversed" in head for head in table(rows)) == 1
+    one = links(rows, next(head for head in table(rows) if "Reversed" in head).split(" Reversed")[0])
     receipts = [await visitor.get(f"http://127.0.0.1:8000{path}") for path in one]
-    (taken,) = [page for page in receipts if "Taken back" in page.text]
+    (taken,) = [page for page in receipts if "Reversed" in page.text]
     assert table(taken)["Billed"][-1] == "$0.000000"
     assert "=cmd|" in html.unescape(taken.text)
     assert "Deleted key" in taken.text
@@ -224,7 +224,7 @@ async def test_files_are_those_of_the_export(site: Site, visitor: httpx.AsyncCli
     )
     read = list(csv.DictReader(io.StringIO(rows.text)))
     assert [row["kind"] for row in read].count("request") == 12
-    total = table(await visitor.get("/usage?range=7d"))["Together"]
+    total = table(await visitor.get("/usage?range=7d"))["Total"]
     assert f"${sum(int(row['cost_micro_usd']) for row in read) / 1e6:.6f}" == total[-1]
     sums = await visitor.get("/usage/export?range=7d&what=sums&group=key&format=parquet")
     columns = pyarrow.parquet.read_table(io.BytesIO(sums.content)).to_pydict()
@@ -232,7 +232,7 @@ async def test_files_are_those_of_the_export(site: Site, visitor: httpx.AsyncCli
     assert f"${sum(columns['cost_micro_usd']) / 1e6:.6f}" == total[-1]
     assert (await visitor.get("/usage/export?format=xlsx")).status_code == 400
     for query in ("adapter=none&range=7d", "key=key_gone&range=7d"):
-        total = table(await visitor.get(f"/usage?{query}"))["Together"]
+        total = table(await visitor.get(f"/usage?{query}"))["Total"]
         rows = await visitor.get(f"/usage/export?{query}&what=rows&format=csv")
         read = list(csv.DictReader(io.StringIO(rows.text)))
         assert {row["kind"] for row in read} == {"request", "reversal"}
@@ -247,11 +247,11 @@ async def test_nothing_used_teaches_and_nothing_lately_says_so(
 ) -> None:
     await sign_in(visitor)
     empty = await visitor.get("/usage")
-    assert "Nothing is used yet" in empty.text
+    assert "No usage yet" in empty.text
     assert "No requests" in (await visitor.get("/usage/requests")).text
     using = await make_usage(site)
     month = await visitor.get("/usage?month=2020-02")
-    assert "There was no request in Feb 1 to Feb 29, 2020" in month.text
+    assert "No usage in Feb 1 to Feb 29, 2020" in month.text
     year = await visitor.get(f"/usage?range=days&from={days_ago(using, 300)}&to={days_ago(using, 0)}")
     assert f"{using.today:%B %Y}" in table(year)
 
@@ -274,4 +274,4 @@ async def test_other_tenants_usage_is_not_there(site: Site, visitor: httpx.Async
     other = await site.tenants.create_tenant("birch")
     await site.accounts.create(other.id, "eve@birch.example", "correct horse battery")
     await sign_in(visitor, "eve@birch.example")
-    assert "Nothing is used yet" in (await visitor.get("/usage")).text
+    assert "No usage yet" in (await visitor.get("/usage")).text

@@ -69,7 +69,7 @@ async def _group_filter_and_export(site: Site, using: Using, seen: Visit) -> Non
     await page.get_by_role("checkbox", name="laptop").press("Space")
     await page.get_by_role("dialog", name="API key").get_by_role("button", name="Apply").press("Enter")
     await page.get_by_role("link", name="API key laptop").wait_for()
-    assert await _row(page, "Together") == cells(expected[using.laptop])
+    assert await _row(page, "Total") == cells(expected[using.laptop])
     await page.get_by_role("link", name="API key laptop").click()
     await page.get_by_role("button", name="Export").click()
     async with page.expect_download() as downloading:
@@ -77,7 +77,7 @@ async def _group_filter_and_export(site: Site, using: Using, seen: Visit) -> Non
     path = Path(await (await downloading.value).path())
     written = await asyncio.to_thread(path.read_text)
     cost = sum(int(row["cost_micro_usd"]) for row in csv.DictReader(io.StringIO(written)))
-    assert (await _row(page, "Together"))[-1] == f"${cost / 1e6:.6f}"
+    assert (await _row(page, "Total"))[-1] == f"${cost / 1e6:.6f}"
 
 
 async def _down_to_a_receipt(seen: Visit) -> None:
@@ -93,14 +93,14 @@ async def _down_to_a_receipt(seen: Visit) -> None:
     await page.get_by_role("heading", name="Requests").wait_for()
     assert await page.locator(".requests tbody tr").count() == 5
     await page.locator(".requests th a").first.click()
-    await page.get_by_role("heading", name="Receipt").wait_for()
-    assert await page.get_by_role("img", name="Waited 250 ms").is_visible()
+    await page.get_by_role("heading", name="Request Completed").wait_for()
+    assert await page.get_by_role("img", name="Queued 250 ms").is_visible()
     assert "$0.0027" in (await page.locator(".sum").text_content() or "")
     id = await page.locator("code.id").text_content()
     await seen.go("/usage/requests")
-    await page.get_by_label("Id of a request").fill(id or "")
+    await page.get_by_label("Request ID").fill(id or "")
     await page.keyboard.press("Enter")
-    await page.get_by_role("heading", name="Receipt").wait_for()
+    await page.get_by_role("heading", name="Request Completed").wait_for()
 
 
 async def _for_everybody(using: Using, seen: Visit) -> None:

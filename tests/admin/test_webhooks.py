@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from billing.notifications.delivering import Deliveries
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from tenants.actors import OPERATOR
 from tests.admin.conftest import SENDER, Site, csrf_token, sign_in
 from tests.admin.test_keys import XSS, act, as_role, secret_of
@@ -37,14 +37,14 @@ async def made(site: Site, url: str) -> str:
 
 async def happen(site: Site, key: str) -> None:
     async with site.place.database.write(site.tenant_id) as session:
-        await tell(session, site.tenant_id, EVENT, FACTS, key=key, recipients=())
+        await publish(session, site.tenant_id, EVENT, FACTS, key=key, recipients=())
 
 
 async def test_an_endpoint_is_made_and_its_secret_verifies(
     site: Site, visitor: httpx.AsyncClient, hooks: HookServer
 ) -> None:
     await sign_in(visitor)
-    assert "Be told instead of asking" in (await visitor.get("/webhooks")).text
+    assert "Receive events" in (await visitor.get("/webhooks")).text
     form = {"name": f"robot {XSS}", "url": hooks.url("/204"), f"event:{EVENT}": "on"}
     for wrong_fields, field in (
         ({"url": "ftp://acme.example/"}, "url"),
@@ -70,12 +70,17 @@ async def test_an_endpoint_is_made_and_its_secret_verifies(
     with openai.OpenAI(api_key="none", webhook_secret=secret) as client:
         assert client.webhooks.unwrap(heard.body, heard.headers).type == EVENT  # type: ignore[comparison-overlap]
     page = (await visitor.get(path)).text
-    for words in ("It took the test event and answered 204.", "a test", "Delivered", "base:pirate@1"):
+    for words in (
+        "Test event delivered: the endpoint responded with 204.",
+        ">Test<",
+        "Delivered",
+        "base:pirate@1",
+    ):
         assert words in page, words
     rotated = await act(visitor, path, f"{path}/rotate", keep_old="yes")
     assert rotated.status_code == 201
     assert secret_of(rotated) != secret
-    assert "the one before too" in (await visitor.get(path)).text
+    assert "Old secret valid until" in (await visitor.get(path)).text
     fields = {"name": "other", "url": hooks.url("/200"), "event:spend.alert": "on"}
     assert (await act(visitor, path, f"{path}/change", **fields)).status_code == 303
     endpoint = await site.billing.webhooks.get(site.tenant_id, endpoint.id)
@@ -92,11 +97,11 @@ async def test_deliveries_are_shown_and_sent_again(
     path = f"/webhooks/{await made(site, hooks.url('/changing'))}"
     await happen(site, "first")
     page = (await visitor.get(path)).text
-    assert "On its way" in page
+    assert "Sending" in page
     assert " data-pending" in page
     assert await deliveries.deliver() == 1
     page = (await visitor.get(path)).text
-    for words in ("Trying again", "answered 500", "&#34;version&#34;: 1", "&lt;img src=x"):
+    for words in ("Retrying", "Status 500", "&#34;version&#34;: 1", "&lt;img src=x"):
         assert words in page, words
     assert "<img src=x" not in page
     hooks.status = 200
@@ -109,13 +114,13 @@ async def test_deliveries_are_shown_and_sent_again(
     assert " data-pending" not in page
     first, second = hooks.heard
     assert first.headers["webhook-id"] == second.headers["webhook-id"]
-    monkeypatch.setattr("admin.pages.webhooks.PAGE", 1)
+    monkeypatch.setattr("admin.webhooks.page.PAGE", 1)
     await happen(site, "second")
     newest = (await visitor.get(path)).text
-    assert "answered 200" not in newest
+    assert "Status 200" not in newest
     older = re.search(r'href="/console(/webhooks/[^"]+\?after=[^"]+)">Older', newest)
     assert older is not None
-    assert "answered 200" in (await visitor.get(older[1])).text
+    assert "Status 200" in (await visitor.get(older[1])).text
     assert (await visitor.get(f"{path}?after=x")).status_code == 404
 
 
@@ -123,13 +128,13 @@ async def test_a_test_that_fails_says_why(site: Site, visitor: httpx.AsyncClient
     await sign_in(visitor)
     for way, words, status in (
         ("/rude", "does not speak HTTP", 422),
-        ("/500", "It answered 500", 422),
+        ("/500", "The endpoint responded with 500", 422),
     ):
         path = f"/webhooks/{await made(site, hooks.url(way))}"
         answer = await act(visitor, path, f"{path}/test", event_type=EVENT)
         assert answer.status_code == status
         assert re.search(rf'role="alert">[^<]*{words}', answer.text)
-        assert "Given up" in answer.text
+        assert "Failed" in answer.text
     unknown = await act(visitor, path, f"{path}/test", event_type="nothing.happened")
     assert unknown.status_code == 422
 

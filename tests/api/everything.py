@@ -24,7 +24,7 @@ from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
 from billing.invoices.settings import InvoiceSettings
 from billing.notifications.events import INVOICE_FINALIZED
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
 from billing.payments.service import PaymentService
@@ -221,7 +221,7 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         tenant, OPERATOR, name="hook", url=f"https://{name}.example/", event_types=[INVOICE_FINALIZED]
     )
     async with place.database.write(tenant) as session:
-        await tell(session, tenant, INVOICE_FINALIZED, {}, key="first", recipients=())
+        await publish(session, tenant, INVOICE_FINALIZED, {}, key="first", recipients=())
     deliveries = await webhooks.deliveries(tenant, endpoint.id, after=None, limit=1, newest_first=True)
     alert = await SpendAlertService(place.database).create(
         tenant, project.id, OPERATOR, Threshold(10**6, None)

@@ -124,7 +124,7 @@ async def test_a_reader_that_wants_no_more_is_given_no_more_until_it_does(codec:
     site.generations[0].says(chunk())
     assert len(site.given) == 1
     site.wants = True
-    site.answer.go_on()
+    site.answer.resume()
     assert len(site.given) == 2
     site.generations[0].says(chunk("stop"), usage=Usage(1, 0, 3))
     await asyncio.wait_for(reading, 1)
@@ -152,7 +152,7 @@ async def test_a_reader_that_is_cancelled_aborts(codec: TextCodec) -> None:
 async def test_the_first_reason_to_break_off_is_told(codec: TextCodec) -> None:
     site = Site(codec)
     site.answer.submit(site)  # type: ignore[arg-type]
-    site.answer.break_off(EngineGone("first"))
-    site.answer.break_off(ValueError("second"))
+    site.answer.fail(EngineGone("first"))
+    site.answer.fail(ValueError("second"))
     with pytest.raises(EngineGone, match="first"):
         await site.answer.read(site.give)

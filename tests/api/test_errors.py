@@ -15,7 +15,16 @@ import api
 import billing
 import tenants
 from adapters.errors import ModelNotFound, ModelNotReady
-from api.errors import FACES, REJECTIONS, ApiError, InvalidValue, MissingApiKey, envelope, face_of, headers_of
+from api.errors import (
+    ERROR_RESPONSES,
+    REJECTIONS,
+    ApiError,
+    InvalidValue,
+    MissingApiKey,
+    envelope,
+    headers_of,
+    response_for,
+)
 from billing.errors import InvalidReportQuery
 from engine.client import EngineError, EngineGone, RequestRejected
 from engine.protocol import RejectCode
@@ -64,18 +73,20 @@ def domain_errors() -> list[tuple[str, type[Exception]]]:
 def test_the_table_names_every_domain_error() -> None:
     errors = domain_errors()
     assert len(errors) > 20  # the search itself works
-    missing = [name for name, value in errors if value not in FACES and value.__name__ not in BASES]
+    missing = [name for name, value in errors if value not in ERROR_RESPONSES and value.__name__ not in BASES]
     assert missing == []
 
 
 def test_every_engine_verdict_has_a_face() -> None:
     assert set(REJECTIONS) == set(get_args(RejectCode))
     for code in get_args(RejectCode):
-        assert face_of(RequestRejected(code, "why")) is REJECTIONS[code]
+        assert response_for(RequestRejected(code, "why")) is REJECTIONS[code]
 
 
-@pytest.mark.parametrize("face", [*FACES.values(), *REJECTIONS.values()], ids=lambda face: face.code)
-def test_faces_keep_to_the_conventions(face: object) -> None:
+@pytest.mark.parametrize(
+    "response", [*ERROR_RESPONSES.values(), *REJECTIONS.values()], ids=lambda response: response.code
+)
+def test_error_responses_keep_to_the_conventions(response: object) -> None:
     types = {
         400: "invalid_request_error",
         401: "invalid_request_error",
@@ -93,13 +104,13 @@ def test_faces_keep_to_the_conventions(face: object) -> None:
         500: "server_error",
         503: "service_unavailable_error",
     }
-    assert face.type == types[face.status]
-    if face.status == 503:
-        assert face.retry
-        assert face.retry_after
-    if face.status < 500 and face.status != 408:
-        assert face.retry == (
-            face.code in ("rate_limit_exceeded", "resource_unavailable", "idempotency_in_progress")
+    assert response.type == types[response.status]
+    if response.status == 503:
+        assert response.retry
+        assert response.retry_after
+    if response.status < 500 and response.status != 408:
+        assert response.retry == (
+            response.code in ("rate_limit_exceeded", "resource_unavailable", "idempotency_in_progress")
         )
 
 
@@ -144,5 +155,5 @@ def test_a_subclass_is_shown_as_its_parent() -> None:
     class TooOdd(InvalidValue):
         pass
 
-    assert face_of(TooOdd("odd")) is FACES[InvalidValue]
+    assert response_for(TooOdd("odd")) is ERROR_RESPONSES[InvalidValue]
     assert issubclass(TooOdd, ApiError)

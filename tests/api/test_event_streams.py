@@ -12,7 +12,7 @@ import pytest
 from api.openai import stream
 from api.openai.answer import AnswerDelta
 from api.openai.stream import DONE, PING, EventStream, _Pings
-from api.response_writer import EXTENSION, nothing
+from api.response_writer import EXTENSION, do_nothing
 from engine.client import EngineGone
 from tests.support.waiting import eventually
 
@@ -25,8 +25,8 @@ class Outlet:
     def __init__(self) -> None:
         self.written: list[bytes] = []
         self.paused = False
-        self.gone: Callable[[], None] = nothing
-        self.resumed: Callable[[], None] = nothing
+        self.gone: Callable[[], None] = do_nothing
+        self.resumed: Callable[[], None] = do_nothing
 
     def write(self, body: bytes) -> bool:
         self.written.append(body)
@@ -39,7 +39,7 @@ class Outlet:
         self.gone, self.resumed = gone, resumed
 
     def unwatch(self) -> None:
-        self.gone = self.resumed = nothing
+        self.gone = self.resumed = do_nothing
 
 
 class Answer:
@@ -47,7 +47,7 @@ class Answer:
 
     def __init__(self) -> None:
         self.submission = SimpleNamespace(id="chatcmpl-1")
-        self.observation = SimpleNamespace(failed=lambda error: self.told.append(type(error).__name__))
+        self.outcome = SimpleNamespace(failed=lambda error: self.told.append(type(error).__name__))
         self.usage = "the usage"
         self.told: list[str] = []
         self.give: Callable[[list[AnswerDelta]], bool] = lambda pieces: False
@@ -63,10 +63,10 @@ class Answer:
     def ends(self) -> None:
         self._over.set_result(None)
 
-    def break_off(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         self._over.set_exception(error)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.told.append("go on")
 
     def left(self) -> None:
@@ -77,7 +77,7 @@ class Site:
     """A stream on its way to a client."""
 
     def __init__(self, *, include_usage: bool = False) -> None:
-        self.outlet, self.answer = Outlet(), Answer()
+        self.writer, self.answer = Outlet(), Answer()
         self.messages: list[Any] = []
         self.open: list[int] = []
         self.failed: list[str] = []
@@ -97,9 +97,9 @@ class Site:
             self.messages.append(message)
 
         async def receive() -> Any:
-            raise AssertionError("the outlet hears of the client")
+            raise AssertionError("the writer hears of the client")
 
-        await self.stream({"type": "http", "extensions": {EXTENSION: self.outlet}}, receive, send)
+        await self.stream({"type": "http", "extensions": {EXTENSION: self.writer}}, receive, send)
 
     @property
     def last(self) -> Any:
@@ -113,7 +113,7 @@ async def test_the_last_event_says_that_it_is_the_last() -> None:
     assert site.answer.says("one") is True
     site.answer.ends()
     await site.task
-    assert site.outlet.written == [b"data: one\n\n"]
+    assert site.writer.written == [b"data: one\n\n"]
     assert site.last == DONE
     assert site.messages[0]["status"] == 200
     assert sum(site.open) == 0
@@ -129,22 +129,22 @@ async def test_usage_comes_before_it() -> None:
 
 async def test_a_silent_stream_sends_comments_and_none_after_its_end() -> None:
     site = Site()
-    await eventually(lambda: site.outlet.written.count(PING) >= 2, 1.0)
+    await eventually(lambda: site.writer.written.count(PING) >= 2, 1.0)
     site.answer.ends()
     await site.task
-    written = len(site.outlet.written)
+    written = len(site.writer.written)
     await asyncio.sleep(5 * SILENCE)
-    assert len(site.outlet.written) == written, "after [DONE] nothing may follow"
+    assert len(site.writer.written) == written, "after [DONE] nothing may follow"
 
 
 async def test_a_client_that_does_not_read_gets_no_comments() -> None:
     site = Site()
-    site.outlet.paused = True
+    site.writer.paused = True
     await asyncio.sleep(5 * SILENCE)
-    assert site.outlet.written == []
+    assert site.writer.written == []
     assert site.answer.says("one") is False, "it has to catch up"
-    site.outlet.paused = False
-    await eventually(lambda: PING in site.outlet.written)
+    site.writer.paused = False
+    await eventually(lambda: PING in site.writer.written)
     site.answer.ends()
     await site.task
 
@@ -153,7 +153,7 @@ async def test_nothing_is_sent_for_pieces_without_text_and_the_answer_goes_on() 
     site = Site()
     await asyncio.sleep(0)
     assert site.answer.says("") is True
-    assert site.outlet.written == []
+    assert site.writer.written == []
     site.answer.ends()
     await site.task
 
@@ -161,34 +161,34 @@ async def test_nothing_is_sent_for_pieces_without_text_and_the_answer_goes_on() 
 async def test_an_error_is_the_last_event_and_counted() -> None:
     site = Site()
     await asyncio.sleep(0)
-    site.answer.break_off(EngineGone("connection lost"))
+    site.answer.fail(EngineGone("connection lost"))
     await site.task
     assert site.last.startswith(b'data: {"error"')
     assert DONE not in site.last
     assert site.answer.told == ["EngineGone"]
     assert len(site.failed) == 1
-    written = len(site.outlet.written)
+    written = len(site.writer.written)
     await asyncio.sleep(5 * SILENCE)
-    assert len(site.outlet.written) == written
+    assert len(site.writer.written) == written
 
 
 async def test_a_client_that_hangs_up_breaks_the_answer_off() -> None:
     site = Site()
     await asyncio.sleep(0)
-    site.outlet.gone()
+    site.writer.gone()
     await site.task
     assert site.answer.told == ["left"]
     assert [message["type"] for message in site.messages] == ["http.response.start"], "nobody is there"
     assert sum(site.open) == 0
     assert site.failed == []
     await asyncio.sleep(3 * SILENCE)
-    assert PING not in site.outlet.written
+    assert PING not in site.writer.written
 
 
 async def test_a_client_that_has_caught_up_has_the_answer_go_on() -> None:
     site = Site()
     await asyncio.sleep(0)
-    site.outlet.resumed()
+    site.writer.resumed()
     assert site.answer.told == ["go on"]
     site.answer.ends()
     await site.task
@@ -199,8 +199,8 @@ async def test_nobody_listens_to_the_client_after_the_end() -> None:
     await asyncio.sleep(0)
     site.answer.ends()
     await site.task
-    assert site.outlet.gone is nothing
-    site.outlet.gone()
+    assert site.writer.gone is do_nothing
+    site.writer.gone()
     assert site.answer.told == []
 
 
@@ -210,7 +210,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.due = 0.0
-        self._fire: Callable[[], None] = nothing
+        self._fire: Callable[[], None] = do_nothing
 
     def time(self) -> float:
         return self.now
@@ -225,15 +225,15 @@ class Clock:
 
 
 def test_what_was_sent_puts_the_next_comment_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, outlet = Clock(), Outlet()
+    clock, writer = Clock(), Outlet()
     monkeypatch.setattr(stream, "asyncio", SimpleNamespace(get_running_loop=lambda: clock))
-    pings = _Pings(outlet, 8.0)
+    pings = _Pings(writer, 8.0)
     clock.now = 6.0
     pings.sent()
     clock.reach()
-    assert (clock.now, outlet.written) == (8.0, [])
+    assert (clock.now, writer.written) == (8.0, [])
     clock.reach()
-    assert (clock.now, outlet.written) == (14.0, [PING])
+    assert (clock.now, writer.written) == (14.0, [PING])
 
 
 async def test_each_event_puts_the_next_comment_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 import httpx
 import pytest
 
-from api.errors import FACES
+from api.errors import ERROR_RESPONSES
 from api.openapi import errors, guide
 from api.openapi.components import components_of, schema_of
 from api.openapi.document import operations_of
@@ -87,7 +87,7 @@ async def test_every_success_has_a_schema(document: dict[str, Any]) -> None:
 
 async def test_errors_are_those_of_the_table(document: dict[str, Any]) -> None:
     """Each by its own status, with bodies that the server makes."""
-    statuses = {face.status for face in FACES.values()}
+    statuses = {face.status for face in ERROR_RESPONSES.values()}
     for path, verb, operation in operations_of(document):
         for status, response in responses_of(document, operation):
             if status.startswith("2") or path == "/readyz" or path == "/health":

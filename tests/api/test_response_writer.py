@@ -35,22 +35,22 @@ class Slow:
 
 async def test_what_comes_while_a_piece_is_under_way_leaves_after_it_together() -> None:
     server, calls = Slow(), []
-    outlet = AsgiResponseWriter(server.receive, server.send)
-    outlet.watch(lambda: calls.append("gone"), lambda: calls.append("resumed"))
-    assert not outlet.paused
-    assert outlet.write(b"one") is False
+    writer = AsgiResponseWriter(server.receive, server.send)
+    writer.watch(lambda: calls.append("gone"), lambda: calls.append("resumed"))
+    assert not writer.paused
+    assert writer.write(b"one") is False
     await asyncio.sleep(0)
-    outlet.write(b"two")
-    outlet.write(b"three")
-    assert outlet.paused
+    writer.write(b"two")
+    writer.write(b"three")
+    assert writer.paused
     server.let.set()
-    await outlet.flushed()
+    await writer.flushed()
     await asyncio.sleep(0)
     assert server.sent == [b"one", b"twothree"]
-    assert (calls, outlet.paused) == (["resumed"], False)
-    outlet.unwatch()
-    outlet.write(b"four")
-    await outlet.flushed()
+    assert (calls, writer.paused) == (["resumed"], False)
+    writer.unwatch()
+    writer.write(b"four")
+    await writer.flushed()
     await asyncio.sleep(0)
     assert calls == ["resumed"], "nobody asks any more"
 
@@ -60,31 +60,31 @@ async def test_what_is_written_before_word_of_resuming_puts_that_off() -> None:
 
     async def send(message: Any) -> None:
         if message["body"] == b"one":
-            loop.call_soon(outlet.write, b"two")
+            loop.call_soon(writer.write, b"two")
         else:
             await asyncio.sleep(0.01)
             calls.append("two is sent")
 
-    outlet = AsgiResponseWriter(Slow().receive, send)
-    outlet.watch(lambda: None, lambda: calls.append("resumed"))
-    outlet.write(b"one")
+    writer = AsgiResponseWriter(Slow().receive, send)
+    writer.watch(lambda: None, lambda: calls.append("resumed"))
+    writer.write(b"one")
     await eventually(lambda: "resumed" in calls)
     assert calls == ["two is sent", "resumed"]
-    outlet.unwatch()
+    writer.unwatch()
 
 
 async def test_a_client_that_hangs_up_is_told_of_over_asgi() -> None:
     server, calls = Slow(), []
-    outlet = AsgiResponseWriter(server.receive, server.send)
-    outlet.watch(lambda: calls.append("gone"), lambda: None)
+    writer = AsgiResponseWriter(server.receive, server.send)
+    writer.watch(lambda: calls.append("gone"), lambda: None)
     server.heard.put_nowait({"type": "http.request"})
     server.heard.put_nowait({"type": "http.disconnect"})
     await eventually(lambda: calls == ["gone"])
-    outlet.unwatch()
+    writer.unwatch()
 
 
 class Bitwise:
-    """Writes pieces through the outlet until it is to wait, and again when it may."""
+    """Writes pieces through the writer until it is to wait, and again when it may."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -96,14 +96,14 @@ class Bitwise:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        outlet = response_writer_for(scope, receive, send)
-        self.kinds.append(type(outlet))
+        writer = response_writer_for(scope, receive, send)
+        self.kinds.append(type(writer))
 
         def go_on() -> None:
             self.calls.append("resumed")
             while self.written < self.most and not self._over.is_set():
                 self.written += 1
-                if not outlet.write(PIECE):
+                if not writer.write(PIECE):
                     return
             self._over.set()
 
@@ -111,11 +111,11 @@ class Bitwise:
             self.calls.append("gone")
             self._over.set()
 
-        outlet.watch(gone, go_on)
+        writer.watch(gone, go_on)
         go_on()
         await self._over.wait()
-        outlet.unwatch()
-        await outlet.flushed()
+        writer.unwatch()
+        await writer.flushed()
         await send({"type": "http.response.body", "body": b"end", "more_body": False})
 
 

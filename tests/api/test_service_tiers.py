@@ -13,7 +13,7 @@ import pytest
 from engine.client import RequestRejected
 from engine.protocol import PriorityClass
 from tenants.quotas import Contract
-from tenants.terms import read
+from tenants.tier_terms import read
 from tests.api.conftest import World
 from tests.api.fakes import KEY, Script
 

@@ -17,11 +17,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from admin.security import CONTENT_SECURITY_POLICY
+from admin.web.security import CONTENT_SECURITY_POLICY
 from api.site.reference import Reference
 from api.site.routes import SiteRoutes
 from db.errors import DatabaseUnavailable
-from sla.incidents.service import Told
+from sla.incidents.service import PublicIncident
 from tests.api.conftest import World
 
 SCRIPT = "document.body.dataset.seen = 'yes'"
@@ -33,10 +33,10 @@ PAGE = (
 class Incidents:
     """One that is open, or a database that is away."""
 
-    def __init__(self, told: list[Told] | None) -> None:
+    def __init__(self, told: list[PublicIncident] | None) -> None:
         self._told = told
 
-    async def told(self) -> list[Told]:
+    async def public(self) -> list[PublicIncident]:
         if self._told is None:
             raise DatabaseUnavailable("away")
         return self._told
@@ -101,7 +101,7 @@ async def test_the_landing_page_says_what_is_not_ready(client: httpx.AsyncClient
 
 async def test_the_landing_page_shows_public_incidents(world: World, site: Path) -> None:
     began = datetime(2026, 11, 22, 9, 30, tzinfo=UTC)
-    told = [Told("Slow <first> tokens", "minor", began, "Capacity is being added.")]
+    told = [PublicIncident("Slow <first> tokens", "minor", began, "Capacity is being added.")]
     world.services = replace(world.services, incidents=Incidents(told))  # type: ignore[arg-type]
     async with reading(world, site) as client:
         page = (await client.get("/")).text

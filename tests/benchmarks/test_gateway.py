@@ -98,7 +98,7 @@ async def test_what_is_wrong_is_no_answer() -> None:
     assert short.requests == 0
     assert all(reason.startswith("the stream broke off") for reason in short.failures)
     stingy = await outcome(Stingy, every_key=True)
-    assert stingy.failures == {"not as many tokens as asked for": 1}
+    assert stingy.failures == {"not as many tokens as requested": 1}
 
 
 def test_a_core_is_as_busy_as_what_runs_on_it() -> None:

@@ -99,7 +99,7 @@ def test_a_device_pool_gets_every_adapter_its_own_bytes(dtype: str) -> None:
     slots = SlotTable(4, loader.start_load, loader)
     try:
         for adapter in found:
-            slots.want(adapter.ref)
+            slots.ensure_loaded(adapter.ref)
         reports = [done.get(timeout=20) for _ in found]
         assert all(error is None for _, _, error in reports), reports
         assert pool.num_bytes_used == capacity

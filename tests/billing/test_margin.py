@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from billing.errors import InvalidReportQuery
 from billing.rates import Rate
-from billing.reports.margin import MarginReports, shared_out
+from billing.reports.margin import MarginReports, apportion
 from cli.billing import margin_figures, margin_rows
 from db.session import Database
 from engine.protocol import Usage, UsageEvent
@@ -157,7 +157,7 @@ async def test_a_wrong_question_names_its_field(wrong: dict[str, Any], field: st
 
 @given(st.integers(0, 10**15), st.lists(st.integers(0, 10**12), max_size=20))
 def test_shares_are_whole_add_up_and_are_fair(amount: int, weights: list[int]) -> None:
-    shares = shared_out(amount, weights)
+    shares = apportion(amount, weights)
     total = sum(weights)
     assert len(shares) == len(weights)
     assert sum(shares) == (amount if total else 0)

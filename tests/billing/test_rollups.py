@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
@@ -19,15 +18,13 @@ from billing.repository import LedgerWriter, UsageRepository
 from billing.rollups import (
     KEYS,
     SUMS,
-    UNITS,
     RollupBooks,
     RollupDifference,
-    Unit,
     hold_ledger,
-    intervals,
     rederive,
 )
 from billing.totals import CostLine, LedgerTotals
+from db.rollup_intervals import UNITS, Unit
 from db.session import EVERY_TENANT, Database
 from engine.protocol import Usage, UsageEvent
 from tests.billing.strategies import histories
@@ -38,7 +35,6 @@ from tests.support.ledger import assert_rollups_are_the_ledgers, forget_ledger, 
 DAY = datetime(2026, 11, 30, tzinfo=UTC)
 RATE = Rate("prc_1", 3_000_000, 1_000_001, 7_000_000, 175)
 MINUTE = timedelta(minutes=1)
-minutes = st.integers(0, 4 * 1440).map(lambda count: DAY + count * MINUTE)
 
 
 async def write(database: Database, *events: UsageEvent) -> None:
@@ -68,33 +64,6 @@ def wide_history() -> Iterator[UsageEvent]:
 def overlap(sums: dict[str, int], row: dict[str, Any]) -> None:
     for name in SUMS:
         sums[name] = sums.get(name, 0) + (1 if name == "num_requests" else row[name])
-
-
-@given(minutes, minutes, st.sampled_from(UNITS))
-@example(DAY, DAY, "day")
-@example(DAY, DAY + timedelta(days=1), "day")
-@example(DAY + MINUTE, DAY + timedelta(days=2) - MINUTE, "day")
-def test_pieces_cover_a_stretch_exactly_once(start: datetime, end: datetime, coarsest: Unit) -> None:
-    found = intervals(start, end, coarsest)
-    if start >= end:
-        assert found == []
-        return
-    assert (found[0].start, found[-1].end) == (start, end)
-    assert all(one.end == following.start for one, following in pairwise(found))
-    width = {"minute": 60, "hour": 3600, "day": 86_400}
-    for piece in found:
-        assert piece.start < piece.end
-        assert UNITS.index(piece.unit) <= UNITS.index(coarsest)
-        assert int(piece.start.timestamp()) % width[piece.unit] == 0
-        assert int(piece.end.timestamp()) % width[piece.unit] == 0
-    assert len(found) <= 2 * UNITS.index(coarsest) + 1, "each grain at most twice"
-    if end - start >= timedelta(days=2):
-        assert coarsest in {piece.unit for piece in found}
-
-
-def test_seconds_count_to_the_next_minute_at_both_ends() -> None:
-    [piece] = intervals(DAY + timedelta(seconds=1), DAY + timedelta(seconds=61), "day")
-    assert (piece.start, piece.end) == (DAY + MINUTE, DAY + 2 * MINUTE)
 
 
 @pytest.mark.parametrize("day", [date(2026, 12, 31), date(2024, 2, 29), date(2026, 1, 1)])

@@ -11,7 +11,7 @@ from billing.errors import InvalidReportQuery
 from billing.rates import Rate
 from billing.reports.buckets import instant
 from billing.reports.grouping import COLUMNS
-from billing.reports.slices import WHOLE, Place, Slice, UsageSlices
+from billing.reports.slices import WHOLE, RequestPosition, Slice, UsageSlices
 from billing.service import UsageReports
 from db.session import Database
 from engine.protocol import Usage
@@ -91,7 +91,7 @@ async def test_filters_narrow_and_leave_charges_out(slices: UsageSlices, tenant:
 async def test_values_are_those_in_the_days_of_the_tenant_alone(slices: UsageSlices, tenant: str) -> None:
     looked = await slices.look(tenant, *SPAN, unit="day", slice=Slice(models=("gone",)))
     assert not looked.used
-    assert looked.was_ever
+    assert looked.has_any_usage
     found = looked.values
     assert set(found) == set(COLUMNS)
     assert ("flex", 1) in found["service_tier"]
@@ -101,8 +101,8 @@ async def test_values_are_those_in_the_days_of_the_tenant_alone(slices: UsageSli
     assert (await slices.look(tenant, *minutes, unit="day")).values == found
     later = await slices.look(tenant, SPAN[1], instant(END + DAY), unit="day")
     assert later.values["model"] == []
-    assert later.was_ever
-    assert not (await slices.look("tnt_new", *SPAN, unit="day")).was_ever
+    assert later.has_any_usage
+    assert not (await slices.look("tnt_new", *SPAN, unit="day")).has_any_usage
 
 
 async def test_requests_come_newest_first_and_page_by_page(slices: UsageSlices, tenant: str) -> None:
@@ -113,7 +113,7 @@ async def test_requests_come_newest_first_and_page_by_page(slices: UsageSlices, 
     assert len(times) == 5
     assert {row.request_id for row in whole.rows[-1:]} == set(whole.reversed_ids)
     paged: list[str] = []
-    after: Place | None = None
+    after: RequestPosition | None = None
     while True:
         page = await slices.requests(tenant, *SPAN, after=after, limit=2)
         paged += [row.request_id for row in page.rows]

@@ -80,8 +80,8 @@ def test_wrong_calls_exit_2(arguments: tuple[str, ...], says: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("variables", "quantization", "says"),
     [
-        ({"CUDA_VISIBLE_DEVICES": ""}, "fp8", "fp8 is not for a CPU; the formats there: none, int8"),
-        ({"ROOTSTOCK_DEVICE_DEVICE": "cpu"}, "int4", "int4 is not for a CPU"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "fp8", "fp8 is not supported on a CPU; use one of none, int8"),
+        ({"ROOTSTOCK_DEVICE_DEVICE": "cpu"}, "int4", "int4 is not supported on a CPU"),
         ({"CUDA_VISIBLE_DEVICES": "", "ROOTSTOCK_DEVICE_DEVICE": "cuda"}, "fp8", "finds no GPU"),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_database_that_does_not_answer() -> None:
 
 def test_benchmarks_are_listed_by_what_they_measure() -> None:
     listed = dict(list_benchmarks())
-    assert "Tokens per second over HTTP" in listed["serving"]
+    assert "Measures tokens per second over HTTP" in listed["serving"]
     assert not {"report", "random_llama", "sse_client"} & listed.keys()
     assert "serving" in rootstock("bench").stdout
 

@@ -112,11 +112,11 @@ async def upload_in_pieces(seen: Visit, line: SlowLine, files: Path, folder: Pat
     await page.wait_for_function("bar => bar.value > 5 && bar.value < 95", arg=bar)
     line.cut()
     note = slot(page, "weights").locator("[data-note]")
-    await expect(note).to_contain_text("Trying again")
+    await expect(note).to_contain_text("Retrying")
     line.mend()
     await expect(page.locator("#problem-config")).to_contain_text("use_dora")
     assert not await page.locator("#problem-weights").is_visible()
-    await expect(slot(page, "config").locator("[data-note]")).to_have_text("Not accepted.")
+    await expect(slot(page, "config").locator("[data-note]")).to_have_text("Rejected")
     await expect(note).to_contain_text("MB of")
     assert not [one for one in seen.complaints if "Failed to load resource" not in one], "but the cut"
     await page.close()
@@ -127,14 +127,14 @@ async def upload_in_pieces(seen: Visit, line: SlowLine, files: Path, folder: Pat
     again.page.on("request", lambda one: parts.append(one) if one.url.endswith("/parts") else None)
     await again.go("/adapters/new")
     note = slot(again.page, "weights").locator("[data-note]")
-    await expect(note).to_have_text("Here, and its form is right.")
+    await expect(note).to_have_text("Uploaded and valid")
     assert len(parts) == 1, "what had come is not sent again"
     await slot(again.page, "config").locator("input[type=file]").set_input_files(files / CONFIG)
-    await expect(again.page.locator("[data-status]")).to_have_text("All files are here.")
+    await expect(again.page.locator("[data-status]")).to_have_text("All files uploaded.")
     assert not await again.page.locator("#problem-config").is_visible()
     await again.page.fill("#name", NAME)
     assert not await again.serious()
-    await again.page.get_by_role("button", name="Add adapter").click()
+    await again.page.get_by_role("button", name="Create adapter").click()
     return again
 
 
@@ -156,8 +156,8 @@ async def watch_it_get_ready(seen: Visit) -> str:
 async def read_the_report(seen: Visit) -> None:
     page = seen.page
     await page.get_by_role("link", name="Version 1", exact=True).click()
-    await page.get_by_text("It passed the gate").wait_for()
-    await page.get_by_text("your own samples").wait_for()
+    await page.get_by_text("Passed all checks").wait_for()
+    await page.get_by_text("Your samples", exact=True).wait_for()
     assert await page.locator("figure.plot svg").count() >= 3
     for plot in await page.locator("figure.plot svg").all():
         box = await plot.bounding_box()
@@ -174,7 +174,7 @@ async def compare(seen: Visit, model: str, base: str) -> None:
     ended: list[Request] = []
     page.on("request", lambda one: asked.append(one) if one.url.endswith("/chat") else None)
     page.on("requestfinished", lambda one: ended.append(one) if one.url.endswith("/chat") else None)
-    await page.get_by_role("link", name="Try it beside the base").click()
+    await page.get_by_role("link", name="Compare with base model").click()
     await page.get_by_text("Parameters").click()
     await page.fill("#temperature", "0")
     speakers = page.locator(".speaker")
@@ -202,13 +202,13 @@ async def add_a_version(seen: Visit, adapter: str, files: Path) -> None:
     await seen.go(f"{adapter}/versions/new")
     await drop(page, ".drop", files / WEIGHTS, files / CONFIG)
     await page.get_by_text("Options").click()
-    await page.get_by_label("Serve it under its name as soon as it is ready").uncheck()
-    await page.get_by_role("button", name="Add version").click()
+    await page.get_by_label("Activate as soon as it's ready").uncheck()
+    await page.get_by_role("button", name="Create version").click()
     activate = page.get_by_role("button", name="Activate version 2")
     await activate.wait_for()
     await activate.click()
     await page.get_by_role("dialog").get_by_role("button", name="Activate").click()
-    await page.get_by_text("Version 2 is active").wait_for()
+    await page.get_by_text("Version 2 is now active").wait_for()
 
 
 async def roll_back(seen: Visit, adapter: str) -> None:
@@ -240,7 +240,7 @@ async def make_a_key_and_use_it(seen: Visit, stack: Stack, model: str) -> None:
     page = seen.page
     await seen.go("/keys/new")
     await page.fill("#name", "harbour master")
-    await page.get_by_role("button", name="Make key").click()
+    await page.get_by_role("button", name="Create key").click()
     secret = await page.input_value("#secret")
     example = FIRST.examples(n=1, seed=2)[0]
     question: Any = [{"role": "user", "content": example.prompt}]
@@ -267,5 +267,5 @@ async def delete(seen: Visit, adapter: str) -> None:
     await seen.go(adapter)
     await seen.page.get_by_role("button", name="Delete adapter").click()
     await seen.page.fill("#delete-name", NAME)
-    await seen.page.get_by_role("button", name="Delete for good").click()
+    await seen.page.get_by_role("dialog").get_by_role("button", name="Delete adapter").click()
     await seen.page.get_by_text(f"{NAME} is deleted.").wait_for()

@@ -203,13 +203,13 @@ class Business:
         charges = ChargeService(self.database)
         await charges.charge_storage(now)
         await charges.charge_calibrations()
-        await SpendAdjusting(self.database, UnreservedSpend(self.redis, self.usage)).tell(now)
-        await SpendWatch(self.database, self.usage).look(now)
+        await SpendAdjusting(self.database, UnreservedSpend(self.redis, self.usage)).report(now)
+        await SpendWatch(self.database, self.usage).raise_due(now)
         await MonthClose(self.database, self.invoices, JournalAge(self.redis)).close_due(now)
         await self.rounds.meter(now)
         await self.double.deliveries.deliver(self.http)
         await self.rounds.follow_up()
-        await self.rounds.look(now)
+        await self.rounds.check_payments(now)
         while await self.deliveries.deliver():
             pass
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import Launched, StepResult
+from engine.batch import LaunchedStep, StepResult
 from tests.engine.runner.draws import KINDS, Rig, both_over_many_steps
 
 pytestmark = pytest.mark.gpu
@@ -39,7 +39,7 @@ def test_launching_waits_for_nothing(device: torch.device) -> None:
     logits = torch.randn(size, 32_000, device=device)
     rows, lens = np.arange(size), np.ones(size, np.int64)
 
-    def two_steps() -> tuple[Launched, Launched]:
+    def two_steps() -> tuple[LaunchedStep, LaunchedStep]:
         first = rig.launch(logits, rows, lens)
         rig.sampler.release(7)
         rig.sampler.admit(7, KINDS[7], 7, [1, 2, 3], [4, 5])

@@ -112,7 +112,7 @@ def test_scoring_beside_them_changes_no_bit_of_what_others_draw(
     folder, refs = packed
     model = load_model(BASE, "fp8", torch.bfloat16, "cuda")
     drawing = SamplingParams(48, temperature=0.8, seed=5, logprobs=2, ignore_eos=True)
-    asked = [
+    requests = [
         msgspec.structs.replace(submit, request_id=f"d{index}", tenant="u", sampling=drawing)
         for index, submit in enumerate(submits(refs))
     ]
@@ -127,7 +127,7 @@ def test_scoring_beside_them_changes_no_bit_of_what_others_draw(
     found = []
     for beside in (flood, unscored):
         with device_engine(model, folder, **options) as engine:
-            answers = engine.run([*asked, *beside]).answers
+            answers = engine.run([*requests, *beside]).answers
             found.append({key: answer for key, answer in answers.items() if key[0].startswith("d")})
     # The same company in the same steps, scored or not.
     assert found[0] == found[1]

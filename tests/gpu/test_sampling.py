@@ -137,7 +137,7 @@ NUM_ROWS = 64
 def sample(
     logits: torch.Tensor, kinds: list[cases.Truncation | None], scratch: sampling.Scratch | None = None
 ) -> sampling.Drawn:
-    asked, drawn = cases.ask(kinds, logits.device, num_rows=NUM_ROWS)
+    asked, drawn = cases.sampling_inputs(kinds, logits.device, num_rows=NUM_ROWS)
     scratch = scratch or sampling.Scratch(len(kinds), logits.shape[1], logits.device)
     sampling.sample(logits, asked, drawn, scratch)
     return drawn
@@ -158,7 +158,7 @@ def test_steps_are_the_reference_s(case: cases.Case, device: torch.device, poiso
     logits = case.logits(len(KINDS)).to(device)
     assert logits.is_contiguous() or case.strided
     found = sample(logits, KINDS)
-    asked, expected = cases.ask(KINDS, device, num_rows=NUM_ROWS)
+    asked, expected = cases.sampling_inputs(KINDS, device, num_rows=NUM_ROWS)
     reference.sample_reference(logits, asked, expected)
     assert torch.equal(found.finite_S, expected.finite_S)
     assert torch.equal(found.next_ids_R[:NUM_ROWS].flip(0)[: len(KINDS)], found.ids_S)
@@ -171,7 +171,7 @@ def test_steps_are_the_reference_s(case: cases.Case, device: torch.device, poiso
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_draws_the_same_alone_and_in_any_batch(dtype: torch.dtype, device: torch.device) -> None:
     logits = cases.Case(128_256, dtype=dtype).logits(len(KINDS)).to(device)
-    asked, drawn = cases.ask(KINDS, device, num_rows=NUM_ROWS)
+    asked, drawn = cases.sampling_inputs(KINDS, device, num_rows=NUM_ROWS)
     scratch = sampling.Scratch(256, logits.shape[1], device)
     sampling.sample(logits, asked, drawn, scratch)
     for position in range(0, len(KINDS), 3):
@@ -186,7 +186,7 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(dtype: torch.dtype, device:
         sampling.sample(logits[position : position + 1], alone, again, scratch)
         assert torch.equal(again.ids_S, drawn.ids_S)
     many = torch.cat([logits] * 5)[:256]
-    more_asked, more = cases.ask((KINDS * 6)[:256], device, num_rows=256)
+    more_asked, more = cases.sampling_inputs((KINDS * 6)[:256], device, num_rows=256)
     more_asked.positions_S[: len(KINDS)] = asked.positions_S
     sampling.sample(many, more_asked, more, scratch)
     assert torch.equal(more.ids_S[: len(KINDS)], drawn.ids_S)
@@ -195,7 +195,7 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(dtype: torch.dtype, device:
 def test_a_captured_step_serves_every_mix(device: torch.device) -> None:
     """Parameters, padding and logits change between replays; nothing is left from one to the next."""
     size, vocab_size = len(KINDS), 128_256
-    asked, drawn = cases.ask(KINDS, device, num_rows=NUM_ROWS)
+    asked, drawn = cases.sampling_inputs(KINDS, device, num_rows=NUM_ROWS)
     logits = cases.logits(size, vocab_size).to(device)
     scratch = sampling.Scratch(size, vocab_size, device)
     sampling.sample(logits, asked, drawn, scratch)
@@ -206,7 +206,7 @@ def test_a_captured_step_serves_every_mix(device: torch.device) -> None:
     for step, kinds in enumerate(
         [KINDS, [None] * size, KINDS[::-1], [cases.Truncation(top_p=0.9)] * size, KINDS[6:] + KINDS[:6]]
     ):
-        now, expected = cases.ask(kinds, device, num_rows=NUM_ROWS, seed=step)
+        now, expected = cases.sampling_inputs(kinds, device, num_rows=NUM_ROWS, seed=step)
         now.rows_S[step::7] = NUM_ROWS
         for name in asked.__dataclass_fields__:
             getattr(asked, name).copy_(getattr(now, name))
@@ -231,7 +231,7 @@ def test_frequencies_follow_the_distribution(dtype: torch.dtype, device: torch.d
         cases.Truncation(temperature=1.5, top_p=0.8),
         cases.Truncation(top_k=20),
     ):
-        asked, drawn = cases.ask([kind] * num, device, num_rows=num)
+        asked, drawn = cases.sampling_inputs([kind] * num, device, num_rows=num)
         sampling.sample(logits, asked, drawn, sampling.Scratch(num, vocab_size, device))
         weights = torch.exp((row[places].to(dtype).double() - 3) / kind.temperature)
         shares, order = (weights / weights.sum()).sort(descending=True)

@@ -23,9 +23,9 @@ PADDED = (0, 5)
 def both(
     logits: torch.Tensor, kinds: list[cases.Truncation | None], times: int = 1, **promises: bool
 ) -> tuple[sampling.Drawn, sampling.Drawn]:
-    asked, found = cases.ask(kinds, "cpu", num_rows=NUM_ROWS)
+    asked, found = cases.sampling_inputs(kinds, "cpu", num_rows=NUM_ROWS)
     asked.rows_S[list(PADDED)] = NUM_ROWS
-    _, expected = cases.ask(kinds, "cpu", num_rows=NUM_ROWS)
+    _, expected = cases.sampling_inputs(kinds, "cpu", num_rows=NUM_ROWS)
     scratch = sampling.Scratch(len(kinds), logits.shape[1], torch.device("cpu"))
     for tensor in (scratch.best_SB, scratch.largest_S, scratch.bottom_S, scratch.weights_SB, scratch.list_SL):
         tensor.fill_(torch.nan)

@@ -19,7 +19,7 @@ def sample(logits: torch.Tensor, asked: sampling.SamplingInputs, drawn: sampling
 @pytest.mark.parametrize("case", cases.CASES, ids=str)
 def test_rows_draw_what_they_draw_alone(case):
     logits = case.logits(len(KINDS))
-    asked, drawn = cases.ask(KINDS, CPU, num_rows=NUM_ROWS)
+    asked, drawn = cases.sampling_inputs(KINDS, CPU, num_rows=NUM_ROWS)
     sample(logits, asked, drawn)
     assert drawn.finite_S[[1, 2, 3]].tolist() == [0, 0, 0]
     assert drawn.ids_S[[1, 2, 3]].tolist() == [0, 0, 0]
@@ -43,7 +43,7 @@ def test_rows_draw_what_they_draw_alone(case):
 
 
 def test_padding_is_left_alone_and_places_are_kept():
-    asked, drawn = cases.ask([None] * 4, CPU, num_rows=4)
+    asked, drawn = cases.sampling_inputs([None] * 4, CPU, num_rows=4)
     asked.rows_S[2] = 4
     asked.places_S.copy_(torch.tensor([3, 0, 1, 2]))
     logits = torch.zeros(4, 10)
@@ -55,7 +55,7 @@ def test_padding_is_left_alone_and_places_are_kept():
 
 
 def test_arrays_may_be_longer_than_the_step():
-    asked, drawn = cases.ask(KINDS, CPU, num_rows=NUM_ROWS)
+    asked, drawn = cases.sampling_inputs(KINDS, CPU, num_rows=NUM_ROWS)
     sample(cases.logits(3, 40), asked, drawn)
     assert (drawn.ids_S[:3] >= 0).all()
     assert (drawn.ids_S[3:] == -7).all()
@@ -69,11 +69,11 @@ def test_arrays_may_be_longer_than_the_step():
         ("side by side", torch.zeros(8, 3).t(), 3),
         ("scratch", torch.zeros(5, 8), 3),
         ("scratch", torch.zeros(3, 9), 3),
-        ("asked", torch.zeros(3, 8), 2),
+        ("parameters", torch.zeros(3, 8), 2),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(problem, logits, positions):
-    asked, drawn = cases.ask([None] * positions, CPU, num_rows=4)
+    asked, drawn = cases.sampling_inputs([None] * positions, CPU, num_rows=4)
     with pytest.raises(ValueError, match=problem):
         sampling.sample(logits, asked, drawn, sampling.Scratch(3, 8, CPU))
 

@@ -18,7 +18,7 @@ from sla.folding import SlaFolding
 from sla.measures import Counts
 from sla.recorder import STREAM, SlaRecorder
 from sla.repository import SlaRepository
-from tenants.terms import DEFAULTS
+from tenants.tier_terms import DEFAULTS
 
 NOON = datetime(2026, 5, 17, 12, 0, 30, tzinfo=UTC)
 TIERS = (PriorityClass.PRIORITY, PriorityClass.DEFAULT)

@@ -52,11 +52,11 @@ async def test_tenants_are_told_what_is_public_and_open(database: Database) -> N
     loud = await incidents.open("Answers are slow", "major", OPERATOR, is_public=True, note="We look.")
     elsewhere = Incidents(database)  # another process
     for each in (incidents, elsewhere):
-        (told,) = await each.told()
+        (told,) = await each.public()
         assert (told.title, told.note) == ("Answers are slow", "We look.")
     await incidents.note(loud.id, "ours alone", OPERATOR, is_public=False)
     await incidents.set_public(quiet.id, True, OPERATOR)
-    assert [(one.title, one.note) for one in await incidents.told()] == [
+    assert [(one.title, one.note) for one in await incidents.public()] == [
         ("A disk is full", ""),
         ("Answers are slow", "We look."),
     ]
@@ -65,7 +65,7 @@ async def test_tenants_are_told_what_is_public_and_open(database: Database) -> N
             async with database.write(EVERY_TENANT) as session:
                 await session.execute(text(change))
     await incidents.close(loud.id, OPERATOR)
-    assert [one.title for one in await incidents.told()] == ["A disk is full"]
+    assert [one.title for one in await incidents.public()] == ["A disk is full"]
     with pytest.raises(IncidentEnded):
         await incidents.close(loud.id, OPERATOR)
     for missing in ("inc_none", "\x00"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts, percentile
 from sla.objectives import burn_rate, credit_percent, delivered_ppm, error_budget
-from tenants.terms import Terms
+from tenants.tier_terms import Terms
 
 PROMISE = Terms(
     ttft_target_ms=500,

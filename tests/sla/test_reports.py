@@ -16,7 +16,7 @@ from sla.service import LATEST_MINUTES, SlaReports
 from tenants.errors import TenantNotFound
 from tenants.plans import PlanChanges, PlanService
 from tenants.service import TenantService
-from tenants.terms import read
+from tenants.tier_terms import read
 
 NOW = datetime(2026, 5, 17, 12, 0, 30, tzinfo=UTC)
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
@@ -168,14 +168,14 @@ async def test_lately_is_the_last_minutes_that_had_requests(database: Database, 
     minutes[NOW - timedelta(minutes=10 * LATEST_MINUTES)] = counts(50, 3, seconds=9.0, rate=1.0)
     minutes[NOW - timedelta(days=1, minutes=1)] = counts(1000, 1000)
     await keep(database, tenant, minutes)
-    [lately] = await SlaReports(database).lately(tenant, now=NOW + timedelta(seconds=1))
-    assert (lately.tier, lately.requests, lately.failed) == (PriorityClass.PRIORITY, 170, 3)
-    assert lately.first_token[0] is not None
-    assert lately.first_token[1] is not None
-    assert 0.15 < lately.first_token[0] <= lately.first_token[1] < 0.25
-    assert lately.output_rate is not None
-    assert 60 < lately.output_rate < 100
-    assert await SlaReports(database).lately("tnt_other", now=NOW) == []
+    [recent] = await SlaReports(database).recent(tenant, now=NOW + timedelta(seconds=1))
+    assert (recent.tier, recent.requests, recent.failed) == (PriorityClass.PRIORITY, 170, 3)
+    assert recent.first_token[0] is not None
+    assert recent.first_token[1] is not None
+    assert 0.15 < recent.first_token[0] <= recent.first_token[1] < 0.25
+    assert recent.output_rate is not None
+    assert 60 < recent.output_rate < 100
+    assert await SlaReports(database).recent("tnt_other", now=NOW) == []
 
 
 async def test_each_part_of_a_month_is_judged_by_the_terms_of_then(

@@ -7,15 +7,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
 from db.session import EVERY_TENANT, Database
-from sla.granularity import DAY, GRAINS, HOUR, MINUTE, intervals
+from sla.granularity import GRANULARITIES
 from sla.incidents.repository import ServedToAll
 from sla.measures import Counts
 from sla.repository import SlaRepository, SlaWriter
@@ -68,39 +67,8 @@ async def keep(database: Database, seen: Iterable[Seen]) -> None:
 
 async def forget(database: Database) -> None:
     async with database.write(EVERY_TENANT) as session:
-        for grain in GRAINS:
-            await session.execute(text(f"DELETE FROM {grain.table}"))
-
-
-@given(instants, instants)
-@example(NIGHT, NIGHT)
-@example(NIGHT, NIGHT + AN_HOUR)
-@example(NIGHT + A_MINUTE, NIGHT + 2 * AN_HOUR - A_MINUTE)
-@example(*SPAN)
-def test_pieces_cover_each_minute_once(start: datetime, end: datetime) -> None:
-    found = intervals(start, end)
-    if start >= end:
-        assert found == []
-        return
-    assert (found[0].start, found[-1].end) == (start, end)
-    assert all(one.end == following.start for one, following in pairwise(found))
-    assert len(found) <= 5, "each grain at most twice, the coarsest once"
-    for piece in found:
-        assert piece.start < piece.end
-        if piece.grain is not MINUTE:
-            assert piece.grain.begin(piece.start) == piece.start
-            assert piece.grain.begin(piece.end) == piece.end
-    for grain, coarser in pairwise(GRAINS):
-        stretches = [piece.end - piece.start for piece in found if piece.grain is grain]
-        assert all(stretch < 2 * coarser.width for stretch in stretches)
-        if len(stretches) == 2:
-            assert max(stretches) < coarser.width
-    assert end - start < timedelta(days=2) or DAY in {piece.grain for piece in found}
-    assert (
-        end - start < 2 * AN_HOUR
-        or HOUR in {piece.grain for piece in found}
-        or DAY in {piece.grain for piece in found}
-    )
+        for granularity in GRANULARITIES:
+            await session.execute(text(f"DELETE FROM {granularity.table}"))
 
 
 @settings(
@@ -241,6 +209,6 @@ async def test_a_batch_that_fails_is_in_neither(database: Database) -> None:
     with pytest.raises(RuntimeError, match="broken"):
         await written_and_given_up()
     async with database.read(EVERY_TENANT) as session:
-        for grain in GRAINS:
-            counted_rows = await session.execute(text(f"SELECT count(*) FROM {grain.table}"))
+        for granularity in GRANULARITIES:
+            counted_rows = await session.execute(text(f"SELECT count(*) FROM {granularity.table}"))
             assert counted_rows.scalar_one() == 0

@@ -58,8 +58,8 @@ async def send_documents(database_url: str, gateway: StripeGateway, step: str, n
 
     setattr(gateway.documents, step, last)
     database = Database(database_url)
-    standings = Dunning(database, redis.asyncio.Redis(), gateway, grace=timedelta(days=7))
-    await DocumentSending(database, gateway, standings, clock=lambda: now).send()
+    dunning = Dunning(database, redis.asyncio.Redis(), gateway, grace=timedelta(days=7))
+    await DocumentSending(database, gateway, dunning, clock=lambda: now).send()
 
 
 async def main(database_url: str, stripe_url: str, api_key: str, instant: str, now: str) -> None:

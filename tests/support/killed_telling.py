@@ -38,7 +38,7 @@ async def tell(database: Database, redis_url: str, instant: str) -> None:
         outside.settle = die  # type: ignore[method-assign,assignment]
     else:
         AdjustmentRepository.note_settled = die  # type: ignore[method-assign,assignment]
-    await SpendAdjusting(database, outside).tell(datetime.now(UTC))
+    await SpendAdjusting(database, outside).report(datetime.now(UTC))
 
 
 async def deliver(database: Database, instant: str) -> None:

@@ -127,7 +127,7 @@ async def test_who_signed_in_is_in_the_log_and_who_did_not_is_not(
     assert await accounts.authenticate("ann@example.com", PASSWORD[::-1]) is None
     assert await accounts.authenticate("ann@example.com", PASSWORD) == made
     assert len(await log.list(tenant.id)) == before
-    await accounts.note_sign_in(made, "password", address="192.0.2.1", request_id="req_1")
+    await accounts.record_sign_in(made, "password", address="192.0.2.1", request_id="req_1")
     entry, *_ = await log.list(tenant.id)
     assert (entry.type, entry.target_id) == ("login.succeeded", made.user_id)
     assert (entry.actor["email"], entry.actor["address"]) == ("ann@example.com", "192.0.2.1")

@@ -6,9 +6,9 @@ import pytest
 
 from tenants.actors import OPERATOR, Actor
 from tenants.context import TenantContext
-from tenants.networks import is_inside, parse_networks
-from tenants.origins import parse_origins
+from tenants.ip_networks import is_inside, parse_networks
 from tenants.roles import RIGHTS, RIGHTS_OF, ROLES, admin_scopes, may
+from tenants.web_origins import parse_origins
 
 
 def holder(*models: str) -> TenantContext:
@@ -115,11 +115,11 @@ def test_the_log_names_who_it_was_and_nothing_else() -> None:
     caller = TenantContext("ten_1", "acme", "key_1", "admin", frozenset({"usage.read"}), user_id="usr_1")
     actor = Actor.of_key(caller, "192.0.2.7", "req_1")
     assert actor.scopes == {"usage.read"}
-    assert actor.described() == {
+    assert actor.audit_fields() == {
         "type": "api_key",
         "id": "key_1",
         "user_id": "usr_1",
         "address": "192.0.2.7",
         "request_id": "req_1",
     }
-    assert OPERATOR.described() == {"type": "operator", "id": "operator"}
+    assert OPERATOR.audit_fields() == {"type": "operator", "id": "operator"}

@@ -47,7 +47,7 @@ async def sessions_from(database: Database) -> datetime | None:
 async def test_a_token_is_good_once_and_ends_the_sessions_of_before(
     credentials: Credentials, ann: Membership, database: Database
 ) -> None:
-    made, spare = await credentials.ask_reset(ann.email), await credentials.ask_reset(ann.email)
+    made, spare = await credentials.request_reset(ann.email), await credentials.request_reset(ann.email)
     assert made is not None
     assert spare is not None
     before = datetime.now(UTC)
@@ -66,8 +66,8 @@ async def test_a_token_is_good_once_and_ends_the_sessions_of_before(
 async def test_tokens_live_as_long_as_they_are_told_to(
     credentials: Credentials, ann: Membership, tenant: Tenant, database: Database
 ) -> None:
-    mailed = await credentials.ask_reset(ann.email)
-    handed = await credentials.make_reset(tenant.id, ann.user_id, OPERATOR)
+    mailed = await credentials.request_reset(ann.email)
+    handed = await credentials.create_reset(tenant.id, ann.user_id, OPERATOR)
     assert mailed is not None
     soon = timedelta(seconds=60)
     assert abs(mailed.expires_at - datetime.now(UTC) - RESET_LIFE) < soon
@@ -83,17 +83,17 @@ async def test_tokens_live_as_long_as_they_are_told_to(
 async def test_whoever_may_not_sign_in_chooses_no_password_and_is_given_no_token(
     credentials: Credentials, ann: Membership, database: Database, table: str
 ) -> None:
-    made = await credentials.ask_reset(ann.email)
+    made = await credentials.request_reset(ann.email)
     assert made is not None
     await change_row(database, f"UPDATE {table} SET disabled_at = now()")
     with pytest.raises(ResetInvalid):
         await credentials.reset(made.token, NEW)
-    assert await credentials.ask_reset(ann.email) is None
+    assert await credentials.request_reset(ann.email) is None
 
 
 @pytest.mark.parametrize("email", ["nobody@example.com", "no address", ""])
 async def test_nobody_is_given_a_token_for_an_unknown_address(credentials: Credentials, email: str) -> None:
-    assert await credentials.ask_reset(email) is None
+    assert await credentials.request_reset(email) is None
 
 
 async def test_a_password_that_was_changed_meanwhile_is_not_changed_again_by_the_old_one(

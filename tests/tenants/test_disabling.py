@@ -76,10 +76,10 @@ async def test_a_token_to_choose_a_password_does_not_outlive_it(
 ) -> None:
     await user(accounts, tenant, "ann")
     bob = await user(accounts, tenant, "bob", "developer")
-    before = await accounts.credentials.make_reset(tenant.id, bob.user_id, OPERATOR)
+    before = await accounts.credentials.create_reset(tenant.id, bob.user_id, OPERATOR)
     await accounts.members.disable(tenant.id, bob.user_id, OPERATOR)
-    assert await accounts.credentials.ask_reset("bob@example.com") is None
-    meanwhile = await accounts.credentials.make_reset(tenant.id, bob.user_id, OPERATOR)
+    assert await accounts.credentials.request_reset("bob@example.com") is None
+    meanwhile = await accounts.credentials.create_reset(tenant.id, bob.user_id, OPERATOR)
     for made in (before, meanwhile):
         with pytest.raises(ResetInvalid):
             await accounts.credentials.reset(made.token, "another long password")

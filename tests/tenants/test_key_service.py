@@ -17,9 +17,9 @@ from tenants.errors import (
     InvalidApiKey,
     KeyNotActive,
     KeyNotFound,
-    NotHeld,
     ProjectArchived,
     ProjectNotFound,
+    RightsNotHeld,
     ServiceAccountNotFound,
     UserNotFound,
 )
@@ -248,12 +248,12 @@ async def test_nobody_passes_on_rights_they_do_not_hold(accounts: AccountService
     less = KeyTerms(frozenset({"organization.keys.read"}))
     made = await keys.create(tenant.id, "less", keeper, kind="admin", terms=less)
     for terms in (KeyTerms(), KeyTerms(frozenset({"organization.members.write"}))):
-        with pytest.raises(NotHeld, match="scopes"):
+        with pytest.raises(RightsNotHeld, match="scopes"):
             await keys.create(tenant.id, "more", keeper, kind="admin", terms=terms)
-        with pytest.raises(NotHeld, match="scopes"):
+        with pytest.raises(RightsNotHeld, match="scopes"):
             await keys.update(tenant.id, made.id, KeyChanges(scopes=terms.scopes), keeper)
     whole = await keys.create(tenant.id, "whole", OPERATOR, kind="admin")
-    with pytest.raises(NotHeld):
+    with pytest.raises(RightsNotHeld):
         await keys.rotate(tenant.id, whole.id, keeper)
     await keys.rotate(tenant.id, made.id, keeper)
     await keys.create(tenant.id, "models", keeper)  # asking models is no right over the account
@@ -274,9 +274,9 @@ async def test_nobody_but_owners_gets_a_key_that_acts_for_somebody_else(
     with_key = Actor("api_key", bobs.id, scopes=terms.scopes, user_id=bob.user_id)
     for actor in (bob.actor(), with_key):
         for key in (anns, unowned):
-            with pytest.raises(NotHeld, match="user_id"):
+            with pytest.raises(RightsNotHeld, match="user_id"):
                 await keys.rotate(tenant.id, key.id, actor)
-        with pytest.raises(NotHeld, match="user_id"):
+        with pytest.raises(RightsNotHeld, match="user_id"):
             await keys.create(tenant.id, "x", actor, kind="admin", user_id=ann.user_id, terms=terms)
     made_with_it = await keys.create(tenant.id, "y", with_key, kind="admin", terms=terms)
     assert made_with_it.row.user_id == bob.user_id, "whatever makes it, it is Bob's"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tenants.actors import OPERATOR, Actor
-from tenants.errors import KeyNotActive, NotHeld
+from tenants.errors import KeyNotActive, RightsNotHeld
 from tenants.key_terms import MAX_MODELS, KeyChanges, KeyTerms, changed_columns, checked_models, columns_of
 from tenants.models import ApiKey
 
@@ -24,7 +24,7 @@ def test_an_admin_key_may_have_what_its_maker_has(scopes: set[str]) -> None:
 def test_an_admin_key_may_not_have_more(scopes: set[str]) -> None:
     """No scopes at all means everything."""
     terms = KeyTerms(scopes=frozenset(scopes))
-    with pytest.raises(NotHeld):
+    with pytest.raises(RightsNotHeld):
         columns_of(terms, "admin", LIMITED)
     assert columns_of(terms, "admin", OPERATOR)["scopes"] == sorted(scopes), "whose maker may do everything"
     assert columns_of(terms, "inference", LIMITED)["scopes"] == sorted(scopes), "runs nothing of the account"

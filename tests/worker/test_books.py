@@ -12,9 +12,9 @@ import pytest
 import redis.asyncio
 from celery import Celery
 
-from billing.errors import BooksBusy
+from billing.errors import ReconciliationRunning
 from billing.reconciliation import spools
-from billing.reconciliation.comparing import Comparing
+from billing.reconciliation.comparing import Comparisons
 from billing.reconciliation.service import ReconciliationService
 from db.outbox import Outbox
 from db.session import Database
@@ -65,13 +65,13 @@ async def make(database_url: str, redis_url: str, ticket: str) -> Any:
 async def comparing(database: Database, redis_client: redis.asyncio.Redis, redis_url: str) -> Any:
     sender = TaskSender(redis_url)
     outbox = Outbox(database, sender)
-    yield Comparing(database, redis_client, outbox)
+    yield Comparisons(database, redis_client, outbox)
     await outbox.close()
     sender.close()
 
 
 async def test_it_is_made_once_and_watched(
-    comparing: Comparing,
+    comparing: Comparisons,
     database: Database,
     database_url: str,
     redis_url: str,
@@ -79,7 +79,7 @@ async def test_it_is_made_once_and_watched(
 ) -> None:
     monkeypatch.setattr(spools, "ANSWERED_WITHIN", 0.2)
     asked = await comparing.start(TODAY - timedelta(days=1), TODAY, OPERATOR)
-    with pytest.raises(BooksBusy):
+    with pytest.raises(ReconciliationRunning):
         await comparing.start(TODAY - timedelta(days=1), TODAY, OPERATOR)
     for _ in range(2):  # a message may come twice
         assert (await make(database_url, redis_url, asked.ticket)).successful()
@@ -96,7 +96,7 @@ async def test_it_is_made_once_and_watched(
 
 
 async def test_whoever_watches_is_told_that_it_failed(
-    comparing: Comparing, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    comparing: Comparisons, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = await comparing.start(TODAY - timedelta(days=1), TODAY, OPERATOR)
 

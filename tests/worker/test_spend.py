@@ -9,7 +9,7 @@ import redis.asyncio
 from sqlalchemy import text
 
 from billing.notifications.events import ADAPTER_READY, SPEND_ALERT
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
 from billing.rates import RATE_LABEL, Rate
@@ -68,7 +68,7 @@ async def test_alerts_arrive_and_nobody_waits_for_an_endpoint(
             await eventually(lambda: in_ledger("first"), 60)
             await eventually(lambda: any(heard.path == "/204" for heard in hooks.heard), 60)
             async with database.write(tenant.id) as session:
-                await tell(session, tenant.id, ADAPTER_READY, {}, key="x")
+                await publish(session, tenant.id, ADAPTER_READY, {}, key="x")
             await eventually(lambda: any(heard.path == "/slow" for heard in hooks.heard), 60)
             use("second")
             await eventually(lambda: in_ledger("second"), 60)

@@ -1,6 +1,4 @@
-"""The tasks, a module for each domain. Each is idempotent, opens what it needs, and leaves the work to a
-service.
-"""
+"""Celery tasks, a module for each domain. Each is idempotent, opens what it needs, and calls a service."""
 
 from __future__ import annotations
 
@@ -11,6 +9,6 @@ from worker.tasks import books, invoices, jobs, metering, outbox, payments, quot
 
 
 def register(app: Celery, runtime: Runtime) -> None:
-    """Give `app` its tasks, to run on `runtime`."""
+    """Adds all tasks to `app`, to run on `runtime`."""
     for domain in (metering, sla, outbox, jobs, quotas, storage, spend, invoices, books, payments):
         domain.register(app, runtime)

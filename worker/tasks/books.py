@@ -1,4 +1,7 @@
-"""The night's comparison of all books. In the queue of jobs: metering must not wait for it."""
+"""Runs the reconciliation of all books at night and on request, in the queue of jobs.
+
+Metering must not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,18 @@ logger = logging.getLogger(__name__)
 def register(app: Celery, runtime: Runtime) -> None:
     @app.task(name=RECONCILE, time_limit=3000)
     def reconcile() -> None:
-        """Once a night. What cannot be kept is compared again at the next look."""
+        """Runs once a night. If the result cannot be stored, the next call runs it again."""
         try:
             report = runtime.run(_reconcile(runtime))
         except (DatabaseUnavailable, RedisError) as error:
-            logger.warning("the books wait to be compared: %s", error)
+            logger.warning("the reconciliation is postponed to the next round: %s", error)
         else:
             if report is not None:
                 logger.info("books compared: %s, %d differences", report.id, report.num_differences)
 
     @app.task(name=RECONCILE_NOW, time_limit=3000)
     def reconcile_now(ticket: str, start: str, end: str) -> None:
-        """Asked for by an operator, who watches."""
+        """Runs a reconciliation that an operator asked for."""
         span = (datetime.fromisoformat(start), datetime.fromisoformat(end))
         report = runtime.run(_compare(runtime, ticket, *span))
         if report is not None:

@@ -1,4 +1,4 @@
-"""Months closed when they are over, and credits taken back when they end. In the queue of jobs."""
+"""Closes months when they are over, and expires credits. In the queue of jobs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 def register(app: Celery, runtime: Runtime) -> None:
     @app.task(name=CLOSE_MONTHS, time_limit=3000)
     def close_months() -> None:
-        """Make the invoices that are due. What fails, the next run goes on with."""
+        """Makes the invoices that are due. A failed run is continued by the next."""
         try:
             runtime.run(_close(runtime))
         except (DatabaseUnavailable, RedisError) as error:
-            logger.warning("months wait to be closed: %s", error)
+            logger.warning("months are closed by the next run: %s", error)
 
 
 async def _close(runtime: Runtime) -> None:
@@ -46,6 +46,6 @@ async def _close(runtime: Runtime) -> None:
     closed = await MonthClose(runtime.database, invoices, JournalAge(runtime.redis)).close_due(now)
     if closed.waiting_for is not None:
         logger.error(
-            "a month waits to be closed for what was written to the journal at %s and is not in the ledger",
+            "a month cannot be closed: the journal has an entry of %s that is not in the ledger yet",
             closed.waiting_for.isoformat(),
         )

@@ -1,4 +1,4 @@
-"""Jobs on adapters: run, and run again when a worker that had one is gone."""
+"""Runs jobs on adapters, and runs them again when their worker is gone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 def register(app: Celery, runtime: Runtime) -> None:
     @app.task(name=RUN_JOB)
     def run_job(job_id: str) -> None:
-        """Work on a job, if nobody does and it is to be done. What goes wrong is written into its row; a
-        message too many finds nothing to do.
+        """Runs a job unless it is leased or has ended. Errors are stored in its row; a duplicate message does
+        nothing.
         """
         try:
             runtime.run(runtime.run_job(job_id))
@@ -28,14 +28,14 @@ def register(app: Celery, runtime: Runtime) -> None:
 
     @app.task(name=SWEEP_JOBS, time_limit=300)
     def sweep_jobs() -> None:
-        """Put jobs whose worker or message is lost into the queue again."""
+        """Queues jobs again whose worker or message was lost."""
         try:
             found = runtime.run(_sweep(runtime))
         except DatabaseUnavailable as error:
-            logger.warning("lost jobs wait for the next sweep: %s", error)
+            logger.warning("lost jobs are queued again by the next sweep: %s", error)
         else:
             if found:
-                logger.info("lost jobs put into the queue again: %d", found)
+                logger.info("lost jobs queued again: %d", found)
 
 
 async def _sweep(runtime: Runtime) -> int:

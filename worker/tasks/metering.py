@@ -1,4 +1,4 @@
-"""From the engines' journal to the ledger, the ledger's partitions, and charges that are no request's."""
+"""Moves the engines' journal into the ledger, creates the ledger's partitions, and makes charges."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 def register(app: Celery, runtime: Runtime) -> None:
     @app.task(name=METER_JOURNAL, time_limit=300)
     def meter_journal() -> None:
-        """Move the engines' usage journal into the ledger. What fails is in the journal still, for the next
-        second.
+        """Moves the engines' usage journal into the ledger. If that fails, the entries stay in the journal
+        for the next second.
         """
         try:
             drained = runtime.run(_drain(runtime))
@@ -32,23 +32,23 @@ def register(app: Celery, runtime: Runtime) -> None:
 
     @app.task(name=MAKE_PARTITIONS, time_limit=300)
     def make_partitions() -> None:
-        """Make the ledger's partitions of the months ahead, and forget meters long gone."""
+        """Creates the ledger's partitions of the months ahead, and forgets idle consumers."""
         try:
             made = runtime.run(_make_partitions(runtime))
         except (DatabaseUnavailable, RedisError) as error:
-            logger.error("partitions not made, rows of a month without one go to the default: %s", error)
+            logger.error("partitions not created, rows of a month without one go to the default: %s", error)
         else:
-            logger.info("ledger partitions made: %d", made)
+            logger.info("ledger partitions created: %d", made)
 
     @app.task(name=MAKE_CHARGES, time_limit=300)
     def make_charges() -> None:
-        """Charge what is stored, once a day is over, and jobs that ended well. What fails, the next run
-        makes up for, however many days later.
+        """Charges storage once a day is over, and successful jobs. What fails, the next run makes up for,
+        however many days later.
         """
         try:
             made = runtime.run(_make_charges(runtime))
         except DatabaseUnavailable as error:
-            logger.warning("charges wait for the next run: %s", error)
+            logger.warning("charges are made by the next run: %s", error)
         else:
             if made:
                 logger.info("charges made: %d", made)

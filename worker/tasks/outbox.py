@@ -1,4 +1,4 @@
-"""Messages that their writers did not get into the queue."""
+"""Sends outbox messages that their writers did not get into the queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 def register(app: Celery, runtime: Runtime) -> None:
     @app.task(name=RELAY_OUTBOX, time_limit=300)
     def relay_outbox() -> None:
-        """Send what waits in the outbox. What fails waits on, for the next time."""
+        """Sends the messages in the outbox. What fails stays for the next time."""
         try:
             sent = runtime.run(_relay(runtime))
         except (DatabaseUnavailable, TaskQueueUnavailable) as error:
@@ -28,11 +28,11 @@ def register(app: Celery, runtime: Runtime) -> None:
 
     @app.task(name=PRUNE_OUTBOX, time_limit=300)
     def prune_outbox() -> None:
-        """Forget messages sent long ago."""
+        """Deletes messages sent long ago."""
         try:
             runtime.run(_prune(runtime))
         except DatabaseUnavailable as error:
-            logger.warning("old messages stay in the outbox: %s", error)
+            logger.warning("old messages are deleted by the next run: %s", error)
 
 
 async def _relay(runtime: Runtime) -> int:

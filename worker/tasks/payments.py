@@ -1,5 +1,6 @@
-"""Payments: meter events to the provider, standings, and what its webhooks tell. Beside the tasks, as the
-provider may take its time; nothing at all where there is none.
+"""Runs the payment rounds: meter events, dunning and webhooks, each in a background thread.
+
+The provider may be slow. Without a payment provider the tasks do nothing.
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ Round = Callable[[PaymentRounds], Awaitable[None]]
 
 def register(app: Celery, runtime: Runtime) -> None:
     settings = StripeSettings()
-    metering, looking, following = (
+    metering, checking, handling = (
         BackgroundThread("metering to the provider"),
         BackgroundThread("looking at payments"),
         BackgroundThread("following webhooks up"),
     )
 
-    def begin(beside: BackgroundThread, one: Round) -> None:
+    def begin(thread: BackgroundThread, one: Round) -> None:
         if settings.enabled:
-            beside.start(lambda: _run(runtime, settings, one))
+            thread.start(lambda: _run(runtime, settings, one))
 
     @app.task(name=SEND_METER_EVENTS, time_limit=300)
     def send_meter_events() -> None:
-        """What fails waits for its next attempt."""
+        """Sends what is due. What fails waits for its next attempt."""
         begin(metering, lambda rounds: rounds.meter(datetime.now(UTC)))
 
     @app.task(name=LOOK_AT_PAYMENTS, time_limit=300)
     def look_at_payments() -> None:
-        begin(looking, lambda rounds: rounds.look(datetime.now(UTC)))
+        begin(checking, lambda rounds: rounds.check_payments(datetime.now(UTC)))
 
     @app.task(name=FOLLOW_UP, time_limit=300)
     def follow_up_webhook(event_id: str) -> None:
-        """Act on it, and on all else that is due."""
-        begin(following, lambda rounds: rounds.follow_up())
+        """Handles the event, and all others that are due."""
+        begin(handling, lambda rounds: rounds.follow_up())
 
     @app.task(name=SWEEP_WEBHOOKS, time_limit=300)
     def sweep_webhooks() -> None:
-        """Act on what nobody acted on, or not with success."""
-        begin(following, lambda rounds: rounds.follow_up())
+        """Handles events that were not handled yet, or failed."""
+        begin(handling, lambda rounds: rounds.follow_up())
 
 
 async def _run(runtime: Runtime, settings: StripeSettings, one: Round) -> None:
@@ -64,12 +65,12 @@ async def _run(runtime: Runtime, settings: StripeSettings, one: Round) -> None:
         async with _opened(runtime, settings) as rounds:
             await one(rounds)
     except (DatabaseUnavailable, RedisError) as error:
-        logger.warning("payments wait for the next round: %s", error)
+        logger.warning("payments are continued by the next round: %s", error)
 
 
 @asynccontextmanager
 async def _opened(runtime: Runtime, settings: StripeSettings) -> AsyncIterator[PaymentRounds]:
-    from billing.stripe_gateway import StripeGateway  # a second to load
+    from billing.stripe_gateway import StripeGateway  # takes a second to import
 
     database = Database(runtime.database_url, pool_size=1, pool_overflow=9)
     cache = redis.asyncio.Redis.from_url(runtime.settings.redis_url)

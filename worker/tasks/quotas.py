@@ -1,4 +1,4 @@
-"""Reservations that no process renews any more."""
+"""Releases reservations that no process renews any more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from celery import Celery
 from redis.exceptions import RedisError
 
-from tenants.quotas.sweeping import ReservationSweep
+from tenants.quotas.reservation_sweep import ReservationSweep
 from worker.app import SWEEP_RESERVATIONS
 from worker.runtime import Runtime
 
@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 def register(app: Celery, runtime: Runtime) -> None:
     @app.task(name=SWEEP_RESERVATIONS, time_limit=300)
     def sweep_reservations() -> None:
-        """Return what the reservations of processes that are gone hold. What fails, the next sweep does."""
+        """Releases the reservations of processes that are gone. What fails, the next sweep does."""
         try:
             holding = runtime.run(_sweep(runtime))
         except RedisError as error:
-            logger.warning("reservations wait for the next sweep: %s", error)
+            logger.warning("reservations are released by the next sweep: %s", error)
         else:
             logger.debug("tenants with open reservations: %d", holding)
 

@@ -1,4 +1,4 @@
-"""From the API processes' counts of how requests were served to the minutes in the database."""
+"""Moves the API processes' counts of service levels into the database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 def register(app: Celery, runtime: Runtime) -> None:
     @app.task(name=COUNT_SERVICE_LEVELS, time_limit=300)
     def count_service_levels() -> None:
-        """What fails is in the stream still, for the next time."""
+        """Counts the batches in the stream. What fails stays in the stream for the next time."""
         try:
             counted = runtime.run(_count(runtime))
         except (DatabaseUnavailable, RedisError) as error:
@@ -28,16 +28,16 @@ def register(app: Celery, runtime: Runtime) -> None:
 
     @app.task(name=TIDY_SERVICE_LEVELS, time_limit=300)
     def tidy_service_levels() -> None:
-        """Make the partitions of the months ahead; forget what is long counted."""
+        """Creates the partitions of the months ahead, and forgets old batches."""
         try:
             runtime.run(_tidy(runtime))
         except (DatabaseUnavailable, RedisError) as error:
-            logger.error("no partitions of service levels made, rows may go to the default: %s", error)
+            logger.error("partitions of service levels not created, rows may go to the default: %s", error)
         else:
             logger.info("service levels tidied")
 
 
-# The runtime's services are there once its loop is.
+# The runtime's services exist once its loop runs.
 async def _count(runtime: Runtime) -> int:
     return await runtime.service_levels.drain()
 

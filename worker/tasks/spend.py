@@ -1,4 +1,4 @@
-"""Budgets told of costs that no request reserved, spend alerts, and what tenants are told, on its way."""
+"""Reports unreserved costs to budgets, raises spend alerts, and delivers notifications."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from adapters.repository import AdapterDirectory
 from billing.notifications.delivering import Deliveries
 from billing.notifications.events import ADAPTER_READY
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from billing.notifications.repository import DueDeliveries
 from billing.notifications.sending import WebhookSender
 from billing.notifications.settings import NotificationSettings
@@ -27,29 +27,29 @@ from worker.runtime import Runtime
 logger = logging.getLogger(__name__)
 
 READY_LATELY = timedelta(days=1)
-"""For how long after it is ready a version is told of, when nobody could before."""
+"""How long after a version became ready tenants are notified of it, if it was not possible before."""
 MADE_LATELY, LONG_LOOK_MINUTE = timedelta(hours=3), 25
-"""How far back costs are looked for that budgets were not told of; in that minute of an hour, all of them."""
+"""How far back unreported costs are searched; in that minute of an hour, all are."""
 ROUNDS = 20
-"""Batches that are delivered in one go."""
+"""Batches that are delivered in one task."""
 
 
 def register(app: Celery, runtime: Runtime) -> None:
     @app.task(name=WATCH_SPEND, time_limit=300)
     def watch_spend() -> None:
-        """What fails is done the next time."""
+        """Checks spend. What fails is done the next time."""
         try:
             runtime.run(_watch(runtime))
         except (DatabaseUnavailable, RedisError) as error:
-            logger.warning("spend is looked at later: %s", error)
+            logger.warning("spend is checked by the next run: %s", error)
 
     @app.task(name=DELIVER_NOTIFICATIONS, time_limit=300)
     def deliver_notifications() -> None:
-        """Begin to deliver what is due, and wait for nobody."""
+        """Starts to deliver what is due, in the background."""
         try:
             due = runtime.run(_any_due(runtime))
         except DatabaseUnavailable as error:
-            logger.warning("notifications wait: %s", error)
+            logger.warning("notifications are delivered by the next run: %s", error)
         else:
             if due:
                 runtime.delivering.start(lambda: deliver(runtime.database_url, runtime.notifications))
@@ -59,11 +59,11 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             runtime.run(_forget(runtime))
         except DatabaseUnavailable as error:
-            logger.warning("old notifications stay for now: %s", error)
+            logger.warning("old notifications are deleted by the next run: %s", error)
 
 
 async def deliver(database_url: str, settings: NotificationSettings) -> int:
-    """Deliver all that is due, on connections of its own; how many were tried."""
+    """Delivers all that is due, on connections of its own; returns the number of attempts."""
     database = Database(database_url, pool_size=1, pool_overflow=1)
     try:
         deliveries = deliveries_of(database, settings)
@@ -75,7 +75,7 @@ async def deliver(database_url: str, settings: NotificationSettings) -> int:
                 break
         return tried
     except DatabaseUnavailable as error:
-        logger.warning("notifications wait: %s", error)
+        logger.warning("notifications are delivered by the next run: %s", error)
         return 0
     finally:
         await database.close()
@@ -97,16 +97,16 @@ async def _any_due(runtime: Runtime) -> bool:
 
 async def _watch(runtime: Runtime) -> None:
     now, usage = datetime.now(UTC), WindowUsage(runtime.database)
-    await _tell_of_adapters(runtime.database, now)
-    told = await SpendAdjusting(runtime.database, UnreservedSpend(runtime.redis, usage)).tell(
+    await _publish_ready_adapters(runtime.database, now)
+    num_reported = await SpendAdjusting(runtime.database, UnreservedSpend(runtime.redis, usage)).report(
         now, lately=None if now.minute == LONG_LOOK_MINUTE else MADE_LATELY
     )
-    raised = await SpendWatch(runtime.database, usage).look(now)
-    if told or raised:
-        logger.info("costs told to budgets: %d, spend alerts raised: %d", told, raised)
+    raised = await SpendWatch(runtime.database, usage).raise_due(now)
+    if num_reported or raised:
+        logger.info("costs reported to budgets: %d, spend alerts raised: %d", num_reported, raised)
 
 
-async def _tell_of_adapters(database: Database, now: datetime) -> None:
+async def _publish_ready_adapters(database: Database, now: datetime) -> None:
     async with database.read(EVERY_TENANT) as session:
         ready = await AdapterDirectory(session).ready_since(now - READY_LATELY)
         keys = {f"{ADAPTER_READY}:{row.id}@{version.version}": (row, version) for row, version in ready}
@@ -121,9 +121,9 @@ async def _tell_of_adapters(database: Database, now: datetime) -> None:
             "model": f"{adapter.base}:{adapter.name}@{version.version}",
         }
         async with database.write(adapter.tenant_id) as session:
-            await tell(session, adapter.tenant_id, ADAPTER_READY, facts, key=key, now=now)
+            await publish(session, adapter.tenant_id, ADAPTER_READY, facts, key=key, now=now)
 
 
 async def _forget(runtime: Runtime) -> None:
     forgotten = await deliveries_of(runtime.database, runtime.notifications).forget_old()
-    logger.debug("old notifications forgotten: %d", forgotten)
+    logger.debug("old notifications deleted: %d", forgotten)

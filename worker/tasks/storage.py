@@ -1,7 +1,6 @@
-"""What nobody needs any more: expired files and uploads, objects without a row, deleted adapters.
-And versions waiting for files that have come or will not.
+"""Removes expired files and uploads, orphaned objects and deleted adapters, and settles awaited uploads.
 
-In the queue of jobs: a store may take its time, and metering must not wait for it.
+In the queue of jobs: object storage may be slow, and metering must not wait for it.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ logger = logging.getLogger(__name__)
 def register(app: Celery, runtime: Runtime) -> None:
     @app.task(name=SWEEP_STORAGE, time_limit=3000)
     def sweep_storage() -> None:
-        """Remove expired files and uploads, and objects that no row names."""
-        _run(runtime, _sweep, "files and objects removed", "what is left over waits for the next sweep")
+        """Removes expired files and uploads, and objects that no row names."""
+        _run(runtime, _sweep, "files and objects removed", "storage is swept again later")
 
     @app.task(name=PURGE_DELETED, time_limit=3000)
     def purge() -> None:
-        """Remove what is left of adapters deleted a while ago."""
-        _run(runtime, _purge, "deleted adapters purged", "deleted adapters wait for the next purge")
+        """Removes what is left of adapters deleted a while ago."""
+        _run(runtime, _purge, "deleted adapters purged", "deleted adapters are purged later")
 
     @app.task(name=SETTLE_UPLOADS, time_limit=300)
     def settle_uploads() -> None:
-        """Start versions whose uploads are all completed, and fail those that wait for one in vain."""
-        done = "versions that waited for their files go on or have failed"
-        _run(runtime, _settle, done, "versions go on waiting for their files")
+        """Starts versions whose uploads are all completed, and fails those whose uploads never will be."""
+        done = "versions whose uploads have settled"
+        _run(runtime, _settle, done, "versions still wait for their uploads")
 
 
 def _run(
@@ -73,7 +72,7 @@ async def _purge(runtime: Runtime) -> int:
 
 async def _settle(runtime: Runtime) -> int:
     assert runtime.jobs is not None, "a worker without jobs listens to no queue of jobs"
-    sandbox = Sandbox()  # which starts when there is something to inspect
+    sandbox = Sandbox()  # starts when there is something to inspect
     files = FileService(runtime.database, runtime.store, sandbox)
     waiting = PendingUploads(
         runtime.database,

@@ -1,7 +1,6 @@
-"""Queries on what is still to be metered: the ledger's hours against what was decided to send.
+"""Queries what is still to be metered: the ledger's hourly costs against the planned meter events.
 
-Owns what of an hour counts: not what was used before the subscription's metering began, nor what a prepaid
-balance paid for.
+Usage before the subscription's metering began, and usage paid from a prepaid balance, is not metered.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 PLANNER_LOCK = 0x4D747273
-"""Advisory lock, "Mtrs": two that planned at once would plan the same difference."""
+"""The planners' advisory lock ("Mtrs"): two concurrent planners would plan the same difference."""
 
-# Sums of whole hours that are metered, less the minutes that a balance paid for, less what is planned.
+# Hourly costs that are metered, less the minutes paid from a balance, less what is planned.
 _OPEN_HOURS = """
     WITH metered AS (
         SELECT tenant_id, min(metered_from) AS metered_from FROM stripe_subscriptions GROUP BY tenant_id
@@ -69,20 +68,20 @@ _DIFFERENCES = text(_OPEN_HOURS + "SELECT tenant_id, hour, value FROM difference
 
 
 class HourBook:
-    """All tenants' hours. Its session's scope is every tenant."""
+    """Compares all tenants' hours with their meter events. Its session's scope is every tenant."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def plan(self, since: datetime, until: datetime, now: datetime) -> int:
-        """Number by how much what hours in [since, until) cost differs from what was planned for them; how
-        many events. One planner at a time.
+        """Adds numbered events for the differences between the cost of hours in [since, until) and their
+        plan; returns how many. There is one planner at a time.
         """
         await self.session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": PLANNER_LOCK})
         span = {"since": since, "until": until, "now": now}
         return len((await self.session.execute(_PLAN, span)).all())
 
     async def unplanned(self, since: datetime, until: datetime) -> list[tuple[str, datetime, int]]:
-        """Tenants, hours and by how much they differ from what was planned."""
+        """Returns tenants, hours and their differences from the plan."""
         rows = await self.session.execute(_DIFFERENCES, {"since": since, "until": until})
         return [(row.tenant_id, row.hour, int(row.value)) for row in rows]

@@ -1,7 +1,4 @@
-"""One block of keys in a running softmax: the inner loop of decode and prefill.
-
-Owns the arithmetic. Refuses to know whose rows they are and which keys come next.
-"""
+"""Attends to one block of keys in a running softmax: the inner loop of decode and prefill."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Attention of sequences with one query each: the keys of a sequence are split over programs.
+"""Computes attention of sequences with one query each: the keys of a sequence are split over programs.
 
-Owns the kernel. Refuses to know how work was cut: items and sequences are read (`device_plan.py`).
+Items and sequences are read from the plan (`device_plan.py`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def decode_kernel(
     Item i is (token, row of the tables, keys, sequence, split j of how many). A program takes an item and a
     KV head g with the GROUP query heads that share it, so that keys and values are read once. A sequence of
     one split is done then. Of several, each leaves its share (sum of weighted values, maximum and sum of
-    weights) and whoever arrives last adds the shares up in the order of the splits. `arrivals` is zero before
+    weights) and the last to arrive adds the shares up in the order of the splits. `arrivals` is zero before
     and after.
 
     q_THD bf16, cache_N2HBD bf16 or e4m3, tables_RB, counts_2, items_I4 (token + (row << 16), first key, key

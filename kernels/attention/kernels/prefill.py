@@ -1,6 +1,6 @@
-"""Attention of chunks of several queries: causal, over the cached prefix and the chunk itself.
+"""Computes attention of chunks of several queries: causal, over the cached prefix and the chunk itself.
 
-Owns the kernel. Refuses to know how work was cut: tiles are read (`device_plan.py`).
+Tiles are read from the plan (`device_plan.py`).
 """
 
 from __future__ import annotations

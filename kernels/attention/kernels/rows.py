@@ -1,7 +1,4 @@
-"""Quantising finished rows: what the projection after attention reads on an FP8 base.
-
-Owns the kernel. Refuses to know how rows came to be.
-"""
+"""Quantises finished rows: what the projection after attention reads on an FP8 base."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The FP8 product for few rows on Hopper: the kernel.
-
-Owns the arithmetic and the copies. Refuses to know how products are cut and when this one is chosen.
-"""
+"""Computes the FP8 product for few rows on Hopper (the kernel; `kernels.linear_fp8.stream` launches it)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""4-bit codes to what tensor cores multiply, in registers: a few integer operations for eight codes.
+"""Decodes 4-bit codes in registers to what tensor cores multiply: a few integer operations for eight codes.
 
-Owns the arithmetic on words, whose nibbles `weight` has put where these functions want them. Refuses to know
-tiles, scales and sums.
+`weight` packs the nibbles in the order that these functions read.
 """
 
 from __future__ import annotations

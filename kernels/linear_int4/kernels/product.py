@@ -1,7 +1,7 @@
-"""The 4-bit linear on a GPU: codes become bf16 or FP8 in registers, right where the tensor core reads them.
+"""Computes the 4-bit linear on a GPU: codes become bf16 or FP8 in registers, right where the tensor core
+reads them.
 
-Owns the products and the way back to bf16. Refuses to know which tile sizes suit which shape (`kernel`),
-where weights come from (`weight`) and how activations are quantised.
+`kernel` chooses tile sizes, `weight` packs the words.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def linear_int4_kernel(
 
     A program has `BLOCK_N` rows of the weight, `BLOCK_T` of x and a share of the pairs of groups. Where pairs
     are shared out, every program leaves its sum in `partial`, and the one that comes last adds them up in the
-    order of the shares: the same bits whoever is last.
+    order of the shares: the same bits whichever is last.
 
     Args:
         x_ptr: bf16, or e4m3 with FP8: [num_rows, in_features], rows `x_units * X_UNIT` apart.

@@ -1,7 +1,7 @@
-"""The expand of decoding rows: out += shrunk B, for all modules of a group in one launch.
+"""Expands decoding rows: out += shrunk B, for all modules of a group in one launch.
 
-Owns the kernel for pairs and blocks of rows; units of work, tiles of a module's columns, are taken off the
-lists as in `shrink`. A module that an adapter lacks costs a look at its rank.
+The kernel handles pairs and blocks of rows; units of work, tiles of a module's columns, are taken off the
+lists as in `shrink`. A module that an adapter lacks costs one read of its rank.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The shrink of decoding rows: x A^T over lists of work.
+"""Shrinks decoding rows: x A^T over lists of work.
 
-Owns the kernel for pairs (one or two rows of a slot, summed by the vector units) and blocks (up to 16 rows,
-on tensor cores). A program takes units of work off the lists in turn, so that a launch costs what is on them
-and a captured grid serves any mix of adapters. A unit of a pair is some rows of A, whole: nothing is left to
-add up. A unit of a block is a chunk of K: with all rows of A at once, x is read once. Weights are bf16 or
-e4m3, adapter by adapter.
+The kernel handles pairs (one or two rows of a slot, summed by the vector units) and blocks (up to 16 rows, on
+tensor cores). A program takes units of work off the lists in turn, so that a launch costs what is on them and
+a captured grid serves any mix of adapters. A unit of a pair is some rows of A, whole: nothing is left to add
+up. A unit of a block is a chunk of K: with all rows of A at once, x is read once. Weights are bf16 or e4m3,
+adapter by adapter.
 """
 
 from __future__ import annotations

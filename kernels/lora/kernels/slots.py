@@ -1,7 +1,7 @@
-"""What all LoRA kernels ask of a slot: where its weights are, which columns are whose, the weights.
+"""Reads a slot's entries on the device for all LoRA kernels: where its weights are, and which columns are
+whose.
 
-Owns the device side of AdapterTable's and DeviceWork's layouts, and the adding up of what was summed in
-chunks.
+Mirrors AdapterTable's and DeviceWork's layouts, and adds up what was summed in chunks.
 """
 
 from __future__ import annotations
@@ -95,9 +95,10 @@ def add_up_chunks(
     partials_ptr, shrunk_ptr, factors_ptr, counter_ptr, first, rows, rank,
     CHUNKS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr, RANK_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """Semantics: shrunk[p, r] = f[r] * sum over c of partials[p, c, r], by whoever computed the last chunk.
+    """Semantics: shrunk[p, r] = f[r] * sum over c of partials[p, c, r], by the program that computed the last
+    chunk.
 
-    The order of the sum is fixed; only who adds up is not. Leaves the counter at 0 for the next launch.
+    The order of the sum is fixed; only the program is not. Leaves the counter at 0 for the next launch.
     """
     # All threads have written before one of them says so; what it learns reaches them by another barrier.
     tl.debug_barrier()

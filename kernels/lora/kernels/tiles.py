@@ -1,6 +1,6 @@
-"""LoRA for prefill chunks: tiles of up to 64 rows of one slot on tensor cores.
+"""Computes LoRA for prefill chunks: tiles of up to 64 rows of one slot on tensor cores.
 
-Owns the kernels for slots with more rows than an item has. They are launched in large buckets only, beside
+The kernels handle slots with more rows than an item has. They are launched in large buckets only, beside
 those for items, over a list of their own. What counts here is x and the outputs, read and written once; a
 tile's weights come from the L2 cache.
 """

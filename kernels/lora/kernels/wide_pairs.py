@@ -1,8 +1,8 @@
-"""The shrink of pairs whose inputs are wide: x A^T on tensor cores, ranks on their long side.
+"""Shrinks pairs whose inputs are wide: x A^T on tensor cores, ranks on their long side.
 
-Owns the kernel for slots with one or two rows where rows of A are too long for the registers of many
-programs at once: `shrink_rows` would leave most of a multiprocessor idle. A unit of work is a chunk of K, for
-a warp; whoever finishes a pair's last chunk adds them up.
+The kernel handles slots with one or two rows where rows of A are too long for the registers of many programs
+at once: `shrink_rows` would leave most of a multiprocessor idle. A unit of work is a chunk of K, for a warp;
+the warp that finishes a pair's last chunk adds them up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where top-k and top-p cut, without sorting: guess from a sample, gather what lies above, bisect.
+"""Finds where top-k and top-p cut, without sorting: guesses from a sample, gathers what lies above, bisects.
 
 Suffixes: S positions of the step, V vocabulary, L places of a list of candidates. Every kernel leaves
 positions alone that do not draw or truncate nothing: their programs end at once.

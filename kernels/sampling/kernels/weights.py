@@ -1,4 +1,4 @@
-"""What the sampling kernels have in common: weights of tokens, the uniform, who draws.
+"""Computes what the sampling kernels share: weights of tokens, the uniform, which positions draw.
 
 Weights e^z become integers, in units of 2^-44, so that sums are associative: no order of blocks, no atomic
 and no bucket can change a draw. Integers are taken out of the sum of a weight and a constant, whose last bits

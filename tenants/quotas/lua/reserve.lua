@@ -72,7 +72,7 @@ for b = 1, #keys do
       counted = max(counted, first)  -- later than now where the clock was set back into the window before
     elseif seeds[b] then
       used = seeds[b]
-      put_window(keys[b], first, used, 0)  -- also for those who are refused: nobody asks the ledger again
+      put_window(keys[b], first, used, 0)  -- also if the request is refused: the ledger is not asked again
     else
       missing[#missing + 1] = b
     end

@@ -1,4 +1,4 @@
--- End a reservation with what was used: return the rest, charge what goes beyond it. Once, whoever says it.
+-- Settles a reservation with what was used: returns the rest, charges what exceeds it. Idempotent.
 --
 -- KEYS: the tenant's open reservations, the reservation's record.
 -- ARGV: the tag; the id; doubles: requests, input, output, spend used; part of the request that this is about

@@ -73,7 +73,7 @@ local function drained(key, value, now, limit)
   return level, at, rate
 end
 
--- Windows that nobody touched for a day are read from the ledger again: whatever changed meanwhile is in there.
+-- Windows without a request for a day are read from the ledger again, with all that changed meanwhile.
 local WINDOW_TTL = 90000000
 
 local function put_window(key, first, used, held)
@@ -152,9 +152,9 @@ local function charge(tag, r, used, now)
   end
 end
 
--- Whether renewals could have been heard lately, so that a reservation nobody renewed is really nobody's: after a
--- silence, Redis may have been away, and those who would have renewed are given time to come back.
--- `heard` is when hearing began and when it was last known.
+-- Returns whether Redis has received renewals for long enough that a reservation without one has lost its process.
+-- After a silence, Redis may have been unreachable, and processes get time to reconnect and renew.
+-- The key `heard` has when renewals began to arrive and when one last did.
 local function hearing(tag, now)
   local value = redis.call('GET', tag .. 'heard')
   local since, last = now, now

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from billing.notifications.events import EVENTS
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from tests.api.organization.site import Party, Site
 from tests.support.hook_server import HookServer, hook_server
 
@@ -83,7 +83,7 @@ def test_an_endpoint_is_tested_and_told(site: Site, ours: Party, sdk: Any) -> No
 
     async def happen() -> None:
         async with site.database.write(ours.tenant_id) as session:
-            await tell(session, ours.tenant_id, EVENT, {"invoice_id": "inv_1"}, key="x", recipients=())
+            await publish(session, ours.tenant_id, EVENT, {"invoice_id": "inv_1"}, key="x", recipients=())
 
     site.do(happen())
     path = f"/v1/webhook_endpoints/{made.id}/deliveries"

@@ -285,7 +285,7 @@ async def test_the_preview_is_the_invoice_to_come(business: Business) -> None:
     assert await business.invoices.preview(acme.id, NOVEMBER, now=CLOSE_NOVEMBER) == final
     with pytest.raises(InvalidBillingMonth, match="begun"):
         await business.invoices.preview(acme.id, DECEMBER, now=at(NOVEMBER))
-    with pytest.raises(InvalidBillingMonth, match="later ones"):
+    with pytest.raises(InvalidBillingMonth, match="later invoices"):
         await business.invoices.preview(acme.id, SEPTEMBER, now=at(DECEMBER))
 
 

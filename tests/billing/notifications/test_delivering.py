@@ -25,7 +25,7 @@ from sqlalchemy import text
 from billing.notifications.delivering import BACKOFF, LEASE, Deliveries
 from billing.notifications.errors import EndpointUnreachable
 from billing.notifications.events import EVENTS, INVOICE_FINALIZED, PAYMENT_FAILED
-from billing.notifications.publishing import GIVE_UP_AFTER, tell
+from billing.notifications.publishing import GIVE_UP_AFTER, publish
 from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
 from db.session import EVERY_TENANT, Database
@@ -82,12 +82,12 @@ async def happen(
     database: Database, tenant: Tenant, clock: Clock, key: str = "one", event: str = INVOICE_FINALIZED
 ) -> bool:
     async with database.write(tenant.id) as session:
-        return await tell(session, tenant.id, event, FACTS, key=key, now=clock(), recipients=())
+        return await publish(session, tenant.id, event, FACTS, key=key, now=clock(), recipients=())
 
 
 async def fail_after_telling(database: Database, tenant: Tenant) -> None:
     async with database.write(tenant.id) as session:
-        await tell(session, tenant.id, INVOICE_FINALIZED, FACTS, key="x")
+        await publish(session, tenant.id, INVOICE_FINALIZED, FACTS, key="x")
         raise ZeroDivisionError
 
 

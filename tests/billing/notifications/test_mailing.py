@@ -22,7 +22,7 @@ from billing.notifications.errors import MailNotSent
 from billing.notifications.events import EVENTS, SPEND_ALERT
 from billing.notifications.mailing import Mailer
 from billing.notifications.messages import Message, dollars, message
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from billing.notifications.sending import WebhookSender
 from db.session import EVERY_TENANT, Database
 from tenants.actors import OPERATOR
@@ -145,8 +145,10 @@ async def test_who_is_mailed_about_money(
             text("INSERT INTO billing_accounts (tenant_id, email) VALUES (:id, 'bills@acme.example')"),
             {"id": tenant.id},
         )
-        await tell(session, tenant.id, SPEND_ALERT, EVENTS[SPEND_ALERT].sample, key="one")
-        await tell(session, tenant.id, events.ADAPTER_READY, EVENTS[events.ADAPTER_READY].sample, key="two")
+        await publish(session, tenant.id, SPEND_ALERT, EVENTS[SPEND_ALERT].sample, key="one")
+        await publish(
+            session, tenant.id, events.ADAPTER_READY, EVENTS[events.ADAPTER_READY].sample, key="two"
+        )
     assert await Deliveries(database, WebhookSender(), mailer(port)).deliver() == 3
     mailed = dict(box.mail)
     assert set(mailed) == {"bills@acme.example", "own@acme.example", "bill@acme.example"}
@@ -161,7 +163,7 @@ async def test_without_a_mail_server_nothing_waits(
     tenant = await account_services(database, redis_client, SECRET).tenants.create_tenant("acme")
     async with database.write(tenant.id) as session:
         facts = EVENTS[SPEND_ALERT].sample
-        await tell(session, tenant.id, SPEND_ALERT, facts, key="one", recipients=["ann@acme.example"])
+        await publish(session, tenant.id, SPEND_ALERT, facts, key="one", recipients=["ann@acme.example"])
     deliveries = Deliveries(database, WebhookSender())
     assert await deliveries.deliver() == 1
     async with database.read(EVERY_TENANT) as session:

@@ -64,7 +64,7 @@ class Site:
     planning: MeterPlanning
     sending: Sending
     documents: DocumentSending
-    standings: Dunning
+    dunning: Dunning
     follow_ups: FollowUps
     receiver: WebhookReceiver
     customer: str = ""
@@ -116,7 +116,7 @@ async def site(
 ) -> Site:
     double.travel_to(START)
     await make_tenant(database)
-    standings = Dunning(database, redis_client, gateway, grace=timedelta(days=7))
+    dunning = Dunning(database, redis_client, gateway, grace=timedelta(days=7))
 
     def clock() -> datetime:
         return made.now
@@ -128,9 +128,9 @@ async def site(
         Customers(database, gateway),
         MeterPlanning(database),
         Sending(database, gateway, clock=clock, sleep=_at_once),
-        DocumentSending(database, gateway, standings, clock=clock),
-        standings,
-        FollowUps(database, redis_client, gateway, standings, clock=clock),
+        DocumentSending(database, gateway, dunning, clock=clock),
+        dunning,
+        FollowUps(database, redis_client, gateway, dunning, clock=clock),
         WebhookReceiver(database, None, settings),
     )
     subscription = await made.customers.subscribe(TENANT, START)

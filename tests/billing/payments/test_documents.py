@@ -64,7 +64,7 @@ async def invoiced(
 
 
 def _redis(site: Site) -> redis.asyncio.Redis:
-    return site.standings._redis
+    return site.dunning._redis
 
 
 def asked(site: Site) -> list[tuple[int, int, str]]:
@@ -183,7 +183,7 @@ async def test_notes_lower_what_is_owed_and_send_back_what_was_paid(site: Site) 
     assert (owed.total, owed.amount_remaining) == (500, 380)
     site.double.card(site.customer, works=True)
     site.double.routes.invoicing.pay(owed.id)
-    await site.standings.look_again(site.now)
+    await site.dunning.refresh_overdue(site.now)
     await match_payments(site.database, site.now)
     for cents, settlement in ((100, "refund"), (50, "credit")):
         await notes.issue(TENANT, invoice.id, cents, settlement, "why", OPERATOR, now=site.now)  # type: ignore[arg-type]
@@ -276,8 +276,8 @@ async def test_nobody_is_asked_or_suspended_for_less_than_can_be_charged(site: S
     await site.documents.send()
     assert await site.state() == ("active", "active")
     site.wait(days=30)
-    await site.standings.look_again(site.now)
-    await site.standings.look_at_customers(site.now)
+    await site.dunning.refresh_overdue(site.now)
+    await site.dunning.refresh_all(site.now)
     assert await site.state() == ("active", "active")
     assert await differences(site) == []
 

@@ -91,7 +91,7 @@ async def test_a_round_subscribes_meters_and_moves_standings(
     site.travel(START.replace(month=2, day=1, hour=2, minute=20))
     site.customer = customer["id"]
     await site.asked(300)
-    await rounds.look(site.now)  # in the minute of the long look: no webhook was needed
+    await rounds.check_payments(site.now)  # in the minute of the long look: no webhook was needed
     async with site.database.read(EVERY_TENANT) as session:
         found = await session.execute(text("SELECT tenant_id, state FROM billing_accounts ORDER BY 1"))
         assert [tuple(row) for row in found] == [(TENANT, "active"), ("ten_b", "grace")]
@@ -104,7 +104,7 @@ async def test_a_provider_that_is_away_fails_no_round(
     rounds = PaymentRounds(site.database, redis_client, site.gateway, settings)
     site.double.fail(Fault("unreachable", times=-1))
     await rounds.meter(site.now)
-    await rounds.look(site.now.replace(minute=20))
+    await rounds.check_payments(site.now.replace(minute=20))
     await rounds.follow_up()
     site.double.heal()
     await rounds.meter(site.now)

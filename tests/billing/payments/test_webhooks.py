@@ -155,12 +155,12 @@ async def test_events_from_before_do_not_undo_what_is_known(site: Site) -> None:
     """An answer that was asked for early and comes late."""
     await a_month_unpaid(site)
     [invoice] = await site.gateway.open_invoices(site.customer)
-    await site.standings.heard(invoice, site.now)
+    await site.dunning.record(invoice, site.now)
     assert await site.state() == ("grace", "grace")
     site.double.card(site.customer, works=True)
     site.double.routes.invoicing.pay(invoice.id)
-    await site.standings.heard(await site.gateway.invoice(invoice.id), site.now)
-    await site.standings.heard(invoice, site.now)
+    await site.dunning.record(await site.gateway.invoice(invoice.id), site.now)
+    await site.dunning.record(invoice, site.now)
     assert await site.state() == ("active", "active")
 
 

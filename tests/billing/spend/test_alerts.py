@@ -52,12 +52,12 @@ async def test_an_alert_is_raised_once_a_month(
     made = await alerts.create(tenant.id, None, OPERATOR, Threshold(100, None, ["ann@acme.example"]))
     await write(database, used("before", tenant.id, RATE, 10_000, MONTH_START - timedelta(seconds=1)))
     await write(database, used("a", tenant.id, RATE, 99))
-    assert await watch.look(NOW) == 0
+    assert await watch.raise_due(NOW) == 0
     await write(database, used("b", tenant.id, RATE, 1))
-    assert [await watch.look(NOW) for _ in range(3)] == [1, 0, 0]
+    assert [await watch.raise_due(NOW) for _ in range(3)] == [1, 0, 0]
     assert await told(database) == [(100, "ann@acme.example")]
     await alerts.update(tenant.id, None, made.id, OPERATOR, Threshold(150, None, ["ann@acme.example"]))
-    assert await watch.look(NOW) == 0
+    assert await watch.raise_due(NOW) == 0
     await charge(database, tenant, "calibration:one", 60)
     # Costs that are no tokens count from when budgets know of them.
     async with database.write(tenant.id) as session:
@@ -68,10 +68,10 @@ async def test_an_alert_is_raised_once_a_month(
             ),
             {"tenant": tenant.id},
         )
-    assert await watch.look(NOW) == 1
+    assert await watch.raise_due(NOW) == 1
     assert (await told(database))[1:] == [(160, "ann@acme.example")]
     next_month = MONTH_START + timedelta(days=40)
-    assert await watch.look(next_month) == 0, "nothing was spent in it"
+    assert await watch.raise_due(next_month) == 0, "nothing was spent in it"
 
 
 async def test_a_percentage_is_of_the_hard_limit_of_the_same_scope(
@@ -90,14 +90,14 @@ async def test_a_percentage_is_of_the_hard_limit_of_the_same_scope(
     event.labels.update(key_id=key.id, project_id=project.id)
     await write(database, event)
     assert owner.tenant_id == tenant.id
-    assert await watch.look(NOW) == 0, "there is no limit to have a percentage of"
+    assert await watch.raise_due(NOW) == 0, "there is no limit to have a percentage of"
     for scope, scope_id, amount in (("tenant", tenant.id, 201), ("project", project.id, 200)):
         limit = Limit(scope, scope_id, "", Metric.SPEND_PER_MONTH, amount)  # type: ignore[arg-type]
         await accounts.limits.set(tenant.id, OPERATOR, limit)
-    assert await watch.look(NOW) == 1
+    assert await watch.raise_due(NOW) == 1
     assert await told(database) == [(160, "own@acme.example")], "the project's, to the owner"
     await write(database, used("b", tenant.id, RATE, 1))
-    assert await watch.look(NOW) == 1
+    assert await watch.raise_due(NOW) == 1
 
 
 async def test_what_is_wrong_is_named(alerts: SpendAlertService, tenant: Tenant) -> None:

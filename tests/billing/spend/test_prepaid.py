@@ -192,14 +192,14 @@ async def test_costs_that_are_no_requests_count_once(
         who = caller(*limits, tenant=tenant.id)
         held = await quotas.reserve("a", who, "sapling", Amounts(1, 0, 1, 500))
         assert [await state(quotas, limit) for limit in limits] == [(100, 500)] * 2, "not told of it yet"
-        assert await adjusting.tell(NOW) == 1
-        assert await adjusting.tell(NOW) == 0
+        assert await adjusting.report(NOW) == 1
+        assert await adjusting.report(NOW) == 0
         assert [await state(quotas, limit) for limit in limits] == [(140, 500)] * 2
         # A cost counts though nothing is left.
         await charge(database, tenant, "calibration:two", 900)
         last_month = NOW.replace(day=1) - timedelta(days=1)
         await charge(database, tenant, "calibration:long ago", 3, last_month)
-        assert await adjusting.tell(NOW) == 2
+        assert await adjusting.report(NOW) == 2
         assert [await state(quotas, limit) for limit in limits] == [(1040, 500)] * 2
         with pytest.raises(BalanceExhausted):
             await quotas.reserve("b", who, "sapling", Amounts(1, 0, 1, 1))
@@ -207,7 +207,7 @@ async def test_costs_that_are_no_requests_count_once(
         await eventually(lambda: quotas.num_open == 0)
         reversals = ReversalService(database)
         await reversals.reverse_charge(tenant.id, "calibration:two", reason="a mistake", by=OPERATOR)
-        assert await adjusting.tell(NOW) == 1
+        assert await adjusting.report(NOW) == 1
         assert [await state(quotas, limit) for limit in limits] == [(640, 0)] * 2, "given back"
     # Redis comes back empty: what it was told of is in the ledger, but for the open request of this test.
     await redis_client.flushall()
@@ -235,7 +235,7 @@ async def test_a_cost_counts_once_though_who_tells_it_is_killed(
     async with opened(redis_url, seed=WindowUsage(database)) as quotas:
         assert await state(quotas, balance) == (0, 0)
         if taken_back:
-            await adjusting.tell(NOW)
+            await adjusting.report(NOW)
             reversals = ReversalService(database)
             await reversals.reverse_charge(tenant.id, "calibration:one", reason="a mistake", by=OPERATOR)
             before = 40
@@ -247,7 +247,7 @@ async def test_a_cost_counts_once_though_who_tells_it_is_killed(
         if instant != "settled":
             assert (await state(quotas, balance))[0] == before
         for _ in range(2):
-            await adjusting.tell(NOW)
+            await adjusting.report(NOW)
             assert await state(quotas, balance) == (40 - before, 0)
 
 
@@ -260,9 +260,9 @@ async def test_a_short_look_leaves_what_was_made_long_ago_to_the_long_one(
         await session.execute(text("SET LOCAL session_replication_role = replica"))
         aged = "UPDATE charges SET created_at = now() - interval '2 hours' WHERE id = 'calibration:old'"
         await session.execute(text(aged))
-    assert await adjusting.tell(NOW, lately=timedelta(hours=1)) == 1
-    assert await adjusting.tell(NOW, lately=timedelta(hours=1)) == 0
-    assert await adjusting.tell(NOW) == 1
+    assert await adjusting.report(NOW, lately=timedelta(hours=1)) == 1
+    assert await adjusting.report(NOW, lately=timedelta(hours=1)) == 0
+    assert await adjusting.report(NOW) == 1
 
 
 async def test_the_monthly_limit_is_exact_over_a_change_of_prices(

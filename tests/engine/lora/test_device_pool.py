@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.lora.artifact import GROUPS, ArtifactError, PackedAdapter
 from engine.lora.device_pool import DevicePool
 from engine.lora.ranges import rounded
-from engine.lora.values import narrowed
+from engine.lora.values import to_bf16
 from tests.engine.lora.adapters import CONFIG, assert_empty, assert_holds, packed
 from tests.support.examples import examples
 
@@ -51,9 +51,9 @@ def test_fp32_is_kept_as_bf16():
     pool = make()
     adapter = packed(q_proj=4, up_proj=3)
     load(pool, 0, adapter)
-    assert_holds(pool, 0, narrowed(adapter))
+    assert_holds(pool, 0, to_bf16(adapter))
     assert pool.num_bytes_used == pool.size_of(adapter.manifest)
-    assert pool.size_of(adapter.manifest) == pool.size_of(narrowed(adapter).manifest)
+    assert pool.size_of(adapter.manifest) == pool.size_of(to_bf16(adapter).manifest)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3"])
@@ -69,7 +69,7 @@ def test_an_artifact_is_read_once_and_loaded_often(tmp_path, dtype):
     image = pool.cached(adapter.digest)
     assert image is not None
     pool.load(2, image)
-    assert_holds(pool, 2, narrowed(adapter) if dtype == "float32" else adapter)
+    assert_holds(pool, 2, to_bf16(adapter) if dtype == "float32" else adapter)
     pool.host_cache.check_integrity()
 
 
@@ -81,7 +81,7 @@ def damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     ("adapter", "reason"),
     [
-        (packed(num_layers=3, q_proj=2), "layers: there are 3"),
+        (packed(num_layers=3, q_proj=2), "layers: the adapter has 3"),
         (packed(q_proj=9), "rank: is 9, this engine serves up to 8"),
         (packed(dtype="bfloat16", q_proj=2), "digest: content"),
     ],

@@ -21,7 +21,7 @@ def put(cache: HostCache, digest: str, size: int = 1) -> None:
     image = cache.make(digest, size * UNIT)
     image.bytes.fill_(ord(digest))
     cache.keep(image)
-    cache.give_back(image)
+    cache.return_image(image)
 
 
 def holds(cache: HostCache, digest: str) -> bool:
@@ -29,7 +29,7 @@ def holds(cache: HostCache, digest: str) -> bool:
     if image is None:
         return False
     assert (image.bytes == ord(digest)).all()
-    cache.give_back(image)
+    cache.return_image(image)
     return True
 
 
@@ -65,17 +65,17 @@ def test_an_image_on_loan_stays_and_is_waited_for() -> None:
     waiting.join(0.05)
     assert waiting.is_alive()
     assert (lent.bytes == ord("a")).all()
-    cache.give_back(lent)
+    cache.return_image(lent)
     waiting.join(10)
     assert not waiting.is_alive()
     assert not holds(cache, "a")
-    cache.give_back(made[0])
+    cache.return_image(made[0])
     cache.check_integrity()
 
 
 def test_an_image_never_kept_leaves_nothing() -> None:
     cache = make(2)
-    cache.give_back(cache.make("a", 2 * UNIT))
+    cache.return_image(cache.make("a", 2 * UNIT))
     assert cache.borrow("a") is None
     put(cache, "b", 2)
     cache.check_integrity()
@@ -87,8 +87,8 @@ def test_two_makers_of_one_adapter_leave_one_image() -> None:
     for image in (first, second):
         image.bytes.fill_(ord("a"))
         cache.keep(image)
-    cache.give_back(second)
-    cache.give_back(first)
+    cache.return_image(second)
+    cache.return_image(first)
     assert holds(cache, "a")
     put(cache, "b")
     assert holds(cache, "a")
@@ -96,7 +96,7 @@ def test_two_makers_of_one_adapter_leave_one_image() -> None:
 
 
 def test_what_can_never_fit_is_not_waited_for() -> None:
-    with pytest.raises(MemoryError, match="needs 513 bytes of host memory, there are 512"):
+    with pytest.raises(MemoryError, match="needs 513 bytes of host memory, the cache has 512"):
         make(2).make("a", 513)
 
 
@@ -117,4 +117,4 @@ def test_closing_ends_the_wait() -> None:
     waiting.join(10)
     assert not waiting.is_alive()
     assert len(errors) == 1
-    cache.give_back(lent)
+    cache.return_image(lent)

@@ -81,7 +81,7 @@ def test_every_failure_is_reported_and_the_next_load_works(rig, tmp_path, monkey
     absent = AdapterRef("0" * 64, 4)
     slot, digest, error = rig.load(0, absent)
     assert (slot, digest) == (0, absent.digest)
-    assert error == f"no packed adapter {absent.digest} on this engine's disk"
+    assert error == f"packed adapter {absent.digest} is not on this engine's disk"
 
     damaged = rig.write(packed(seed=1, q_proj=3))
     path = artifact_path(tmp_path, damaged.digest)
@@ -95,7 +95,7 @@ def test_every_failure_is_reported_and_the_next_load_works(rig, tmp_path, monkey
     assert "rank: is 3, the request says 8" in rig.load(0, AdapterRef(good.digest, 8))[2]
 
     misfit = rig.write(packed(num_layers=3, q_proj=3))
-    assert "layers: there are 3" in rig.load(0, misfit)[2]
+    assert "layers: the adapter has 3" in rig.load(0, misfit)[2]
 
     path.unlink()
     path.mkdir()
@@ -106,7 +106,7 @@ def test_every_failure_is_reported_and_the_next_load_works(rig, tmp_path, monkey
     for error, reason in (
         (MemoryError(), "not enough memory for the adapter"),
         (MemoryError("needs 3 bytes"), "not enough memory for the adapter: needs 3 bytes"),
-        (RuntimeError("device says no"), "packed adapter refused: device says no"),
+        (RuntimeError("device says no"), "packed adapter rejected: device says no"),
     ):
 
         def fail(slot, held, error=error):
@@ -189,7 +189,7 @@ def test_an_adapter_that_no_room_was_set_aside_for_is_not_loaded(tmp_path):
     rig = Rig(tmp_path)
     ref = rig.write(packed(q_proj=3))
     rig.loader.start_load(0, ref)  # its size was not asked for, as if the file had not been there yet
-    assert "came while it was being asked for" in rig.reports.get(timeout=10)[2]
+    assert "arrived after its size was looked up" in rig.reports.get(timeout=10)[2]
     assert rig.load(0, ref)[2] is None
     rig.loader.close()
 
@@ -246,7 +246,7 @@ def test_a_slot_table_over_a_device_pool_swaps_adapters_by_bytes(tmp_path):
     for turn in range(4):
         for index in (0, 3, 1, 2, 4, 5, 1, 0):
             ref = refs[(index + turn) % 6]
-            if slots.want(ref) is SlotState.LOADING:
+            if slots.ensure_loaded(ref) is SlotState.LOADING:
                 slot, digest, error = rig.reports.get(timeout=10)
                 assert error is None
                 slots.loaded(slot, digest)

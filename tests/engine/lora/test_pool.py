@@ -6,7 +6,7 @@ import torch
 
 from engine.lora.artifact import GROUPS, ArtifactError
 from engine.lora.pool import AdapterPool
-from engine.lora.values import widened
+from engine.lora.values import to_fp32
 from tests.adapters.peft_files import tiny_config
 from tests.engine.lora.adapters import CONFIG, packed
 
@@ -64,7 +64,7 @@ def test_fp8_is_widened_by_its_scales():
     adapter = packed(dtype="float8_e4m3", q_proj=4, k_proj=2)
     pool.load(0, adapter)
     views = pool.group(1, "qkv")[0]
-    wide = widened(adapter)
+    wide = to_fp32(adapter)
     np.testing.assert_array_equal(views.a.numpy(), wide.a(1, "qkv"))
     np.testing.assert_array_equal(views.b[1].numpy(), wide.b(1, "qkv", "k_proj"))
     assert views.scales == (1.0, 0.5, 0.0)
@@ -134,7 +134,7 @@ def test_an_adapter_of_another_base_is_refused_by_field():
         other.load(0, packed(q_proj=2, up_proj=2))
     assert caught.value.field == "layers[0].gate_up.up_proj"
     other.load(0, packed(q_proj=2))
-    with pytest.raises(ArtifactError, match="layers: there are 3, the base has 2"):
+    with pytest.raises(ArtifactError, match="layers: the adapter has 3, the base has 2"):
         other.load(0, packed(q_proj=2, num_layers=3))
 
 

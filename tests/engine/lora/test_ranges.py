@@ -73,7 +73,7 @@ def test_the_cheapest_run_is_moved() -> None:
 def test_more_than_is_free_cannot_be_planned_for() -> None:
     ranges, starts = filled(UNIT, UNIT)
     ranges.give(starts[0])
-    with pytest.raises(AssertionError, match="bytes asked"):
+    with pytest.raises(AssertionError, match="bytes requested"):
         ranges.plan(2 * UNIT)
 
 

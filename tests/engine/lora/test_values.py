@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from engine.lora.artifact import ArtifactError, LoraPair, PackedAdapter
-from engine.lora.values import E4M3, check_finite, narrowed, rank_scales, widened
+from engine.lora.values import E4M3, check_finite, rank_scales, to_bf16, to_fp32
 from tests.engine.lora.adapters import packed
 
 
@@ -18,7 +18,7 @@ def test_every_word_of_e4m3_is_what_torch_says():
 
 def test_fp8_is_widened_row_by_row():
     adapter = packed(dtype="float8_e4m3", q_proj=4, v_proj=2)
-    wide = widened(adapter)
+    wide = to_fp32(adapter)
     assert wide.manifest.dtype == "float32"
     a_scale, b_scale = (torch.from_numpy(row.copy()) for row in adapter.scales(1, "qkv"))
     a = torch.from_numpy(adapter.a(1, "qkv").copy()).view(torch.float8_e4m3fn).float() * a_scale[:, None]
@@ -31,7 +31,7 @@ def test_fp8_is_widened_row_by_row():
 def test_fp32_is_narrowed_to_the_nearest_even():
     adapter = packed(q_proj=4, down_proj=3)
     adapter.a(0, "qkv")[0, :3] = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8]
-    narrow = narrowed(adapter)
+    narrow = to_bf16(adapter)
     for layer, group, entry in adapter.groups():
         pairs = [(adapter.a(layer, group), narrow.a(layer, group))]
         pairs += [(adapter.b(layer, group, m), narrow.b(layer, group, m)) for m in entry.modules]
@@ -40,7 +40,7 @@ def test_fp32_is_narrowed_to_the_nearest_even():
             np.testing.assert_array_equal(words, expected)
     adapter.b(1, "down", "down_proj")[2, 1] = 3.4e38
     with pytest.raises(ArtifactError, match="slab: has values beyond the range of bfloat16"):
-        narrowed(adapter)
+        to_bf16(adapter)
 
 
 def test_rank_scales_are_the_modules_scale_times_both_rows_scales():

@@ -129,7 +129,7 @@ def test_refuses_positions_beyond_the_context(llama: Model) -> None:
 
 @pytest.mark.parametrize(
     ("quantization", "device", "message"),
-    [("int3", "cpu", "unknown quantization"), ("int8", "cuda", "is for CPUs")],
+    [("int3", "cpu", "unknown quantization"), ("int8", "cuda", "needs a CPU")],
 )
 def test_refuses_quantizations_a_device_does_not_have(quantization: str, device: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

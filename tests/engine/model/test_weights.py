@@ -102,7 +102,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(
     tensor = load_file(folder / SINGLE_FILE)[name].to(dtype)
     tensor.view(-1)[-1] = value
     rewrite(folder, {name: tensor})
-    with pytest.raises(ValueError, match=rf"{name} has values that are not finite .* get it again"):
+    with pytest.raises(ValueError, match=rf"{name} has values that are not finite .* download it again"):
         load_model(folder)
 
 
@@ -114,7 +114,7 @@ def test_a_folder_of_pickles_says_so_and_what_to_do(folder: Path) -> None:
 
 def test_refuses_folders_without_readable_files(folder: Path) -> None:
     (folder / SINGLE_FILE).write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00nonsense")
-    with pytest.raises(ValueError, match=f"{SINGLE_FILE} is no readable safetensors file"):
+    with pytest.raises(ValueError, match=f"{SINGLE_FILE} is not a readable safetensors file"):
         load_model(folder)
     (folder / SINGLE_FILE).unlink()
     with pytest.raises(ValueError, match="has neither"):

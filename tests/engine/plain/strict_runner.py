@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from engine.batch import NO_SLOT, Batch, Launched, NewRow, Scored, StepResult
+from engine.batch import NO_SLOT, Batch, LaunchedStep, NewRow, Scored, StepResult
 from engine.null_runner import NullRunner, begin_history, extend_history
 from engine.protocol import TokenLogprob
 
@@ -67,7 +67,7 @@ class StrictRunner(NullRunner):
     def num_steps(self) -> int:
         return len(self.batches)
 
-    def launch(self, batch: Batch) -> Launched:
+    def launch(self, batch: Batch) -> LaunchedStep:
         step = StrictStep(self.in_flight, self.draw_step(batch))
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         assert len(self.in_flight) <= self.depth + 1, "launched too far ahead"

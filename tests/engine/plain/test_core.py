@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.batch import Batch, Launched
+from engine.batch import Batch, LaunchedStep
 from engine.core import EngineCore
 from engine.outputs import RunnerCounters
 from engine.protocol import AdapterRef, PriorityClass
@@ -103,12 +103,12 @@ def test_a_pinned_adapter_keeps_its_slot_until_it_is_let_go() -> None:
         engine.submit(submission(f"r{index}", [1], 2, adapter=AdapterRef(f"{index + 5:064x}", 8)))
         engine.run()
     assert engine.load_order.count(A.digest) == 1
-    assert engine.core.scheduler.residency.slots.find(A.digest) is not None
+    assert engine.core.scheduler.slot_allocator.slots.find(A.digest) is not None
     engine.core.prefetch(A, pinned=False)
     for index in range(6, 9):
         engine.submit(submission(f"r{index}", [1], 2, adapter=AdapterRef(f"{index + 5:064x}", 8)))
         engine.run()
-    assert engine.core.scheduler.residency.slots.find(A.digest) is None
+    assert engine.core.scheduler.slot_allocator.slots.find(A.digest) is None
 
 
 def test_prefetching_nonsense_is_ignored() -> None:
@@ -122,7 +122,7 @@ class FailingRunner:
     depth = 0
     counters = RunnerCounters()
 
-    def launch(self, batch: Batch) -> Launched:
+    def launch(self, batch: Batch) -> LaunchedStep:
         raise RuntimeError("the device is gone")
 
 

@@ -122,13 +122,13 @@ def test_flex_that_is_admitted_in_turn_makes_way_for_nobody() -> None:
     early, late = arrivals.request("small", FLEX), arrivals.request("small", FLEX)
     push(queue, early)
     assert serve(queue, 1.0) is early
-    assert not early.kept_until
+    assert not early.protected_until
     push(queue, late)
     for _ in range(2):
         push(queue, arrivals.request("big", PRIORITY))
     serve(queue, 30.0)
     assert serve(queue, 30.0) is late
-    assert late.kept_until == late.limit
+    assert late.protected_until == late.limit
 
 
 def test_a_lone_higher_class_request_goes_before_a_lower_backlog() -> None:
@@ -194,8 +194,8 @@ def test_of_equals_the_one_with_fewer_running_is_next() -> None:
     busy, idle = arrivals.request("busy"), arrivals.request("idle")
     push(queue, arrivals.request("busy"))
     running = take(queue)
-    assert running.account is not None
-    running.account.num_running = 1
+    assert running.tenant_share is not None
+    running.tenant_share.num_running = 1
     push(queue, busy)
     push(queue, idle)
     assert take(queue) is idle

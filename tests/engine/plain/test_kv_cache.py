@@ -18,7 +18,7 @@ def computed(
     """A table whose tokens have all been computed."""
     table = BlockTable(pool, prefix_root(tenant, digest))
     table.open(table.match(token_ids), len(token_ids))
-    table.name_computed(token_ids, len(token_ids))
+    table.register_computed(token_ids, len(token_ids))
     return table
 
 
@@ -114,8 +114,8 @@ def test_forgotten_contents_are_not_found_even_where_a_twin_has_them() -> None:
     for table in tables:  # both computed at once: neither finds the other
         table.open([], 8)
     for table in tables:
-        table.name_computed(list(range(8)), 8)
-    tables[1].forget()
+        table.register_computed(list(range(8)), 8)
+    tables[1].invalidate()
     assert BlockTable(pool, prefix_root("acme", None)).match(list(range(9))) == []
     for table in tables:
         table.close()
@@ -150,7 +150,7 @@ def test_blocks_are_conserved_and_never_shared_for_writing(num_blocks: int, rand
             table.open(matched, len(token_ids))
             assert len(table.block_ids) == len(set(table.block_ids))
             assert table.capacity >= len(token_ids)
-            table.name_computed(token_ids, len(token_ids))
+            table.register_computed(token_ids, len(token_ids))
             tables.append((table, token_ids, len(matched)))
         pool.check_integrity()
         held = {block_id for table, _, _ in tables for block_id in table.block_ids}

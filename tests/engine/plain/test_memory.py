@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.device.capabilities import QUANTIZATIONS, host_memory, kind_of_device, num_gpus, refusal
+from engine.device.capabilities import QUANTIZATIONS, device_kind, host_memory, num_gpus, refusal
 from engine.device.memory import HOST_SHARE, KV_BYTES_ON_CPU, MemoryRequest, adapter_bytes, plan_cpu, plan_gpu
 from engine.model.config import parse_config
 
@@ -84,7 +84,7 @@ def test_what_is_set_is_obeyed() -> None:
 )
 def test_what_does_not_fit_is_said_in_numbers(wanted: MemoryRequest) -> None:
     small = H200 | {"budget_bytes": 15 * GIB} if wanted is not OPEN else H200 | {"budget_bytes": 14 * GIB}
-    with pytest.raises(ValueError, match=r"does not suffice: 1[45]\.0 GiB are to be used; .* 10\.0 GiB"):
+    with pytest.raises(ValueError, match=r"does not suffice: the budget is 1[45]\.0 GiB; .* 10\.0 GiB"):
         plan_gpu(wanted, **small)
 
 
@@ -152,10 +152,10 @@ def test_a_cpu_takes_a_gibibyte_for_keys_and_values_unless_told() -> None:
     ("kind", "quantization", "kv_dtype", "says"),
     [
         ("cpu", "int8", "auto", None),
-        ("cpu", "fp8", "auto", "fp8 is not for a CPU; the formats there: none, int8"),
-        ("cpu", "int4", "auto", "int4 is not for a CPU"),
-        ("cpu", "none", "fp8", "keys and values in fp8 need a GPU"),
-        ("cuda", "int8", "auto", "int8 is not for a GPU; the formats there: none, fp8, int4"),
+        ("cpu", "fp8", "auto", "fp8 is not supported on a CPU; use one of none, int8"),
+        ("cpu", "int4", "auto", "int4 is not supported on a CPU"),
+        ("cpu", "none", "fp8", "kv_dtype fp8 needs a GPU"),
+        ("cuda", "int8", "auto", "int8 is not supported on a GPU; use one of none, fp8, int4"),
         ("cuda", "fp8", "fp8", None),
         ("cuda", "int4", "auto", None),
     ],
@@ -174,11 +174,11 @@ def test_every_device_serves_a_base_as_it_is() -> None:
 
 def test_a_device_is_taken_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.device.capabilities.num_gpus", lambda: 0)
-    assert (kind_of_device("auto"), kind_of_device("cpu")) == ("cpu", "cpu")
+    assert (device_kind("auto"), device_kind("cpu")) == ("cpu", "cpu")
     with pytest.raises(ValueError, match="finds no GPU"):
-        kind_of_device("cuda")
+        device_kind("cuda")
     monkeypatch.setattr("engine.device.capabilities.num_gpus", lambda: 1)
-    assert (kind_of_device("auto"), kind_of_device("cpu"), kind_of_device("cuda")) == ("cuda", "cpu", "cuda")
+    assert (device_kind("auto"), device_kind("cpu"), device_kind("cuda")) == ("cuda", "cpu", "cuda")
 
 
 def test_gpus_are_counted_without_torch() -> None:
@@ -187,5 +187,5 @@ def test_gpus_are_counted_without_torch() -> None:
 
 
 def test_memory_for_less_than_one_block_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="kv_bytes: 1048576 is less than one block takes"):
+    with pytest.raises(ValueError, match="kv_bytes: 1048576 is less than one block of"):
         plan_cpu(MemoryRequest(1, None, 1 << 20, None, None), block_bytes=2 << 20, useful_blocks=9)

@@ -48,7 +48,7 @@ def test_a_tenants_own_backlog_is_what_it_waits_for() -> None:
         traffic.send(traffic.now, f"greedy-{number}", Sender("greedy", 1.0, DEFAULT, 32, 32))
     for _ in range(10):
         traffic.step()
-    predicted = traffic.scheduler.overload.predicted_wait
+    predicted = traffic.scheduler.load_shedder.predicted_wait
     assert predicted(DEFAULT, "greedy") > 20 * predicted(DEFAULT, "small")
     assert predicted(PRIORITY, "small") == 0.0, "it takes a row"
 

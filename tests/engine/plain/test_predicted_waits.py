@@ -10,7 +10,7 @@ import pytest
 from engine.protocol import PriorityClass
 from engine.request import Request
 from engine.scheduling.fairness import FairQueue
-from engine.scheduling.overload import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, Overload
+from engine.scheduling.overload import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, LoadShedder
 from engine.scheduling.validation import EngineLimits
 from tests.engine.plain.arrivals import Arrivals
 from tests.engine.plain.harness import submission
@@ -30,11 +30,11 @@ class Site:
             requests=[None] * 10, num_rows=[0, 10, 0], num_tenants=[0, 1, 0], max_rows=10
         )
         self.timing = SimpleNamespace(row_seconds=10.0, prompt_rate=1000.0, now=0.0)
-        self.bound = SimpleNamespace(num_open=0)
+        self.bound = SimpleNamespace(num_open_rows=0)
         self.limits = EngineLimits(
             **{"context_length": 4096, "vocab_size": 64, "max_batch_tokens": 64, "max_rows": 10, **limits}
         )
-        self.overload = Overload(self.limits, self.queue, self.running, self.timing, self.bound)  # type: ignore[arg-type]
+        self.load_shedder = LoadShedder(self.limits, self.queue, self.running, self.timing, self.bound)  # type: ignore[arg-type]
 
     def wait_in_queue(
         self, number: int, priority: PriorityClass = DEFAULT, tenant: str = "", prompt_len: int = 1
@@ -49,10 +49,12 @@ class Site:
         return requests
 
     def wait(self, priority: PriorityClass = DEFAULT, tenant: str = "new", **request: int) -> float:
-        return self.overload.predicted_wait(priority, tenant, **request)
+        return self.load_shedder.predicted_wait(priority, tenant, **request)
 
     def refusal(self, priority: PriorityClass = DEFAULT, **fields: Any) -> str | None:
-        refused = self.overload.refusal(submission("new", [1], priority=priority, tenant="new", **fields))
+        refused = self.load_shedder.rejection(
+            submission("new", [1], priority=priority, tenant="new", **fields)
+        )
         return None if refused is None else refused.message
 
 
@@ -75,9 +77,9 @@ def test_rows_that_are_free_are_not_waited_for_unless_blocks_are_short(site: Sit
     site.wait_in_queue(20)
     site.running.num_tenants[1] = 10
     before = site.wait()
-    site.bound.num_open = 3
+    site.bound.num_open_rows = 3
     assert site.wait() == pytest.approx(before - 3)
-    site.overload.is_short_of_blocks = True
+    site.load_shedder.is_short_of_blocks = True
     assert site.wait() == pytest.approx(before)
 
 
@@ -86,10 +88,10 @@ def test_rows_of_lower_classes_are_not_waited_for(site: Site) -> None:
     site.wait_in_queue(20)
     assert site.wait() == pytest.approx(21 - 6 - 4 / 5)
     site.wait_in_queue(20, PRIORITY)
-    ahead = site.overload._ahead(PRIORITY, "new", 1, 1)
+    ahead = site.load_shedder._work_ahead(PRIORITY, "new", 1, 1)
     assert ahead.rows == 21 - 10
     site.queue.priority_is_ahead = True
-    assert site.overload._ahead(PRIORITY, "new", 1, 1).rows == 21 - 6, "DEFAULT need not make way"
+    assert site.load_shedder._work_ahead(PRIORITY, "new", 1, 1).rows == 21 - 6, "DEFAULT need not make way"
 
 
 def test_classes_that_wait_share_the_pace_by_weight(site: Site) -> None:
@@ -98,8 +100,8 @@ def test_classes_that_wait_share_the_pace_by_weight(site: Site) -> None:
     alone = site.wait()
     site.wait_in_queue(100, PRIORITY)
     assert site.wait() == pytest.approx(alone * 20 / 4), "four of 20 parts are its own"
-    assert site.overload._share(PRIORITY) == pytest.approx(16 / 20)
-    assert site.overload._share(FLEX) == 1.0
+    assert site.load_shedder._throughput_share(PRIORITY) == pytest.approx(16 / 20)
+    assert site.load_shedder._throughput_share(FLEX) == 1.0
 
 
 def test_no_class_waits_for_more_than_all_that_waits(site: Site) -> None:
@@ -120,7 +122,7 @@ def test_flex_waits_for_all_of_the_others(site: Site) -> None:
 
 
 def test_flex_waits_at_least_as_long_as_one_that_waits_already(site: Site) -> None:
-    site.bound.num_open = 10
+    site.bound.num_open_rows = 10
     site.wait_in_queue(1, FLEX)
     site.timing.now = 25.0
     assert site.wait(FLEX) == 25.0
@@ -140,9 +142,9 @@ def test_tenants_take_turns(site: Site) -> None:
     site.running.num_tenants[1] = 10
     for tenant in "abc":
         site.wait_in_queue(9, tenant=tenant)
-    of_new = site.overload._ahead(DEFAULT, "new", 1, 1)
+    of_new = site.load_shedder._work_ahead(DEFAULT, "new", 1, 1)
     assert of_new.rows == pytest.approx(3 + 1 - 10 / 11)
-    assert site.overload._ahead(DEFAULT, "a", 1, 1).rows == 27 + 1
+    assert site.load_shedder._work_ahead(DEFAULT, "a", 1, 1).rows == 27 + 1
 
 
 def test_prompts_are_waited_for_at_the_pace_at_which_they_are_computed(site: Site) -> None:
@@ -157,7 +159,7 @@ def test_a_request_is_refused_whose_wait_is_longer_than_its_target() -> None:
     site.running.num_tenants[1] = 10
     site.wait_in_queue(5)
     assert site.refusal() is not None
-    assert "are to wait for 5 s" in (site.refusal() or "")
+    assert "exceeds the 5 s limit" in (site.refusal() or "")
     assert site.refusal(ttft_target=6.0) is None, "its own target counts"
     assert site.refusal(ttft_target=2.0) is not None
 
@@ -168,7 +170,7 @@ def test_a_lower_class_is_refused_once_a_higher_waits_for_a_quarter_of_its_targe
     assert site.wait(PRIORITY) == 10.0
     assert site.refusal() is None
     site.wait_in_queue(1, PRIORITY, tenant="one-more")
-    assert "priority requests wait for about 11.0 s" in (site.refusal() or "")
+    assert "estimated wait of priority requests (11.0 s) exceeds" in (site.refusal() or "")
     assert site.refusal(PRIORITY) is None, "not for its own sake"
 
 
@@ -177,24 +179,24 @@ def test_the_queue_is_kept_for_the_higher_classes(priority: PriorityClass, room:
     site = Site(max_waiting=16)
     site.wait_in_queue(room - 2, priority)
     fits = submission("new", [1], priority=priority, n=2)
-    assert site.overload.queue_refusal(fits) is None
-    assert site.overload.queue_refusal(submission("new", [1], priority=priority, n=3)) is not None
+    assert site.load_shedder.rejection_if_full(fits) is None
+    assert site.load_shedder.rejection_if_full(submission("new", [1], priority=priority, n=3)) is not None
     site.wait_in_queue(1, priority, tenant="one-more")
-    assert site.overload.queue_refusal(fits) is not None, "choices count"
+    assert site.load_shedder.rejection_if_full(fits) is not None, "choices count"
 
 
 def test_the_lowest_class_leaves_a_full_queue_first(site: Site) -> None:
     default, flex = site.wait_in_queue(2), site.wait_in_queue(2, FLEX)
-    assert site.overload.displaced_by(submission("new", [1], priority=PRIORITY)) in flex
+    assert site.load_shedder.request_to_displace(submission("new", [1], priority=PRIORITY)) in flex
     for request in flex:
         site.queue.discard(request)
-    assert site.overload.displaced_by(submission("new", [1], priority=PRIORITY)) in default
+    assert site.load_shedder.request_to_displace(submission("new", [1], priority=PRIORITY)) in default
 
 
 def test_of_its_own_class_only_who_has_more_waiting_leaves(site: Site) -> None:
     greedy = site.wait_in_queue(4, tenant="greedy")
     site.wait_in_queue(2, tenant="small")
-    displaced = site.overload.displaced_by
+    displaced = site.load_shedder.request_to_displace
     assert displaced(submission("new", [1], tenant="small")) is greedy[-1]
     assert displaced(submission("new", [1], tenant="small", n=2)) is None, "it would have as many"
     assert displaced(submission("new", [1], tenant="greedy")) is None
@@ -203,11 +205,11 @@ def test_of_its_own_class_only_who_has_more_waiting_leaves(site: Site) -> None:
 def test_a_time_to_try_again_is_neither_too_short_nor_too_long() -> None:
     site = Site(max_waiting=1)
     site.queue.push(site.arrivals.request("a"), 0.0)
-    refused = site.overload.queue_refusal(submission("new", [1]))
+    refused = site.load_shedder.rejection_if_full(submission("new", [1]))
     assert refused is not None
     assert refused.retry_after == MIN_RETRY_SECONDS
     site.timing.row_seconds = 1e6
     site.running.num_tenants[1] = 10
-    refused = site.overload.queue_refusal(submission("new", [1]))
+    refused = site.load_shedder.rejection_if_full(submission("new", [1]))
     assert refused is not None
     assert refused.retry_after == MAX_RETRY_SECONDS

@@ -211,14 +211,20 @@ def test_who_has_an_adapter_brought_pays_for_it_once() -> None:
     engine = Engine(auto_load=False)
     for number, tenant in enumerate(["first", "second", "first"]):
         engine.submit(submission(f"r{number}", [number], 4, tenant=tenant, adapter=adapter("a", rank=16)))
-    served = {request.tenant: request.account.served for request in engine.scheduler.queue if request.account}
+    served = {
+        request.tenant: request.tenant_share.served
+        for request in engine.scheduler.queue
+        if request.tenant_share
+    }
     # The second tenant is lifted to the first, and pays nothing itself.
     assert served == dict.fromkeys(["first", "second"], LOAD_COST_PER_RANK * 16)
     engine.finish_load()
     check_all(engine)
     engine.submit(submission("base", [8], 4, tenant="third"))
     engine.submit(submission("adapted", [9], 4, tenant="fourth", adapter=adapter("a", rank=16)))
-    base, adapted = [request.account.served for request in engine.scheduler.queue if request.account]
+    base, adapted = [
+        request.tenant_share.served for request in engine.scheduler.queue if request.tenant_share
+    ]
     assert adapted == base, "it is there already"
     check_all(engine)
 

@@ -396,7 +396,7 @@ def test_one_batch_may_be_planned_over_another_and_no_more() -> None:
     assert second is not None
     with pytest.raises(AssertionError, match="not committed"):
         engine.scheduler.schedule()
-    with pytest.raises(AssertionError, match="another batch"):
+    with pytest.raises(AssertionError, match="in the order they were planned"):
         engine.scheduler.commit(second, StepResult([0]))
 
 

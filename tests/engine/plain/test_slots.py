@@ -33,25 +33,25 @@ class Loads:
 def ready(num_slots: int, *refs: AdapterRef) -> SlotTable:
     loads = Loads(num_slots)
     for ref in refs:
-        assert loads.table.want(ref) is SlotState.LOADING
+        assert loads.table.ensure_loaded(ref) is SlotState.LOADING
     loads.finish()
     return loads.table
 
 
 def test_a_wanted_adapter_is_loaded_once() -> None:
     loads = Loads(2)
-    assert loads.table.want(A) is SlotState.LOADING
-    assert loads.table.want(A) is SlotState.LOADING
+    assert loads.table.ensure_loaded(A) is SlotState.LOADING
+    assert loads.table.ensure_loaded(A) is SlotState.LOADING
     assert [ref for _, ref in loads.started] == [A]
     loads.finish()
-    assert loads.table.want(A) is SlotState.READY
+    assert loads.table.ensure_loaded(A) is SlotState.READY
     assert (loads.table.num_ready, loads.table.num_loading) == (1, 0)
 
 
 def test_an_adapter_without_a_slot_to_go_to_stays_out() -> None:
     loads = Loads(1)
-    loads.table.want(A)
-    assert loads.table.want(B) is SlotState.EMPTY
+    loads.table.ensure_loaded(A)
+    assert loads.table.ensure_loaded(B) is SlotState.EMPTY
     assert [ref for _, ref in loads.started] == [A]
 
 
@@ -59,9 +59,9 @@ def test_a_slot_in_use_is_never_evicted() -> None:
     table = ready(2, A, B)
     table.acquire(A)
     slot = table.acquire(B)
-    assert table.want(C) is SlotState.EMPTY
+    assert table.ensure_loaded(C) is SlotState.EMPTY
     table.release(slot)
-    assert table.want(C) is SlotState.LOADING
+    assert table.ensure_loaded(C) is SlotState.LOADING
     assert table.find(B.digest) is None
     assert table.find(A.digest) is not None
     table.check_integrity()
@@ -71,33 +71,33 @@ def test_the_longest_idle_goes_first() -> None:
     table = ready(3, A, B, C)
     for ref in (A, C, B, A):
         table.release(table.acquire(ref))
-    table.want(D)
+    table.ensure_loaded(D)
     assert table.find(C.digest) is None
     assert (table.num_loads, table.num_evictions) == (4, 1)
 
 
 def test_spared_adapters_are_passed_over() -> None:
     table = ready(2, A, B)
-    assert table.want(C, spare={A.digest}) is SlotState.LOADING
+    assert table.ensure_loaded(C, kept={A.digest}) is SlotState.LOADING
     assert table.find(A.digest) is not None
-    assert table.want(D, spare={A.digest, C.digest}) is SlotState.EMPTY
+    assert table.ensure_loaded(D, kept={A.digest, C.digest}) is SlotState.EMPTY
 
 
 def test_a_failed_load_leaves_the_slot_empty_and_can_be_tried_again() -> None:
     loads = Loads(1)
-    loads.table.want(A)
+    loads.table.ensure_loaded(A)
     loads.table.failed(0, A.digest)
     loads.started.clear()
     loads.table.check_integrity()
     assert loads.table.find(A.digest) is None
-    assert loads.table.want(A) is SlotState.LOADING
+    assert loads.table.ensure_loaded(A) is SlotState.LOADING
     loads.finish()
     assert loads.table.acquire(A) == 0
 
 
 def test_a_report_on_another_load_is_caught() -> None:
     loads = Loads(1)
-    loads.table.want(A)
+    loads.table.ensure_loaded(A)
     with pytest.raises(AssertionError, match="another adapter"):
         loads.table.loaded(0, B.digest)
     loads.table.loaded(0, A.digest)
@@ -107,14 +107,14 @@ def test_a_report_on_another_load_is_caught() -> None:
 
 def test_an_adapter_not_ready_cannot_be_acquired() -> None:
     loads = Loads(1)
-    loads.table.want(A)
+    loads.table.ensure_loaded(A)
     with pytest.raises(AssertionError, match="not ready"):
         loads.table.acquire(A)
 
 
 def test_a_loader_may_report_at_once() -> None:
     table = SlotTable(1, lambda slot, ref: table.loaded(slot, ref.digest) and None)
-    assert table.want(A) is SlotState.READY
+    assert table.ensure_loaded(A) is SlotState.READY
 
 
 def test_a_negative_number_of_slots_is_refused() -> None:
@@ -128,7 +128,7 @@ def sized(num_slots: int, capacity: int | None, **sizes: int) -> Memory:
 
 def loaded(memory: Memory, *refs: AdapterRef) -> None:
     for ref in refs:
-        assert memory.table.want(ref) is SlotState.LOADING
+        assert memory.table.ensure_loaded(ref) is SlotState.LOADING
     for slot, ref, error in memory.reports():
         assert error is None
         memory.table.loaded(slot, ref.digest)
@@ -144,7 +144,7 @@ def test_an_adapter_that_fits_evicts_nobody() -> None:
 def test_as_many_are_evicted_as_it_takes_the_longest_idle_first() -> None:
     memory = sized(9, 10, a=3, b=3, c=4, d=6)
     loaded(memory, A, B, C)
-    assert memory.table.want(D) is SlotState.LOADING
+    assert memory.table.ensure_loaded(D) is SlotState.LOADING
     assert memory.resident() == {"c", "d"}
     assert memory.table.num_evictions == 2
     assert [event for event, _ in memory.heard] == ["unload", "unload"]
@@ -154,7 +154,7 @@ def test_as_many_are_evicted_as_it_takes_the_longest_idle_first() -> None:
 def test_none_is_evicted_that_need_not_be() -> None:
     memory = sized(9, 10, a=1, b=1, c=8, d=7)
     loaded(memory, A, B, C)
-    memory.table.want(D)
+    memory.table.ensure_loaded(D)
     assert memory.resident() == {"a", "b", "d"}
 
 
@@ -162,16 +162,16 @@ def test_nothing_is_evicted_for_an_adapter_that_still_would_not_fit() -> None:
     memory = sized(9, 10, a=3, b=7, c=8)
     loaded(memory, A, B)
     memory.table.acquire(B)
-    assert memory.table.want(C) is SlotState.EMPTY
+    assert memory.table.ensure_loaded(C) is SlotState.EMPTY
     assert memory.resident() == {"a", "b"}
 
 
 def test_what_is_set_aside_is_left_alone() -> None:
     memory = sized(9, 10, a=3, b=3, c=3)
     loaded(memory, A)
-    assert memory.table.want(B, set_aside=Room(1, 5)) is SlotState.LOADING
+    assert memory.table.ensure_loaded(B, reserved=Room(1, 5)) is SlotState.LOADING
     assert memory.resident() == {"b"}
-    assert memory.table.want(C, set_aside=Room(1, 5)) is SlotState.EMPTY
+    assert memory.table.ensure_loaded(C, reserved=Room(1, 5)) is SlotState.EMPTY
 
 
 def test_the_memory_hears_when_a_slot_falls_idle_and_when_a_load_failed() -> None:
@@ -183,7 +183,7 @@ def test_the_memory_hears_when_a_slot_falls_idle_and_when_a_load_failed() -> Non
     assert memory.heard == []
     memory.table.release(slot)
     assert memory.heard == [("idle", slot)]
-    assert memory.table.want(B) is SlotState.LOADING  # of unknown size: loading it will tell
+    assert memory.table.ensure_loaded(B) is SlotState.LOADING  # of unknown size: loading it will tell
     ((other, _, error),) = memory.reports()
     assert error == "missing"
     memory.table.failed(other, B.digest)
@@ -195,18 +195,18 @@ def test_a_pinned_adapter_is_never_evicted_until_unpinned() -> None:
     memory = sized(9, 10, a=4, b=4, c=6)
     assert memory.table.pin(A)
     loaded(memory, A, B)
-    assert memory.table.want(C) is SlotState.LOADING
+    assert memory.table.ensure_loaded(C) is SlotState.LOADING
     assert memory.resident() == {"a", "c"}
     for slot, ref, _ in memory.reports():
         memory.table.loaded(slot, ref.digest)
-    assert memory.table.want(B) is SlotState.LOADING
+    assert memory.table.ensure_loaded(B) is SlotState.LOADING
     assert memory.resident() == {"a", "b"}
     memory.reports()
     memory.table.loaded(memory.slot(B).index, B.digest)
     memory.table.acquire(B)
-    assert memory.table.want(C) is SlotState.EMPTY
+    assert memory.table.ensure_loaded(C) is SlotState.EMPTY
     memory.table.unpin(A.digest)
-    assert memory.table.want(C) is SlotState.LOADING
+    assert memory.table.ensure_loaded(C) is SlotState.LOADING
     assert memory.resident() == {"b", "c"}
 
 
@@ -224,12 +224,12 @@ def test_at_most_half_is_pinned() -> None:
 def test_an_adapter_that_can_never_fit_is_known_and_why() -> None:
     memory = sized(9, 10, a=11, b=7, c=4)
     table = memory.table
-    assert table.refusal(A) == "it takes 11 bytes, and there are 10 for all adapters"
-    assert table.refusal(B) is None
+    assert table.rejection_reason(A) == "it takes 11 bytes, and there are 10 for all adapters"
+    assert table.rejection_reason(B) is None
     table.pin(C)
-    assert table.refusal(B) == "it takes 7 bytes, and there are 6 besides pinned adapters"
-    assert table.refusal(C) is None
-    assert sized(9, None, a=11).table.refusal(A) is None
+    assert table.rejection_reason(B) == "it takes 7 bytes, and there are 6 besides pinned adapters"
+    assert table.rejection_reason(C) is None
+    assert sized(9, None, a=11).table.rejection_reason(A) is None
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -246,10 +246,10 @@ def test_any_sequence_by_bytes_keeps_the_table_whole(num_slots: int, capacity: i
                 before = memory.resident()
                 aside = Room(random.randint(0, 1), random.randint(0, 3))
                 was_there = table.find(ref.digest) is not None
-                if table.want(ref, {adapter(random.choice(names)).digest}, aside) is SlotState.EMPTY:
+                if table.ensure_loaded(ref, {adapter(random.choice(names)).digest}, aside) is SlotState.EMPTY:
                     assert memory.resident() == before, "something was evicted for nothing"
                 elif not was_there:
-                    assert table.free.holds(aside), "what was set aside has been given away"
+                    assert table.free.covers(aside), "what was set aside has been given away"
             case 2 if memory.started:
                 slot, loading = memory.started.pop(random.randrange(len(memory.started)))
                 good = loading.digest in memory.sizes and random.random() < 0.8
@@ -284,7 +284,7 @@ def test_any_sequence_keeps_the_table_whole(num_slots: int, random: Random) -> N
         ref = random.choice(refs)
         match random.randrange(4):
             case 0:
-                table.want(ref, spare={random.choice(refs).digest})
+                table.ensure_loaded(ref, kept={random.choice(refs).digest})
             case 1 if loads.started:
                 slot, loading = loads.started.pop(random.randrange(len(loads.started)))
                 (table.loaded if random.random() < 0.8 else table.failed)(slot, loading.digest)

@@ -135,7 +135,7 @@ class Traffic:
             submitted_at=at,
         )
         self.seen.sent[name] = submit
-        self.waits_predicted[name] = self.scheduler.overload.predicted_wait(
+        self.waits_predicted[name] = self.scheduler.load_shedder.predicted_wait(
             sender.priority, sender.tenant, sender.prompt_len
         )
         rejected = self.core.submit(submit)

@@ -11,7 +11,7 @@ import threading
 import time
 
 import engine.server
-from engine.batch import Batch, Launched
+from engine.batch import Batch, LaunchedStep
 from engine.core import EngineCore, Runner
 from engine.main import serve_until_stopped
 from engine.null_runner import build_null_engine
@@ -34,7 +34,7 @@ class FaultyRunner:
         self.counters = inner.counters
         self._cues: dict[int, int] = {}
 
-    def launch(self, batch: Batch) -> Launched:
+    def launch(self, batch: Batch) -> LaunchedStep:
         for new in batch.new_rows:
             if new.sampling.seed in (RAISES, HANGS):
                 self._cues[new.row] = new.sampling.seed

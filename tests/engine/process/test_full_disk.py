@@ -23,7 +23,7 @@ from tests.engine.process.engines import (
     tokens_of,
     until,
 )
-from tests.engine.process.test_journal import NOWHERE
+from tests.engine.process.test_usage_journal import NOWHERE
 
 SIZE, REQUIRED = 32 * 1024**2, 4_000_000
 

@@ -104,8 +104,8 @@ async def test_adapters_and_base_run_in_one_batch_and_are_billed_apart(
     ("settings", "says"),
     [
         ({"device": "cuda"}, "finds no GPU"),
-        ({"quantization": "fp8"}, "fp8 is not for a CPU; the formats there: none, int8"),
-        ({"kv_dtype": "fp8"}, "keys and values in fp8 need a GPU"),
+        ({"quantization": "fp8"}, "fp8 is not supported on a CPU; use one of none, int8"),
+        ({"kv_dtype": "fp8"}, "kv_dtype fp8 needs a GPU"),
     ],
 )
 async def test_a_device_that_is_not_there_or_cannot_is_named_and_ends_the_engine(

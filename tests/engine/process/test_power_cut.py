@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.journal.inflight_rows import read_remains
+from engine.journal.inflight_rows import recover_table
 from engine.journal.meter import SPOOL, TABLE, TOTALS
 from tests.engine.process.engines import billed, journal_events
-from tests.engine.process.test_journal import NOWHERE, wait_until
 from tests.engine.process.test_recovery import counted, issued, meter, settled
+from tests.engine.process.test_usage_journal import NOWHERE, wait_until
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tokens_in(table: Path) -> int:
-    return sum(row.event.usage.completion_tokens for row in read_remains(table).rows)
+    return sum(row.event.usage.completion_tokens for row in recover_table(table).rows)
 
 
 def test_a_power_cut_takes_what_was_counted_since_the_last_sync_and_no_more(

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 import redis
 
-from engine.journal.counters import Counters, Totals
+from engine.journal.counters import DiskCounters, IncarnationTotals
 from engine.journal.inflight_rows import HEADER_LEN, ROW_LEN
 from engine.journal.meter import HISTORY, SPOOL, TABLE, TOTALS, Meter
 from engine.protocol import ISSUED_STREAM, EventNumber, IssuedEvents, Usage, UsageEvent
 from tests.engine.process.engines import billed, journal_events, submission
-from tests.engine.process.test_journal import NOWHERE, wait_until
+from tests.engine.process.test_usage_journal import NOWHERE, wait_until
 from tests.support.journal import numbered_event
 
 
@@ -156,7 +156,7 @@ def test_a_start_that_dies_half_way_is_made_again_with_the_same_numbers(
 
     monkeypatch.setattr("engine.journal.meter._lock", lambda folder: os.open(folder, os.O_RDONLY))
     for number, step in enumerate(
-        ("engine.journal.counters.Counters.begin", "engine.journal.meter.clear_away")
+        ("engine.journal.counters.DiskCounters.begin", "engine.journal.meter.remove_table")
     ):
         with monkeypatch.context() as patch:
             patch.setattr(step, dies)
@@ -192,7 +192,7 @@ def test_what_is_missed_has_no_number_that_an_event_has(tmp_path: Path, redis_ur
         settled(first, counted(first, "a", 7), "a", 7, "one")
         wait_until(lambda: len(journal_events(redis_url)) == 1)
         counted(first, "b", 90)
-    counters = Counters(tmp_path / TOTALS)
+    counters = DiskCounters(tmp_path / TOTALS)
     counters.issue(0, 0)
     counters.close()
     (tmp_path / TABLE).unlink()
@@ -204,7 +204,7 @@ def test_what_is_missed_has_no_number_that_an_event_has(tmp_path: Path, redis_ur
 
 def test_totals_survive_damage_to_either_place(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    counters = Counters(path)
+    counters = DiskCounters(path)
     assert counters.last is None
     counters.begin("a" * 32)
     counters.count(30)
@@ -214,10 +214,10 @@ def test_totals_survive_damage_to_either_place(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for at in (0, 8, 64, 2048, 2056, 2112):
         path.write_bytes(whole[:at] + os.urandom(100) + whole[at + 100 :])
-        again = Counters(path)
-        assert again.last == Totals("a" * 32, 5, 20, 30, 6), at
+        again = DiskCounters(path)
+        assert again.last == IncarnationTotals("a" * 32, 5, 20, 30, 6), at
         again.close()
     path.write_bytes(bytes(4096))
-    again = Counters(path)
+    again = DiskCounters(path)
     assert again.last is None
     again.close()

@@ -100,4 +100,4 @@ async def test_settings_that_have_moved_end_the_engine_with_their_new_names(
         process.start()
         assert await asyncio.to_thread(process.wait, 30) == 1
         for name in names:
-            assert f"ROOTSTOCK_ENGINE_{name} is now ROOTSTOCK_DEVICE_{name}" in process.read_log()
+            assert f"set ROOTSTOCK_DEVICE_{name} instead of ROOTSTOCK_ENGINE_{name}" in process.read_log()

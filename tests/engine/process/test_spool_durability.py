@@ -144,7 +144,7 @@ def test_what_redis_may_have_forgotten_is_on_the_disk_as_soon_as_it_is_gone(
 def test_what_redis_surely_has_on_its_disk_is_not_written_again(
     tmp_path: Path, own_redis: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.journal.usage_journal.DOUBTED_SECONDS", 0.05)
+    monkeypatch.setattr("engine.journal.usage_journal.UNCONFIRMED_SECONDS", 0.05)
     server = start_redis(own_redis)
     written: list[JournalEntry] = []
     spool = Spool(tmp_path / "usage.spool")

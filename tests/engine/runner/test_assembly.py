@@ -144,17 +144,17 @@ def test_an_engine_counts_what_its_steps_read(tmp_path: Path, bandwidth: float |
 
 
 def test_a_gpus_bandwidth_is_measured_where_none_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[torch.device] = []
+    requests: list[torch.device] = []
 
     def copied(device: torch.device, num_bytes: int) -> float:
-        asked.append(device)
+        requests.append(device)
         return 4.5e12
 
     monkeypatch.setattr(assembly, "copy_bandwidth", copied)
     gpu = torch.device("cuda", 0)
     assert assembly._bandwidth(DeviceSettings(), gpu) == 4.5e12
     assert assembly._bandwidth(DeviceSettings(memory_bandwidth=1e12), gpu) == 1e12
-    assert asked == [gpu]
+    assert requests == [gpu]
 
 
 @pytest.mark.parametrize(("told", "context", "window"), [(None, 64, 64), (64, 64, 64), (32, 32, None)])

@@ -61,7 +61,7 @@ def test_memory_that_was_not_read_is_not_given_to_another_step():
     row = np.zeros(1, np.int64)
     for _ in range(RING):
         rig.launch(cases.logits(1, VOCAB), row, row)
-    with pytest.raises(AssertionError, match="still to be read"):
+    with pytest.raises(AssertionError, match="the last result in this memory has not been read"):
         rig.launch(cases.logits(1, VOCAB), row, row)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.batch import Done, Scored, StepResult
+from engine.batch import CompletedStep, Scored, StepResult
 from engine.device.batch_state import BatchState
 from engine.device.gpu_scoring import RING, DeviceScorer, LaunchedScores
 from engine.device.scoring import ScoreRequests, read, score, score_requests
@@ -33,7 +33,7 @@ def hidden(seed: int = 0, num: int = MAX_TOKENS) -> Tensor:
     return torch.randn(num, HIDDEN, generator=torch.Generator().manual_seed(seed))
 
 
-def asked(num: int, num_tops: int = 2, seed: int = 0) -> ScoreRequests:
+def requests(num: int, num_tops: int = 2, seed: int = 0) -> ScoreRequests:
     rng = np.random.default_rng(seed)
     return ScoreRequests(rng.integers(0, MAX_TOKENS, num), rng.integers(0, VOCAB, num), [num], [num_tops])
 
@@ -45,7 +45,7 @@ def scorer(head: Head) -> DeviceScorer:
 def launch(
     scores: DeviceScorer, what: ScoreRequests, hidden_TH: Tensor, drew: StepResult | None = None
 ) -> LaunchedScores:
-    return scores.launch(what, hidden_TH, Done(drew or StepResult([])))
+    return scores.launch(what, hidden_TH, CompletedStep(drew or StepResult([])))
 
 
 def expected(head: Head, what: ScoreRequests, hidden_TH: Tensor) -> list[list[tuple[int, float, list[int]]]]:
@@ -73,7 +73,7 @@ def agree(result: StepResult, wanted: list[list[tuple[int, float, list[int]]]]) 
 @pytest.mark.parametrize("num_tops", [0, 1, 5])
 def test_scores_are_right_whatever_their_number_and_products_of_one_size(num: int, num_tops: int) -> None:
     head = Head()
-    what, hidden_TH = asked(num, num_tops), hidden()
+    what, hidden_TH = requests(num, num_tops), hidden()
     result = launch(scorer(head), what, hidden_TH, StepResult([3, 4])).result()
     assert set(head.num_rows) == {PIECE}
     assert result.token_ids == [3, 4], "what was drawn comes along"
@@ -82,7 +82,7 @@ def test_scores_are_right_whatever_their_number_and_products_of_one_size(num: in
 
 def test_entries_of_a_plan_get_their_own_and_as_many_of_the_likeliest_as_they_asked_for() -> None:
     head = Head()
-    what = asked(20)._replace(lens=[1, 12, 7], num_tops=[3, 0, 5])
+    what = requests(20)._replace(lens=[1, 12, 7], num_tops=[3, 0, 5])
     agree(launch(scorer(head), what, hidden()).result(), expected(head, what, hidden()))
 
 
@@ -93,7 +93,7 @@ def test_steps_are_read_late_and_in_any_order() -> None:
     flights = []
     for step in range(12):
         hidden_TH.copy_(hidden(step))
-        what = asked(5 + 3 * step, step % 4, seed=step)
+        what = requests(5 + 3 * step, step % 4, seed=step)
         flights.append((launch(scores, what, hidden_TH), expected(head, what, hidden_TH)))
         if step % 2:
             for launched, wanted in reversed(flights):
@@ -103,9 +103,9 @@ def test_steps_are_read_late_and_in_any_order() -> None:
 
 def test_memory_that_was_not_read_is_not_given_to_another_step() -> None:
     scores = scorer(Head())
-    flights = [launch(scores, asked(3), hidden()) for _ in range(RING)]
-    with pytest.raises(AssertionError, match="still to be read"):
-        launch(scores, asked(3), hidden())
+    flights = [launch(scores, requests(3), hidden()) for _ in range(RING)]
+    with pytest.raises(AssertionError, match="the last scores in this memory have not been read"):
+        launch(scores, requests(3), hidden())
     flights[0].result()
     with pytest.raises(AssertionError, match="read twice"):
         flights[0].result()
@@ -137,7 +137,7 @@ def test_wishes_are_found_in_any_order_of_rows() -> None:
 
 def test_pieces_change_nothing_but_memory() -> None:
     head = Head()
-    what, hidden_TH = asked(MAX_TOKENS, 3), hidden()
+    what, hidden_TH = requests(MAX_TOKENS, 3), hidden()
     at_N, targets_N = torch.from_numpy(what.at_N), torch.from_numpy(what.targets_N)
     tables = [score(head, hidden_TH, at_N, targets_N, 3, rows) for rows in (4, 8, 16)]
     for table in tables[1:]:

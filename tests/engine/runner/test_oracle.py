@@ -49,13 +49,13 @@ def oracle(peft, base_dir: Path, adapters: dict[str, Path]):
     @torch.inference_mode()
     def generate(prompt: list[int], name: str | None) -> list[int]:
         ids = torch.tensor([prompt])
-        asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": NUM_TOKENS}
+        requests = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": NUM_TOKENS}
         if name is None:
             with wrapped.disable_adapter():
-                out = wrapped.generate(**asked, do_sample=False)
+                out = wrapped.generate(**requests, do_sample=False)
         else:
             wrapped.set_adapter(name)
-            out = wrapped.generate(**asked, do_sample=False)
+            out = wrapped.generate(**requests, do_sample=False)
         return out[0, len(prompt) :].tolist()
 
     return generate
@@ -68,22 +68,22 @@ def test_mixed_adapters_answer_as_under_peft(peft, tmp_path, architecture):
     generate = oracle(peft, tmp_path / "base", {name: adapter.peft_dir for name, adapter in adapters.items()})
     generator = torch.Generator().manual_seed(4)
     sampling = SamplingParams(NUM_TOKENS, temperature=0.0, ignore_eos=True)
-    asked = []
+    requests = []
     for index in range(10):
         name = [None, *adapters][index % 5]
         length = int(torch.randint(1, 50, (), generator=generator))
         prompt = torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
-        asked.append((prompt, name))
+        requests.append((prompt, name))
     submits = [
         Submit(f"r{i}", "t", prompt, sampling, adapters[name].ref if name else None)
-        for i, (prompt, name) in enumerate(asked)
+        for i, (prompt, name) in enumerate(requests)
     ]
     core = make_core(load_model(tmp_path / "base"), tmp_path / "adapters" / "packed", max_batch_tokens=64)
     found = run(core, submits).tokens()
-    expected = {(f"r{i}", 0): generate(*question) for i, question in enumerate(asked)}
+    expected = {(f"r{i}", 0): generate(*question) for i, question in enumerate(requests)}
     assert found == expected
     # Every adapter changes the answer: serving the base under its name would not pass.
-    for prompt, name in asked[:5]:
+    for prompt, name in requests[:5]:
         assert name is None or generate(prompt, name) != generate(prompt, None)
 
 

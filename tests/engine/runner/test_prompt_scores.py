@@ -173,21 +173,21 @@ def test_with_a_cached_prefix_scores_are_the_same(rig: Rig, reference: list[Tens
 def test_pieces_of_any_size_give_the_same(
     rig: Rig, reference: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.device.scoring.PIECE_LOGITS", 5 * rig.model.config.vocab_size)
+    monkeypatch.setattr("engine.device.scoring.CHUNK_LOGITS", 5 * rig.model.config.vocab_size)
     check(rig, reference, together(rig))
 
 
 def test_rows_ask_for_different_numbers_of_likeliest(rig: Rig) -> None:
     """In one step: each gets its own, and the same as with others."""
     alike = together(rig)
-    asked = [
+    requests = [
         msgspec.structs.replace(
             submit, sampling=SamplingParams(0, temperature=0.0, prompt_logprobs=index % (NUM_TOPS + 1))
         )
         for index, submit in enumerate(submits(rig))
     ]
-    found = run(make_core(rig.model, rig.artifacts, max_batch_tokens=2048), asked).scores
-    for index in range(len(asked)):
+    found = run(make_core(rig.model, rig.artifacts, max_batch_tokens=2048), requests).scores
+    for index in range(len(requests)):
         mine, theirs = found[f"r{index}"], alike[f"r{index}"]
         assert [score.logprob for score in mine] == [score.logprob for score in theirs]
         assert [score.top for score in mine] == [score.top[: index % (NUM_TOPS + 1)] for score in theirs]
@@ -195,11 +195,11 @@ def test_rows_ask_for_different_numbers_of_likeliest(rig: Rig) -> None:
 
 def test_many_scored_prompts_at_flex_leave_others_answers_as_they_were(rig: Rig) -> None:
     greedy = SamplingParams(40, temperature=0.0, ignore_eos=True)
-    asked = [
+    requests = [
         Submit(f"d{index}", "u", prompt, greedy, rig.refs[name] if name else None)
         for index, (prompt, name) in enumerate(rig.prompts)
     ]
-    expected = run(make_core(rig.model, rig.artifacts), asked).tokens()
+    expected = run(make_core(rig.model, rig.artifacts), requests).tokens()
     core = make_core(
         rig.model, rig.artifacts, num_blocks=600, max_rows=32, max_batch_tokens=256, max_flex_tokens=32
     )
@@ -209,7 +209,7 @@ def test_many_scored_prompts_at_flex_leave_others_answers_as_they_were(rig: Rig)
         for submit in submits(rig)
     ]
     assert len(flood) >= 64
-    beside = run(core, [*flood[:10], *asked, *flood[10:]])
+    beside = run(core, [*flood[:10], *requests, *flood[10:]])
     assert {key: tokens for key, tokens in beside.tokens().items() if key[0].startswith("d")} == expected
     assert len(beside.scores) == len(flood)
     assert all(len(beside.scores[s.request_id]) == len(s.prompt_ids) - 1 for s in flood)

@@ -15,13 +15,13 @@ from engine.protocol import SamplingParams
 from kernels.sampling import cases
 
 VOCAB = 50
-GREEDY = SamplingParams(64, temperature=0.0)
+GREEDY_FACTOR = SamplingParams(64, temperature=0.0)
 
 
 def make(*params: SamplingParams, eos_ids=(2,), prompt=(1,), output=(), seed: int = 11) -> Sampler:
     sampler = Sampler(8, VOCAB, eos_ids)
-    for row, asked in enumerate(params):
-        sampler.admit(row, asked, seed + row, list(prompt), list(output))
+    for row, requests in enumerate(params):
+        sampler.admit(row, requests, seed + row, list(prompt), list(output))
     return sampler
 
 
@@ -31,7 +31,7 @@ def draw(sampler: Sampler, logits: torch.Tensor, lens=None, rows=None):
     return sampler.sample(logits, rows, lens)
 
 
-def with_params(base: SamplingParams = GREEDY, **changes) -> SamplingParams:
+def with_params(base: SamplingParams = GREEDY_FACTOR, **changes) -> SamplingParams:
     return msgspec.structs.replace(base, **changes)
 
 
@@ -42,7 +42,7 @@ def test_plain_greedy_rows_cost_one_argmax(monkeypatch):
     for op in ("draw", "uniform", "penalize", "logprobs"):
         monkeypatch.setattr(sampler_module.ops, op, refuse)
     logits = cases.logits(4, VOCAB)
-    sampled = draw(make(*[GREEDY] * 4), logits)
+    sampled = draw(make(*[GREEDY_FACTOR] * 4), logits)
     assert sampled.token_ids.tolist() == logits.argmax(-1).tolist()
     assert not sampled.failed
     assert not sampled.logprobs
@@ -50,7 +50,7 @@ def test_plain_greedy_rows_cost_one_argmax(monkeypatch):
 
 def test_vocabulary_sized_state_is_kept_only_for_rows_with_penalties():
     drawn = with_params(temperature=0.7, top_p=0.9, logit_bias={3: 1.0}, min_tokens=4, logprobs=3)
-    sampler = make(GREEDY, drawn)
+    sampler = make(GREEDY_FACTOR, drawn)
     assert sampler._counts._output.numel() == 0
     sampler.admit(2, with_params(presence_penalty=0.1), 0, [1], [])
     held = sampler._counts._output.shape[0]
@@ -64,7 +64,7 @@ def test_logit_bias_is_added_to_its_own_row():
     logits = torch.zeros(3, VOCAB)
     logits[:, 7] = 1.0
     sampled = draw(
-        make(GREEDY, with_params(logit_bias={9: 1.5}), with_params(logit_bias={7: -2, 4: 0.5})), logits
+        make(GREEDY_FACTOR, with_params(logit_bias={9: 1.5}), with_params(logit_bias={7: -2, 4: 0.5})), logits
     )
     assert sampled.token_ids.tolist() == [7, 9, 4]
     assert torch.equal(logits[:, 9], torch.zeros(3)), "the caller's logits stay as they were"
@@ -74,7 +74,7 @@ def test_penalties_follow_what_has_been_drawn():
     logits = torch.zeros(4, VOCAB)
     logits[:, 5], logits[:, 6], logits[:, 8] = 3.0, 2.5, 2.1
     sampler = make(
-        GREEDY,
+        GREEDY_FACTOR,
         with_params(presence_penalty=1.0),
         with_params(frequency_penalty=0.4),
         with_params(repetition_penalty=1.3),
@@ -114,13 +114,13 @@ def test_counts_after_a_preemption_are_those_of_an_undisturbed_row():
 def test_min_tokens_forbids_eos_and_stop_ids_until_then():
     logits = torch.zeros(4, VOCAB)
     logits[:, 2], logits[:, 9], logits[:, 30] = 3.0, 2.0, 1.0
-    asked = [
+    requests = [
         with_params(min_tokens=2),
         with_params(min_tokens=2, stop_token_ids=(9,)),
         with_params(min_tokens=2, stop_token_ids=(9,), ignore_eos=True),
         with_params(stop_token_ids=(9,)),
     ]
-    sampler = make(*asked)
+    sampler = make(*requests)
     assert [draw(sampler, logits, [n] * 4).token_ids.tolist() for n in (0, 1, 2)] == [
         [9, 30, 2, 2],
         [9, 30, 2, 2],
@@ -140,7 +140,7 @@ def test_min_tokens_holds_for_drawn_rows_too():
 def test_a_row_draws_the_same_in_any_company():
     rng = np.random.default_rng(0)
     kinds = [
-        GREEDY,
+        GREEDY_FACTOR,
         SamplingParams(64, temperature=0.7),
         SamplingParams(64, top_k=5),
         SamplingParams(64, top_p=0.6),
@@ -174,7 +174,7 @@ def test_seed_and_position_decide_the_draw():
 
 def test_a_row_that_is_not_finite_fails_alone():
     kinds = [
-        GREEDY,
+        GREEDY_FACTOR,
         SamplingParams(64, temperature=0.8),
         with_params(frequency_penalty=1.0),
         with_params(logprobs=1),
@@ -210,7 +210,7 @@ def test_a_row_that_is_not_finite_fails_alone():
     ids=str,
 )
 def test_numbers_beyond_all_measure_break_no_step(changes):
-    sampler = make(with_params(**changes), GREEDY, prompt=[3], output=[4, 4])
+    sampler = make(with_params(**changes), GREEDY_FACTOR, prompt=[3], output=[4, 4])
     logits = cases.logits(2, VOCAB)
     for step in range(3):
         sampled = draw(sampler, logits, [2 + step] * 2)
@@ -225,7 +225,7 @@ def test_logprobs_are_of_the_unmodified_distribution():
     sampler = make(
         with_params(logprobs=0),
         SamplingParams(64, temperature=0.3, top_k=4, logit_bias={1: 9.0}, logprobs=4),
-        GREEDY,
+        GREEDY_FACTOR,
     )
     sampled = draw(sampler, logits)
     assert set(sampled.logprobs) == {0, 1}
@@ -244,7 +244,7 @@ def test_a_row_released_and_taken_again_keeps_nothing():
     )
     draw(sampler, cases.logits(1, VOCAB))
     sampler.release(0)
-    sampler.admit(0, GREEDY, 0, [1], [])
+    sampler.admit(0, GREEDY_FACTOR, 0, [1], [])
     logits = cases.logits(1, VOCAB)
     sampled = draw(sampler, logits)
     assert dataclasses.astuple(sampled)[1:] == ({}, [])

@@ -20,8 +20,8 @@ import redis.asyncio
 from tenants.errors import RateLimited
 from tenants.limits.kinds import Amounts, Metric
 from tenants.quotas.journal import JournalSettling, MeteredRequest
+from tenants.quotas.reservation_sweep import ReservationSweep
 from tenants.quotas.scripts import Scripts
-from tenants.quotas.sweeping import ReservationSweep
 from tests.support.reserving import Task
 from tests.support.waiting import eventually
 from tests.tenants.quotas.conftest import QUICK, TENANT, caller, counted, limit, opened

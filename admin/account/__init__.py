@@ -1,0 +1,1 @@
+"""The signed-in user's own account: name, password, second factor, sessions."""

@@ -1,0 +1,1 @@
+"""The adapters section: the list, one adapter, one version with its calibration report, uploads."""

@@ -1,0 +1,312 @@
+"""Gathers the adapters pages: the list, and one adapter with its versions, jobs and activity."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from adapters.catalogue import AdapterCatalogue, AdapterWithVersion
+from adapters.jobs.models import Job, JobStatus
+from adapters.jobs.repository import OPEN
+from adapters.jobs.service import CANCELLED, JobService
+from adapters.model_names import ModelName
+from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
+from admin import formatting
+from admin.badge import Badge
+
+PAGE = 50
+EVENTS = 15
+MAX_VERSIONS = 100
+MAX_JOBS = 100
+_PHASES = (
+    ("validating", "Inspect", "Checking the uploaded files."),
+    ("packing", "Pack", "Converting the weights for serving."),
+    ("calibrating", "Calibrate", "Running samples on the engine that will serve it."),
+    ("gate", "Decide", "Comparing the results with the thresholds."),
+)
+
+
+_STATES = {
+    VersionState.UPLOADING: Badge("Uploading", "busy"),
+    VersionState.VALIDATING: Badge("Validating", "busy"),
+    VersionState.CALIBRATING: Badge("Calibrating", "busy"),
+    VersionState.READY: Badge("Ready", "good"),
+    VersionState.FAILED: Badge("Failed", "bad"),
+    VersionState.DISABLED: Badge("Disabled", "off"),
+    VersionState.DELETING: Badge("Deleted", "off"),
+}
+_PAUSED = Badge("Paused", "off")
+
+
+@dataclass(frozen=True)
+class Phase:
+    label: str
+    state: str
+    """`done`, `current` or `ahead`."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A job that has not ended, as the page shows it."""
+
+    id: str
+    version: int
+    headline: str
+    hint: str
+    percent: int
+    remaining: str | None
+    phases: list[Phase]
+    is_paused: bool
+    may_pause: bool
+    may_cancel: bool
+
+
+@dataclass(frozen=True)
+class AdapterRow:
+    """A line of the list."""
+
+    id: str
+    name: str
+    state: Badge
+    on_its_way: str | None
+    """A newer version than the one shown, and what it is doing."""
+    active_version: int | None
+    rank: int | None
+    size: int | None
+    dtype: str | None
+    last_event: AdapterEvent | None
+
+
+@dataclass(frozen=True)
+class AdapterList:
+    base: str
+    rows: list[AdapterRow]
+    next_after: str | None
+    is_pending: bool
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    """A line of an adapter's versions."""
+
+    version: int
+    state: Badge
+    is_active: bool
+    may_activate: bool
+    rank: int | None
+    dtype: str | None
+    size: int | None
+    gain: float | None
+    """What calibration found, in nats per token over the base alone."""
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why the newest version did not become ready."""
+
+    version: int
+    was_cancelled: bool
+    message: str
+    field: str | None
+    was_measured: bool
+
+
+@dataclass(frozen=True)
+class AdapterDetail:
+    adapter: Adapter
+    model: str
+    state: Badge
+    works: list[Work]
+    versions: list[VersionRow]
+    has_more_versions: bool
+    refusal: Refusal | None
+    events: list[AdapterEvent]
+    older_events: str | None
+    is_pending: bool
+    announcement: str
+    """What changed, for screen readers."""
+
+    @property
+    def is_serving(self) -> bool:
+        return any(row.is_active for row in self.versions) and self.state.tone == "good"
+
+
+class AdaptersPage:
+    """Gathers both pages."""
+
+    def __init__(self, catalogue: AdapterCatalogue, jobs: JobService) -> None:
+        self._catalogue = catalogue
+        self._jobs = jobs
+
+    async def list(self, tenant_id: str, after: str | None = None) -> AdapterList:
+        """Newest first, beyond the adapter `after`."""
+        found, (jobs, _) = await asyncio.gather(
+            self._catalogue.adapters(tenant_id, after=after, limit=PAGE + 1),
+            self._jobs.page(tenant_id, limit=MAX_JOBS),
+        )
+        shown = found[:PAGE]
+        last = await self._catalogue.last_events(tenant_id, [one.adapter.id for one in shown])
+        works = {job.adapter_id: job for job in reversed(jobs) if job.status in OPEN}
+        rows = [_row(one, works.get(one.adapter.id), last.get(one.adapter.id)) for one in shown]
+        return AdapterList(
+            base=self._catalogue.base,
+            rows=rows,
+            next_after=shown[-1].adapter.id if len(found) > PAGE else None,
+            is_pending=any(row.on_its_way or row.state.tone == "busy" for row in rows),
+        )
+
+    async def detail(self, tenant_id: str, adapter: str, before: str | None = None) -> AdapterDetail:
+        """With events older than `before`. Raises AdapterNotFound."""
+        shown, versions = await self._catalogue.versions(
+            tenant_id, adapter, limit=MAX_VERSIONS + 1, newest_first=True
+        )
+        row = shown.adapter
+        (jobs, _), events = await asyncio.gather(
+            self._jobs.page(tenant_id, limit=MAX_JOBS, adapter_id=row.id),
+            self._catalogue.events(tenant_id, row.id, after=before, limit=EVENTS + 1),
+        )
+        works = [work_of(job) for job in jobs if job.status in OPEN]
+        paused = {work.version for work in works if work.is_paused}
+        state = state_of(row, shown.version)
+        if shown.version is not None and shown.version.version in paused and state.tone == "busy":
+            state = _PAUSED
+        return AdapterDetail(
+            adapter=row,
+            model=str(ModelName(row.base, row.name)),
+            state=state,
+            works=works,
+            versions=[_version_row(row, one, one.version in paused) for one in versions[:MAX_VERSIONS]],
+            has_more_versions=len(versions) > MAX_VERSIONS,
+            refusal=_refusal(versions[0]) if versions else None,
+            events=_once(events[:EVENTS]),
+            older_events=events[EVENTS - 1].id if len(events) > EVENTS else None,
+            is_pending=bool(works) or any(_is_pending(version) for version in versions),
+            announcement="; ".join([f"Adapter {state.word.lower()}", *(_spoken(work) for work in works)]),
+        )
+
+
+def state_of(adapter: Adapter, version: AdapterVersion | None) -> Badge:
+    """An adapter's, by the version that stands for it."""
+    if adapter.disabled_at is not None:
+        return _STATES[VersionState.DISABLED]
+    if version is None:
+        return Badge("Empty", "off")
+    if version.state == VersionState.READY and adapter.active_version is None:
+        return Badge("Not active", "off")
+    return version_state(version)
+
+
+def version_state(version: AdapterVersion) -> Badge:
+    return _STATES[VersionState(version.state)]
+
+
+def work_of(job: Job) -> Work:
+    """Words for a job that has not ended."""
+    names = [phase for phase, _, _ in _PHASES]
+    place = names.index(job.phase) if job.phase in names else -1
+    paused = job.status == JobStatus.PAUSED
+    if job.wanted == "cancel":
+        headline, hint = "Cancelling", "Stops at the next step."
+    elif job.wanted == "pause":
+        headline, hint = "Pausing", "Stops at the next step. Progress is kept."
+    elif paused:
+        headline, hint = "Paused", "Progress is kept. Resume at any time."
+    elif job.status == JobStatus.VALIDATING_FILES:
+        headline, hint = "Waiting for the files", "Starts when all uploads are complete."
+    elif job.status == JobStatus.QUEUED or place < 0:
+        headline, hint = "Waiting for a worker", "Starts automatically."
+    else:
+        headline, hint = f"{_PHASES[place][1].removesuffix('e')}ing", _PHASES[place][2]
+    phases = [
+        Phase(label, "done" if index < place else "current" if index == place else "ahead")
+        for index, (_, label, _) in enumerate(_PHASES)
+    ]
+    return Work(
+        id=job.id,
+        version=job.version,
+        headline=headline,
+        hint=hint,
+        percent=min(99, int(job.progress * 100)),
+        remaining=_remaining(job),
+        phases=phases,
+        is_paused=paused,
+        may_pause=not paused and job.wanted is None,
+        may_cancel=job.wanted != "cancel",
+    )
+
+
+def _remaining(job: Job) -> str | None:
+    if job.estimated_finish_at is None or job.wanted is not None:
+        return None
+    seconds = (job.estimated_finish_at - datetime.now(UTC)).total_seconds()
+    return f"{formatting.duration(max(0.0, seconds))} left"
+
+
+def _spoken(work: Work) -> str:
+    """Not the share, which would never stop being said."""
+    return f"version {work.version}: {work.headline.lower()}"
+
+
+def _row(shown: AdapterWithVersion, job: Job | None, last_event: AdapterEvent | None) -> AdapterRow:
+    adapter, version = shown.adapter, shown.version
+    state = state_of(adapter, version)
+    on_its_way = None
+    if job is not None and (version is None or job.version != version.version or state.tone != "busy"):
+        on_its_way = f"version {job.version}: {work_of(job).headline.lower()}"
+    elif job is not None and job.status == JobStatus.PAUSED:
+        state = _PAUSED
+    return AdapterRow(
+        id=adapter.id,
+        name=adapter.name,
+        state=state,
+        on_its_way=on_its_way,
+        active_version=adapter.active_version,
+        rank=version.rank if version else None,
+        size=version.size if version else None,
+        dtype=version.dtype if version else None,
+        last_event=last_event,
+    )
+
+
+def _version_row(adapter: Adapter, version: AdapterVersion, is_paused: bool) -> VersionRow:
+    active = adapter.active_version == version.version
+    state = version_state(version)
+    return VersionRow(
+        version=version.version,
+        state=_PAUSED if is_paused and state.tone == "busy" else state,
+        is_active=active,
+        may_activate=version.state == VersionState.READY and not active,
+        rank=version.rank,
+        dtype=version.dtype,
+        size=version.size,
+        gain=(version.calibration or {}).get("gain"),
+        created_at=version.created_at,
+    )
+
+
+def _refusal(version: AdapterVersion) -> Refusal | None:
+    if version.state != VersionState.FAILED:
+        return None
+    message = version.error or "Failed for an unknown reason."
+    return Refusal(
+        version=version.version,
+        was_cancelled=message == CANCELLED,
+        message=message,
+        field=version.error_field,
+        was_measured=version.calibration is not None,
+    )
+
+
+def _once(events: list[AdapterEvent]) -> list[AdapterEvent]:
+    """A job and its version fail with the same words: once is enough."""
+    return [
+        event
+        for place, event in enumerate(events)
+        if event.type != "job.failed" or event.message not in {near.message for near in events[:place][-2:]}
+    ]
+
+
+def _is_pending(version: AdapterVersion) -> bool:
+    return version_state(version).tone == "busy"

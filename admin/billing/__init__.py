@@ -1,0 +1,1 @@
+"""The billing section: this month's cost, payment, balance and billing details."""

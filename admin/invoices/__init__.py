@@ -1,0 +1,1 @@
+"""The invoices section: the list, one invoice, the preview of the next."""

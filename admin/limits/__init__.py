@@ -1,0 +1,1 @@
+"""The limits section: limits on usage, and spend alerts."""

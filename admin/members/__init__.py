@@ -1,0 +1,1 @@
+"""The members section: members, their roles, and invitations."""

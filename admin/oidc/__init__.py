@@ -1,1 +1,0 @@
-"""Signing in by another provider: OpenID Connect, authorization code with PKCE."""

@@ -1,0 +1,1 @@
+"""The operator's audit log over all tenants."""

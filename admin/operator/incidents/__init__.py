@@ -1,0 +1,1 @@
+"""Incidents, and how fast error budgets burn."""

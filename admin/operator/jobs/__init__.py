@@ -1,0 +1,1 @@
+"""Onboarding jobs of all tenants."""

@@ -1,0 +1,1 @@
+"""Revenue and serving cost of a month."""

@@ -1,0 +1,1 @@
+"""Plans, and which tenant is on which."""

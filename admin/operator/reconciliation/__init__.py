@@ -1,0 +1,1 @@
+"""Reconciliation of usage and money records."""

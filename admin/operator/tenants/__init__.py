@@ -1,0 +1,1 @@
+"""Tenants: the list, one tenant, and opening a tenant's console."""

@@ -1,0 +1,1 @@
+"""The overview section: spend, usage, latency and adapters at a glance."""

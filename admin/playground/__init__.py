@@ -1,0 +1,1 @@
+"""The playground section: chat with a model or an adapter from the browser."""

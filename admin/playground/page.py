@@ -1,0 +1,66 @@
+"""Gathers the playground page: the models to choose from, and their prices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adapters.resolver import ModelResolver
+from admin import formatting
+from billing.rates import Rate
+from engine.protocol import PriorityClass
+
+
+@dataclass(frozen=True)
+class Stage:
+    base: str
+    models: list[str]
+    """The base first."""
+    chosen: str
+
+    @property
+    def choices(self) -> list[tuple[str, str]]:
+        """(name, what a list shows)."""
+        return [(name, f"{name} (base model)" if name == self.base else name) for name in self.models]
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What an answer costs, in words."""
+
+    tier: str
+    base: str
+    adapter: str | None
+    """None: the same as the base."""
+
+
+def prices_of(tier: PriorityClass, base: Rate, adapter: Rate) -> Prices | None:
+    """None before there is a price list."""
+    if not base.price_id:
+        return None
+    on_base, on_adapter = _per_million(base), _per_million(adapter)
+    return Prices(tier.value, on_base, None if on_adapter == on_base else on_adapter)
+
+
+def _per_million(rate: Rate) -> str:
+    read, written = (formatting.usd(price * rate.percent / 100) for price in (rate.input, rate.output))
+    return f"{read} per million input tokens, {written} per million output tokens"
+
+
+class PlaygroundPage:
+    def __init__(self, models: ModelResolver) -> None:
+        self._models = models
+
+    async def gather(self, tenant_id: str, wanted: str | None) -> Stage:
+        """`wanted` where it can be asked; else the newest adapter, or the base where there is none. Raises
+        DatabaseUnavailable.
+        """
+        cards = await self._models.list(tenant_id)
+        adapters = [card for card in cards if card.adapter_id is not None]
+        names = [card.id for card in adapters]
+        if wanted is not None and (wanted == self._models.base or wanted in names):
+            chosen = wanted
+        elif adapters:
+            chosen = max(adapters, key=lambda card: card.created).id
+        else:
+            chosen = self._models.base
+        return Stage(self._models.base, [self._models.base, *names], chosen)

@@ -1,0 +1,1 @@
+"""The projects section: projects and their service accounts."""

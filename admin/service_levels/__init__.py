@@ -1,0 +1,1 @@
+"""The service levels section: what a month promised and delivered."""

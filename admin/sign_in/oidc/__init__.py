@@ -1,0 +1,1 @@
+"""Signing in with an identity provider: OpenID Connect, authorization code with PKCE."""

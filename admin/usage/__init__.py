@@ -1,0 +1,1 @@
+"""The usage section: charts and tables of usage, requests and their receipts."""

@@ -1,0 +1,102 @@
+"""Resolves ids in usage records to names and links: keys, members, projects and adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from adapters.catalogue import AdapterCatalogue
+from tenants.object_names import NamedObject
+from tenants.roles import Right
+
+TIERS = {"priority": "Priority", "default": "Default", "flex": "Flex"}
+_NOTHING = {
+    "project": "No project",
+    "user": "–",
+    "key": "No key",
+    "model": "Unknown model",
+    "adapter": "Base model",
+    "tier": "No service tier",
+}
+_GONE = {
+    "project": "Deleted project",
+    "user": "Deleted member",
+    "key": "Deleted key",
+    "adapter": "Deleted adapter",
+}
+
+May = Callable[[Right], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    text: str
+    detail: str = ""
+    """Beside it, smaller."""
+    path: str = ""
+    """Of its own page; empty where there is none, or none that the visitor may see."""
+
+
+class Labels:
+    """Of the ids that were asked for."""
+
+    def __init__(
+        self, names: Mapping[str, NamedObject], adapters: Mapping[str, tuple[str, bool]], may: May
+    ) -> None:
+        self._names = names
+        self._adapters = adapters
+        self._may = may
+
+    def of(self, dimension: str, value: str) -> Label:
+        """`dimension` is one of `usage_query.DIMENSIONS`, by its id."""
+        if not value:
+            return Label(_NOTHING[dimension])
+        if dimension == "model":
+            return Label(value)
+        if dimension == "tier":
+            return Label(TIERS.get(value, value))
+        if dimension == "adapter":
+            return self._adapter(value)
+        named = self._names.get(value)
+        return Label(_GONE[dimension], value) if named is None else self._named(dimension, value, named)
+
+    def _adapter(self, id: str) -> Label:
+        found = self._adapters.get(id)
+        if found is None:
+            return Label(_GONE["adapter"], id)
+        name, is_gone = found
+        if is_gone:
+            return Label(name, "deleted")
+        return Label(name, "", f"/adapters/{id}" if self._may("adapters.read") else "")
+
+    def _named(self, dimension: str, id: str, named: NamedObject) -> Label:
+        if named.kind == "key":
+            path = f"/keys/{id}" if self._may("keys.read") else ""
+            return Label(named.name, "revoked" if named.is_gone else "", path)
+        if named.kind == "user":
+            # Who signed in and asks in the playground has no key: their id stands in its place.
+            detail = "removed" if named.is_gone else "playground" if dimension == "key" else ""
+            path = f"/members/{id}" if self._may("members.write") and not named.is_gone else ""
+            return Label(named.name, detail, path)
+        if named.kind == "service_account":
+            return Label(named.name, "deleted service account" if named.is_gone else "service account")
+        path = f"/projects/{id}" if self._may("projects.read") and not named.is_gone else ""
+        return Label(named.name, "archived" if named.is_gone else "", path)
+
+
+class LabelLookup:
+    """Looks them up, all in one go."""
+
+    def __init__(self, catalogue: AdapterCatalogue) -> None:
+        self._catalogue = catalogue
+
+    async def of(self, tenant_id: str, asked: Iterable[tuple[str, str]], may: May) -> Labels:
+        """`asked` are pairs of a dimension's id and a value of it. Raises DatabaseUnavailable."""
+        named, adapters = set(), set()
+        for dimension, value in asked:
+            if value and dimension == "adapter":
+                adapters.add(value)
+            elif value and dimension in ("project", "user", "key"):
+                named.add(value)
+        called, names = await self._catalogue.names(tenant_id, adapters, named)
+        return Labels(names, called, may)

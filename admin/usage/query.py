@@ -1,0 +1,275 @@
+"""Parses a view of usage from a URL and writes it into one: dates, grouping, metric and filters."""
+
+from __future__ import annotations
+
+import calendar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, Literal, Protocol
+from urllib.parse import quote, quote_plus
+
+from admin.web.form_errors import FieldError
+from billing.reports.slices import Slice
+from db.rollup_intervals import Unit
+
+Step = Literal["hour", "day", "month"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """What usage is grouped by and filtered to."""
+
+    id: str
+    """In addresses."""
+    title: str
+    noun: str
+    column: str
+    """By OpenAI's name."""
+    filter: str
+    """In a `Slice`."""
+
+
+DIMENSIONS = (
+    Dimension("project", "Project", "project", "project_id", "project_ids"),
+    Dimension("user", "Member", "member", "user_id", "user_ids"),
+    Dimension("key", "API key", "API key", "api_key_id", "key_ids"),
+    Dimension("model", "Model", "model", "model", "models"),
+    Dimension("adapter", "Adapter", "adapter", "adapter_id", "adapter_ids"),
+    Dimension("tier", "Service tier", "service tier", "service_tier", "service_tiers"),
+)
+BY_ID = {one.id: one for one in DIMENSIONS}
+NONE = "none"
+"""In an address, what has no project, no adapter, and so on."""
+MEASURES = ("tokens", "requests", "cost")
+RANGES = {"today": "Today", "7d": "7 days", "30d": "30 days", "month": "This month"}
+DEFAULT_RANGE = "30d"
+MAX_DAYS = 366
+MAX_VALUES = 100
+_MAX_VALUE_LEN = 512
+_HOURS_UP_TO, _DAYS_UP_TO = 2, 92
+_FIRST, _LAST = date(2000, 1, 1), date(2099, 12, 31)
+FIELDS = ("from", "to", "month", "range", "group", "show", "hour", *BY_ID)
+
+
+class Params(Protocol):
+    """Of an address."""
+
+    def get(self, name: str, default: str) -> Any: ...
+    def getlist(self, name: str) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class UsageQuery:
+    """One view of usage."""
+
+    today: date
+    range: str
+    """`today`, `7d`, `30d`, `month` (this one, or the one that `first` is in), or `days`."""
+    first: date
+    last: date
+    """Inclusive."""
+    group: str = ""
+    show: str = MEASURES[0]
+    chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By dimension, the values that count, as the ledger has them."""
+    hour: int | None = None
+    """Of the one day, where only that counts."""
+
+    @property
+    def num_days(self) -> int:
+        return (self.last - self.first).days + 1
+
+    @property
+    def step(self) -> Step:
+        if self.num_days <= _HOURS_UP_TO:
+            return "hour"
+        return "day" if self.num_days <= _DAYS_UP_TO else "month"
+
+    @property
+    def unit(self) -> Unit:
+        """Of the sums that the steps are made of."""
+        return "hour" if self.step == "hour" else "day"
+
+    @property
+    def start(self) -> datetime:
+        return midnight(self.first) + timedelta(hours=self.hour or 0)
+
+    @property
+    def end(self) -> datetime:
+        if self.hour is not None:
+            return self.start + timedelta(hours=1)
+        return midnight(self.last + timedelta(days=1))
+
+    @property
+    def days_words(self) -> str:
+        if self.hour is not None:
+            return f"{day_words(self.first)}, {self.hour:02d}:00 to {self.hour + 1:02d}:00"
+        if self.first == self.last:
+            return day_words(self.first)
+        first = day_words(self.first)
+        if self.first.year == self.last.year:
+            first = first.partition(",")[0]
+        return f"{first} to {day_words(self.last)}"
+
+    @property
+    def slice(self) -> Slice:
+        return Slice(**{BY_ID[id].filter: values for id, values in self.chosen.items() if values})
+
+    @property
+    def is_filtered(self) -> bool:
+        return any(self.chosen.values())
+
+    # Other views ------------------------------------------------------------------------------------------
+
+    def over(self, range: str) -> UsageQuery:
+        first, last = _span_of(range, self.today)
+        return replace(self, first=first, last=last, range=range, hour=None)
+
+    def of_days(self, first: date, last: date) -> UsageQuery:
+        return replace(self, range="days", first=first, last=last, hour=None)
+
+    def of_month(self, month: date) -> UsageQuery:
+        last = month.replace(day=calendar.monthrange(month.year, month.month)[1])
+        return replace(self, range="month", first=month.replace(day=1), last=last, hour=None)
+
+    def of_hour(self, at: datetime) -> UsageQuery:
+        return replace(self.of_days(at.date(), at.date()), hour=at.hour)
+
+    def only(self, dimension: str, value: str) -> UsageQuery:
+        """Narrowed to one value; no longer grouped by what is one now."""
+        group = "" if self.group == dimension else self.group
+        return replace(self, chosen={**self.chosen, dimension: (value,)}, group=group)
+
+    def without(self, dimension: str, value: str) -> UsageQuery:
+        left = tuple(one for one in self.chosen.get(dimension, ()) if one != value)
+        return replace(self, chosen={**self.chosen, dimension: left})
+
+    def grouped(self, dimension: str) -> UsageQuery:
+        return replace(self, group=dimension)
+
+    def showing(self, measure: str) -> UsageQuery:
+        return replace(self, show=measure)
+
+    def unfiltered(self) -> UsageQuery:
+        return replace(self, chosen={})
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """Of the address: what is as it is anyhow is left out."""
+        found: list[tuple[str, str]] = []
+        if self.range != DEFAULT_RANGE:
+            found.append(("range", self.range))
+        if self.range == "days":
+            found += [("from", self.first.isoformat()), ("to", self.last.isoformat())]
+        if self.range == "month" and (self.first.year, self.first.month) != (
+            self.today.year,
+            self.today.month,
+        ):
+            found.append(("month", f"{self.first:%Y-%m}"))
+        if self.group:
+            found.append(("group", self.group))
+        if self.show != MEASURES[0]:
+            found.append(("show", self.show))
+        for id in BY_ID:
+            found += [(id, value or NONE) for value in self.chosen.get(id, ())]
+        if self.hour is not None:
+            found.append(("hour", str(self.hour)))
+        return found
+
+    @property
+    def query(self) -> str:
+        return "&".join(f"{name}={quote_plus(value)}" for name, value in self.fields)
+
+
+def read(params: Params, today: date) -> UsageQuery:
+    """Raises Refused naming the field."""
+    range = params.get("range", "") or ("month" if params.get("month", "") else DEFAULT_RANGE)
+    if range == "days" or (range not in RANGES and (params.get("from", "") or params.get("to", ""))):
+        asked = UsageQuery(today, "days", *_days(params.get("from", ""), params.get("to", ""), today))
+    elif range == "month" and params.get("month", ""):
+        asked = UsageQuery(today, range, today, today).of_month(_month(params.get("month", "")))
+    elif range in RANGES:
+        asked = UsageQuery(today, range, *_span_of(range, today))
+    else:
+        raise FieldError("range", f"Unknown date range. Choose one of {', '.join(RANGES.values())}.")
+    group, show = params.get("group", ""), params.get("show", "") or MEASURES[0]
+    if group and group not in BY_ID:
+        raise FieldError("group", "Usage can't be grouped by this.")
+    if show not in MEASURES:
+        raise FieldError("show", "Unknown metric.")
+    hour = params.get("hour", "")
+    if hour and not (hour.isdecimal() and int(hour) < 24 and asked.first == asked.last):
+        raise FieldError("hour", "Choose an hour of a single day.")
+    chosen = {id: _values(id, params.getlist(id)) for id in BY_ID}
+    return replace(
+        asked,
+        group=group,
+        show=show,
+        hour=int(hour) if hour else None,
+        chosen={id: values for id, values in chosen.items() if values},
+    )
+
+
+def default(today: date) -> UsageQuery:
+    return UsageQuery(today, DEFAULT_RANGE, *_span_of(DEFAULT_RANGE, today))
+
+
+def quoted(id: str) -> str:
+    """As a piece of a path."""
+    return quote(id[:200], safe="")
+
+
+def midnight(day: date) -> datetime:
+    return datetime.combine(day, time(), UTC)
+
+
+def day_words(day: date) -> str:
+    return f"{day:%b} {day.day}, {day.year}"
+
+
+def _span_of(range: str, today: date) -> tuple[date, date]:
+    if range == "month":
+        last = today.replace(day=calendar.monthrange(today.year, today.month)[1])
+        return today.replace(day=1), last
+    num_days = {"today": 1, "7d": 7, "30d": 30}[range]
+    return today - timedelta(days=num_days - 1), today
+
+
+def _days(first: str, last: str, today: date) -> tuple[date, date]:
+    begins = _day("from", first or last)
+    ends = _day("to", last) if last else min(today, _LAST) if begins <= today else begins
+    if ends < begins:
+        raise FieldError("to", "The end date is before the start date.")
+    if (ends - begins).days >= MAX_DAYS:
+        raise FieldError("to", f"Choose at most {MAX_DAYS} days.")
+    return begins, ends
+
+
+def _day(name: str, written: str) -> date:
+    try:
+        day = date.fromisoformat(written)
+    except ValueError:
+        raise FieldError(name, "Enter a date such as 2026-01-31.") from None
+    if not _FIRST <= day <= _LAST:
+        raise FieldError(name, "There's no usage on this date.")
+    return day
+
+
+def _month(written: str) -> date:
+    try:
+        month = datetime.strptime(written, "%Y-%m").date()
+    except ValueError:
+        raise FieldError("month", "Enter a month such as 2026-01.") from None
+    if not _FIRST <= month <= _LAST:
+        raise FieldError("month", "There's no usage in this month.")
+    return month
+
+
+def _values(id: str, written: Sequence[str]) -> tuple[str, ...]:
+    values = tuple(dict.fromkeys(value for value in written if value))
+    if len(values) > MAX_VALUES:
+        raise FieldError(id, f"Choose at most {MAX_VALUES} values.")
+    if any("\x00" in value or len(value) > _MAX_VALUE_LEN for value in values):
+        raise FieldError(id, "Invalid value.")
+    return tuple("" if value == NONE else value for value in values)

@@ -1,0 +1,1 @@
+"""What every section of the console shares over HTTP: sessions, guarded routes, rendering and forms."""

@@ -1,0 +1,67 @@
+"""Collects validation errors of a form by field.
+
+Services raise a ValueError that begins with the field's name, or an error that the API's error mapping
+knows; both become a message beside the field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from admin.services import ErrorMapping
+
+FORM = "form"
+"""The key of errors that are about no single field."""
+_NAMED = re.compile(r"([a-z_]+)(:? )")
+
+
+class FieldError(Exception):
+    """What a page itself has against a field."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.message = message
+
+
+class FormErrors(dict[str, str]):
+    """Words by field; "" where there is nothing to say."""
+
+    def __missing__(self, field: str) -> str:
+        return ""
+
+
+NO_ERRORS = FormErrors()
+
+
+def expected_errors(error_mapping: ErrorMapping) -> tuple[type[Exception], ...]:
+    """What a form's page answers with the form: anything else is the frame's to tell."""
+    return (FieldError, ValueError, *error_mapping.known)
+
+
+def explain(error: Exception, fields: Collection[str], error_mapping: ErrorMapping) -> tuple[int, FormErrors]:
+    """Status, and the words beside the one of `fields` they are about. Faults of ours are raised again."""
+    if isinstance(error, FieldError):
+        return 422, _beside(error.field, error.message, fields)
+    if isinstance(error, error_mapping.known):
+        status, envelope = error_mapping.describe(error)
+        if status >= 500:
+            raise error
+        told = envelope["error"]
+        return status, _beside(told.get("param"), str(told["message"]), fields)
+    found = _NAMED.match(str(error))
+    if found is None or found[1] not in fields:
+        return 422, _beside(None, _sentence(str(error)), fields)
+    rest = str(error)[found.end() :]
+    message = rest if found[2] == ": " else f"This {rest}"
+    return 422, _beside(found[1], _sentence(message), fields)
+
+
+def _beside(field: str | None, message: str, fields: Collection[str]) -> FormErrors:
+    return FormErrors({field if field is not None and field in fields else FORM: message})
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith(".") else f"{text}."

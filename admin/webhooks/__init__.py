@@ -1,0 +1,1 @@
+"""The webhooks section: endpoints and their deliveries."""

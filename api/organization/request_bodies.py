@@ -1,0 +1,223 @@
+"""Defines the JSON request bodies of `/v1/organization`: the fields of OpenAI's client, and ours.
+
+A field that is left out of an update keeps its value.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType, field
+
+from api.body_fields import Body, Id, Name
+from api.organization.scopes import SCOPES
+from billing.rates import MICRO_USD_PER_CENT
+from tenants.context import KeyKind
+from tenants.limits.kinds import MAX_AMOUNT, Metric
+from tenants.roles import ROLES
+
+
+def _scope_of(kind: KeyKind) -> Meta:
+    """Returns the type of a key's scopes: the OpenAPI document lists them, and services validate them."""
+    return Meta(pattern=r"^[a-z0-9_.:-]{1,64}$", extra_json_schema={"enum": sorted(SCOPES[kind])})
+
+
+Email = Annotated[
+    str,
+    Meta(
+        max_length=254, pattern=r"^[^@\s\x00]{1,64}@[^@\s\x00]{1,189}$", extra_json_schema={"format": "email"}
+    ),
+]
+Seconds = Annotated[int, Meta(ge=1, le=10 * 366 * 86_400)]
+Scopes = Annotated[list[Annotated[str, _scope_of("inference")]], Meta(max_length=64)]
+AdminScopes = Annotated[list[Annotated[str, _scope_of("admin")]], Meta(max_length=64)]
+_Model = Annotated[
+    str, Meta(pattern=r"^[a-z0-9._:@*-]{1,200}$", extra_json_schema={"format": "model-pattern"})
+]
+_Network = Annotated[str, Meta(min_length=2, max_length=50, extra_json_schema={"format": "cidr"})]
+_Origin = Annotated[str, Meta(min_length=4, max_length=300, extra_json_schema={"format": "web-origin"})]
+Models = Annotated[list[_Model], Meta(max_length=256)]
+Networks = Annotated[list[_Network], Meta(max_length=64)]
+Origins = Annotated[list[_Origin], Meta(max_length=32)]
+Amount = Annotated[int, Meta(ge=0, le=2**62)]
+# Constraints for the OpenAPI document only: services check them with error messages of their own.
+_ROLE = Meta(extra_json_schema={"enum": [*ROLES, "reader"]})
+_ROLE_ID = Meta(extra_json_schema={"enum": [f"role-{role}" for role in ROLES]})
+ProjectRole = Literal["owner", "member"]
+
+
+# Keys -----------------------------------------------------------------------------------------------------
+
+
+class CreateAdminKeyRequest(Body, frozen=True, kw_only=True):
+    name: Name
+    expires_in_seconds: Seconds | None = None
+    scopes: AdminScopes = field(default_factory=list)
+    networks: Networks = field(default_factory=list)
+    origins: Origins = field(default_factory=list)
+
+
+class CreateProjectKeyRequest(Body, frozen=True, kw_only=True):
+    name: Name
+    expires_in_seconds: Seconds | None = None
+    scopes: Scopes = field(default_factory=list)
+    models: Models = field(default_factory=list)
+    networks: Networks = field(default_factory=list)
+    origins: Origins = field(default_factory=list)
+    user_id: Id | None = None
+    """The member of the project that the key belongs to."""
+
+
+class CreateServiceAccountKeyRequest(Body, frozen=True, kw_only=True):
+    name: Name | None = None
+    expires_in_seconds: Seconds | None = None
+    scopes: Scopes = field(default_factory=list)
+    models: Models = field(default_factory=list)
+    networks: Networks = field(default_factory=list)
+    origins: Origins = field(default_factory=list)
+
+
+class UpdateAdminKeyRequest(Body, frozen=True, kw_only=True):
+    name: Name | UnsetType = UNSET
+    expires_in_seconds: Seconds | UnsetType | None = UNSET
+    """Seconds from now; null for no expiry."""
+    scopes: AdminScopes | UnsetType = UNSET
+    networks: Networks | UnsetType = UNSET
+    origins: Origins | UnsetType = UNSET
+
+
+class UpdateProjectKeyRequest(UpdateAdminKeyRequest, frozen=True, kw_only=True):
+    scopes: Scopes | UnsetType = UNSET
+    models: Models | UnsetType = UNSET
+
+
+class RotateKeyRequest(Body, frozen=True, kw_only=True):
+    grace_seconds: Annotated[int, Meta(ge=0, le=30 * 86_400)] = 86_400
+    """Seconds that the old key keeps working."""
+
+
+# Users ----------------------------------------------------------------------------------------------------
+
+
+class InviteProject(Body, frozen=True, kw_only=True):
+    id: Id
+    role: ProjectRole
+
+
+class CreateInviteRequest(Body, frozen=True, kw_only=True):
+    email: Email
+    role: Annotated[str, _ROLE]
+    projects: Annotated[list[InviteProject], Meta(max_length=100)] | None = None
+    """None: the default project, as a member."""
+    expires_in_seconds: Annotated[int, Meta(ge=60, le=30 * 86_400)] = 7 * 86_400
+
+
+class AcceptInviteRequest(Body, frozen=True, kw_only=True):
+    token: Annotated[str, Meta(min_length=1, max_length=200)]
+    password: Annotated[str, Meta(min_length=10, max_length=1024)]
+    name: Name | None = None
+
+
+class UpdateUserRequest(Body, frozen=True, kw_only=True):
+    name: Name | None = None
+    role: Annotated[str, _ROLE] | None = None
+    role_id: Annotated[str, _ROLE_ID] | None = None
+    """The same, by its id."""
+    enabled: bool | None = None
+    """Whether the user can sign in and use their keys, as `user.enabled` of the object. Must be the only
+    field.
+    """
+
+
+# Projects -------------------------------------------------------------------------------------------------
+
+
+class CreateProjectRequest(Body, frozen=True, kw_only=True):
+    name: Name
+
+
+class UpdateProjectRequest(Body, frozen=True, kw_only=True):
+    name: Name
+
+
+class AddProjectUserRequest(Body, frozen=True, kw_only=True):
+    role: ProjectRole
+    user_id: Id | None = None
+    email: Email | None = None
+
+
+class UpdateProjectUserRequest(Body, frozen=True, kw_only=True):
+    role: ProjectRole
+
+
+class CreateServiceAccountRequest(Body, frozen=True, kw_only=True):
+    name: Name
+    create_service_account_only: bool | None = None
+    expires_in_seconds: Seconds | None = None
+    """Seconds until its first key expires."""
+
+
+class UpdateServiceAccountRequest(Body, frozen=True, kw_only=True):
+    name: Name | None = None
+    role: ProjectRole | None = None
+
+
+class ModelPermissionsRequest(Body, frozen=True, kw_only=True):
+    mode: Literal["allow_list", "deny_list"]
+    model_ids: Annotated[Models, Meta(min_length=1)]
+
+
+class ServiceTierSettingsRequest(Body, frozen=True, kw_only=True):
+    default: Literal["standard", "fast"] | None = None
+    enabled_tiers: Literal["all"] | list[Literal["flex", "fast"]] | None = None
+
+
+# Limits ---------------------------------------------------------------------------------------------------
+
+
+class RateLimitRequest(Body, frozen=True, kw_only=True):
+    max_requests_per_1_minute: Amount | None = None
+    max_tokens_per_1_minute: Amount | None = None
+    max_requests_per_1_day: Amount | None = None
+
+
+class SetLimitRequest(Body, frozen=True, kw_only=True):
+    """A limit of the given project or key, else of the organization as a whole."""
+
+    metric: Annotated[str, Meta(extra_json_schema={"enum": [*Metric]})]
+    amount: Amount
+    model: Annotated[str, Meta(max_length=200, extra_json_schema={"format": "model-pattern"})] = ""
+    """Empty: all models together. `base`, `base:*`, `base:adapter`, `base:adapter@version`."""
+    project_id: Id | None = None
+    api_key_id: Id | None = None
+
+
+class SpendLimitRequest(Body, frozen=True, kw_only=True):
+    currency: Literal["USD"]
+    interval: Literal["month"]
+    threshold_amount: Annotated[int, Meta(ge=0, le=MAX_AMOUNT // MICRO_USD_PER_CENT)]
+    """In cents."""
+
+
+BODIES = (
+    CreateAdminKeyRequest,
+    UpdateAdminKeyRequest,
+    CreateProjectKeyRequest,
+    UpdateProjectKeyRequest,
+    CreateServiceAccountKeyRequest,
+    RotateKeyRequest,
+    CreateInviteRequest,
+    AcceptInviteRequest,
+    UpdateUserRequest,
+    CreateProjectRequest,
+    UpdateProjectRequest,
+    AddProjectUserRequest,
+    UpdateProjectUserRequest,
+    CreateServiceAccountRequest,
+    UpdateServiceAccountRequest,
+    ModelPermissionsRequest,
+    ServiceTierSettingsRequest,
+    RateLimitRequest,
+    SetLimitRequest,
+    SpendLimitRequest,
+)
