@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import redis.asyncio
 
-from adapters.jobs.execution import Pipeline, attempt
+from adapters.jobs.execution import Pipeline, attempt, retry_unavailable
 from adapters.jobs.lease import Lease, claim
 from adapters.jobs.repository import JobLeases
 from adapters.storage import ObjectStore, StorageSettings, open_store

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from adapters.catalogue import AdapterWithVersion
 from adapters.files.models import UploadPart
 from adapters.model_names import check_new_name
 from adapters.submission import DTYPES, Calibration, Caller, Dtype, Submission, SubmittedVersion

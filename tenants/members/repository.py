@@ -172,7 +172,7 @@ class MemberRepository(TenantRepository):
 
     async def lock_pending_invites(self, email: str) -> Sequence[Invite]:
         """Locks the address's pending invitations, and new ones, until the transaction ends; returns them."""
-        await self.hold_tenant(f"invites of {email}")
+        await self.advisory_lock(f"invites of {email}")
         query = self._invites().where(Invite.email == email, Invite.accepted_at.is_(None)).with_for_update()
         return (await self.session.execute(query)).scalars().all()
 
