@@ -1,0 +1,1 @@
+"""Tenants' LoRA adapters: storage, inspection, packing, calibration, jobs, and the models they serve."""

@@ -1,7 +1,4 @@
-"""Looking at a tenant's adapters, their versions, and what happened to them.
-
-Refuses to change anything.
-"""
+"""Reads a tenant's adapters, their versions and their events; changes nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from dataclasses import dataclass
 from adapters import events
 from adapters.errors import AdapterNotFound, VersionNotFound
 from adapters.events import EventRepository
+from adapters.model_names import ADAPTER_ID, PART, ModelName, checked_part
 from adapters.models import Adapter, AdapterEvent, AdapterVersion
-from adapters.names import ADAPTER_ID, PART, ModelName, checked_part
 from adapters.repository import AdapterRepository
 from db.session import Database
 from tenants.object_names import NamedObject, NameRepository
@@ -21,15 +18,15 @@ MAX_VERSION = 10**9 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """An adapter and the version that stands for it: the active one, else the latest, if any."""
+class AdapterWithVersion:
+    """An adapter and the version that represents it: the active one, else the latest, if any."""
 
     adapter: Adapter
     version: AdapterVersion | None
 
 
 class AdapterCatalogue:
-    """Tenants' adapters on one base model. An adapter is named by its id or its name."""
+    """Tenants' adapters on one base model. An adapter is given by its id or its name."""
 
     def __init__(self, database: Database, base: str) -> None:
         self._database = database
@@ -43,21 +40,21 @@ class AdapterCatalogue:
         limit: int = 20,
         newest_first: bool = True,
         name: str | None = None,
-    ) -> list[Shown]:
-        """Adapters beyond the one whose id is `after`, in the order they were made."""
+    ) -> list[AdapterWithVersion]:
+        """Returns adapters after the one whose id is `after`, in order of creation."""
         async with self._database.read(tenant_id) as session:
             page = await AdapterRepository(session, tenant_id).page(
                 self.base, after=after, limit=limit, newest_first=newest_first, name=name
             )
-        return [Shown(*row) for row in page]
+        return [AdapterWithVersion(*row) for row in page]
 
     async def count(self, tenant_id: str) -> int:
-        """As the limit of adapters counts them."""
+        """Returns the number of adapters, as the plan's limit counts them."""
         async with self._database.read(tenant_id) as session:
             return await AdapterRepository(session, tenant_id).count()
 
-    async def get(self, tenant_id: str, adapter: str) -> Shown:
-        """By id or name. Raises AdapterNotFound."""
+    async def get(self, tenant_id: str, adapter: str) -> AdapterWithVersion:
+        """Returns an adapter by id or name. Raises AdapterNotFound."""
         async with self._database.read(tenant_id) as session:
             return await self._shown(AdapterRepository(session, tenant_id), adapter)
 
@@ -69,8 +66,8 @@ class AdapterCatalogue:
         after: int | None = None,
         limit: int = 100,
         newest_first: bool = False,
-    ) -> tuple[Shown, list[AdapterVersion]]:
-        """The adapter and a page of its versions, whatever their state. Raises AdapterNotFound."""
+    ) -> tuple[AdapterWithVersion, list[AdapterVersion]]:
+        """Returns the adapter and a page of its versions, in any state. Raises AdapterNotFound."""
         async with self._database.read(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             shown = await self._shown(repository, adapter)
@@ -80,7 +77,7 @@ class AdapterCatalogue:
         return shown, page
 
     async def version(self, tenant_id: str, adapter: str, version: int) -> tuple[Adapter, AdapterVersion]:
-        """Raises AdapterNotFound, VersionNotFound."""
+        """Returns an adapter and one version. Raises AdapterNotFound, VersionNotFound."""
         async with self._database.read(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             shown = await self._shown(repository, adapter)
@@ -99,7 +96,7 @@ class AdapterCatalogue:
         limit: int = 20,
         newest_first: bool = True,
     ) -> list[AdapterEvent]:
-        """A page of what happened to the adapter. Raises AdapterNotFound, UnknownCursor."""
+        """Returns a page of the adapter's events. Raises AdapterNotFound, UnknownCursor."""
         async with self._database.read(tenant_id) as session:
             shown = await self._shown(AdapterRepository(session, tenant_id), adapter)
             events = EventRepository(session, tenant_id)
@@ -108,7 +105,7 @@ class AdapterCatalogue:
             return await events.page(shown.adapter.id, after=after, limit=limit, newest_first=newest_first)
 
     async def last_events(self, tenant_id: str, adapter_ids: Collection[str]) -> dict[str, AdapterEvent]:
-        """The last thing that happened to each of these adapters, by its id."""
+        """Returns the latest event of each of these adapters, by the adapter's id."""
         async with self._database.read(tenant_id) as session:
             events = await EventRepository(session, tenant_id).last_of(adapter_ids)
         return {event.adapter_id: event for event in events}
@@ -116,8 +113,8 @@ class AdapterCatalogue:
     async def names(
         self, tenant_id: str, adapter_ids: Collection[str], others: Collection[str] = ()
     ) -> tuple[Mapping[str, tuple[str, bool]], Mapping[str, NamedObject]]:
-        """By id, what adapters on any base are or were called, and whether they are deleted; and what
-        `others` are, of keys, people and projects, as the ledger has them beside adapters.
+        """Returns names by id: of adapters on any base with whether they are deleted, and of `others`, the
+        keys, users and projects that the ledger stores beside adapters.
         """
         if not (adapter_ids or others):
             return {}, {}
@@ -129,18 +126,18 @@ class AdapterCatalogue:
     def follow(
         self, tenant_id: str, adapter_id: str, after: str | None = None
     ) -> AsyncIterator[list[AdapterEvent]]:
-        """As `events.follow`."""
+        """Follows an adapter's events, see `events.follow`."""
         return events.follow(self._database, tenant_id, adapter_id, after)
 
-    async def _shown(self, repository: AdapterRepository, adapter: str) -> Shown:
-        found = await repository.find_with_version(self.base, name_of(self.base, adapter))
+    async def _shown(self, repository: AdapterRepository, adapter: str) -> AdapterWithVersion:
+        found = await repository.find_with_version(self.base, parse_reference(self.base, adapter))
         if found is None:
             raise AdapterNotFound(adapter)
-        return Shown(*found)
+        return AdapterWithVersion(*found)
 
 
-def name_of(base: str, adapter: str) -> ModelName:
-    """An adapter's id or its name, as either is looked up. Raises AdapterNotFound for what can be neither."""
+def parse_reference(base: str, adapter: str) -> ModelName:
+    """Parses an adapter's id or name for a look-up. Raises AdapterNotFound for anything else."""
     if ADAPTER_ID.fullmatch(adapter):
         return ModelName(adapter_id=adapter)
     if PART.fullmatch(adapter) is None:

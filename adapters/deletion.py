@@ -1,8 +1,7 @@
-"""Deleting adapters: out of service at once, out of the stores after a grace period.
+"""Deletes adapters: out of service at once, out of the stores after a grace period.
 
-Owns what is removed, in which order, and what is kept: the adapter's own row stays for good, because usage
-names it, and so does what happened to it. An artifact belongs to whoever has the same weights: it goes with
-the last version, of any tenant, that needs it. Refuses to know requests: those that run keep their weights.
+An adapter's own row is kept for good, because usage refers to it, and so are its events. Artifacts are shared
+by equal weights: one is removed with the last version, of any tenant, that needs it. Running requests finish.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import redis.asyncio
 import structlog
 
 from adapters import events
-from adapters.announcing import Announcer
-from adapters.catalogue import name_of
+from adapters.announcer import Announcer
+from adapters.catalogue import parse_reference
 from adapters.errors import AdapterNotFound
 from adapters.jobs.models import JobStatus
 from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import finish
 from adapters.models import Adapter, AdapterVersion
-from adapters.objects import adapter_of, adapter_prefix, is_source
+from adapters.object_keys import adapter_of, adapter_prefix, is_source
 from adapters.pinning import Pinning
 from adapters.repository import AdapterDirectory, AdapterRepository
 from adapters.storage.objects import ObjectStore
@@ -35,9 +34,9 @@ from tenants.audit.service import AuditLog
 log = structlog.get_logger(__name__)
 
 GRACE = timedelta(minutes=10)
-"""How long requests that have an adapter's reference may still need its weights."""
+"""Time for which running requests may still need a deleted adapter's weights."""
 ORPHAN_AGE = timedelta(hours=1)
-"""Longer than it takes from the copies to the commit."""
+"""Longer than a request takes from copying files to its commit."""
 PAGE = 100
 
 
@@ -56,30 +55,30 @@ class AdapterDeletion:
         self.base = base
 
     async def delete(self, tenant_id: str, adapter: str, *, by: Actor = SYSTEM) -> Adapter:
-        """Take an adapter out of service for good. Its name is free at once, running answers finish, work on
-        it stops, and what is stored of it is for `purge_deleted`. Raises AdapterNotFound.
+        """Takes an adapter out of service permanently. Its name is free at once, running requests finish, its
+        jobs stop; `purge_deleted` removes what is stored. Raises AdapterNotFound.
         """
-        name = name_of(self.base, adapter)
+        name = parse_reference(self.base, adapter)
         async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             found = await repository.find_with_version(self.base, name)
             if found is None:
                 raise AdapterNotFound(adapter)
-            # Jobs before adapters, as whoever works on them locks.
+            # Jobs before adapters: the order in which workers lock them.
             jobs = await JobRepository(session, tenant_id).open_jobs_of(found[0].id, None)
             row = await repository.lock(name)
             if row is None:
                 raise AdapterNotFound(adapter)
             now = datetime.now(UTC)
             for job in jobs:
-                finish(job, JobStatus.CANCELLED)  # whoever works on it finds his lease lost
+                finish(job, JobStatus.CANCELLED)  # its worker finds its lease lost
             before = [
                 AdapterRef(digest, rank)
                 for digest, rank in await repository.mark_deleting(row.id)
                 if digest is not None and rank is not None
             ]
             row.deleted_at, row.active_version, row.previous_version = now, None, None
-            events.record(session, tenant_id, row.id, "adapter.deleted", f"{row.name} is deleted.")
+            events.record(session, tenant_id, row.id, "adapter.deleted", f"Adapter {row.name} was deleted.")
             self._announcer.changed(session, tenant_id, before=before)
             await AuditLog.record(
                 session, tenant_id, by, "adapter.deleted", ("adapter", row.id), {"name": row.name}
@@ -96,10 +95,10 @@ async def purge_deleted(
     grace: timedelta = GRACE,
     limit: int = PAGE,
 ) -> int:
-    """Remove what is left of adapters deleted longer than `grace` ago; of how many. Raises
+    """Removes what is stored of adapters deleted longer than `grace` ago; returns how many. Raises
     StorageUnavailable, DatabaseUnavailable.
 
-    Rows go last, so that whatever ends it in between, the next run goes on.
+    Rows go last, so that after any interruption the next run continues.
     """
     async with database.read(EVERY_TENANT) as session:
         deleted = await AdapterDirectory(session).deleted_before(now - grace, limit=limit)
@@ -117,14 +116,14 @@ async def purge_deleted(
 
 
 def _digests(version: AdapterVersion) -> set[str]:
-    """Of every artifact packed for the version."""
+    """Returns the digests of every artifact packed for the version."""
     packed = {artifact["digest"] for artifact in version.artifacts.values() if artifact.get("digest")}
     return packed | ({version.digest} if version.digest is not None else set())
 
 
 async def _drop_artifact(database: Database, artifacts_dir: Path, digest: str, before: datetime) -> None:
-    """Remove the file unless a version needs it, or somebody has packed the same weights since `before`, and
-    may be about to say so.
+    """Removes the file unless a version needs it, or another job has packed the same weights since `before`
+    and may be about to name it.
     """
     async with database.read(EVERY_TENANT) as session:
         needed = await AdapterDirectory(session).is_needed(digest)
@@ -133,8 +132,8 @@ async def _drop_artifact(database: Database, artifacts_dir: Path, digest: str, b
 
 
 async def sweep_copies(database: Database, store: ObjectStore, now: datetime) -> int:
-    """Remove objects of adapters that no row leads to: copies whose transaction never came. Of those as old
-    as `ORPHAN_AGE`; how many. Raises StorageUnavailable, DatabaseUnavailable.
+    """Removes objects of adapters that no row names: copies whose transaction failed. Only those older than
+    `ORPHAN_AGE`; returns how many. Raises StorageUnavailable, DatabaseUnavailable.
     """
     num_removed = 0
     keys: list[str] = []
@@ -148,7 +147,9 @@ async def sweep_copies(database: Database, store: ObjectStore, now: datetime) ->
 
 
 async def _remove_orphans(database: Database, store: ObjectStore, keys: list[str]) -> int:
-    """A source is named by its version or its job; everything else belongs to its adapter."""
+    """Removes objects without a row: a source is named by its version or job, anything else by its
+    adapter.
+    """
     owners = {key: adapter_of(key) for key in keys}
     async with database.read(EVERY_TENANT) as session:
         known = await AdapterDirectory(session).named_by_rows(set(owners.values()))

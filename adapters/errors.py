@@ -1,16 +1,14 @@
-"""What can be wrong with a model's name or an adapter. Errors carry data, not HTTP."""
+"""Defines the errors of model names and adapters. They carry data, not HTTP status codes."""
 
 from __future__ import annotations
 
 
 class AdapterError(Exception):
-    """Any of the below."""
+    """Base of the adapter errors."""
 
 
 class ModelNotFound(AdapterError):
-    """Absent, disabled, or another tenant's: the same error with the same data, which is only what was asked
-    for.
-    """
+    """The model does not exist, is disabled, or belongs to another tenant: indistinguishable on purpose."""
 
     def __init__(self, model: str) -> None:
         super().__init__(f"the model {model!r} does not exist")
@@ -18,7 +16,7 @@ class ModelNotFound(AdapterError):
 
 
 class ModelNotReady(AdapterError):
-    """The tenant's own, but not servable now: `state` says why."""
+    """The tenant's own model, which cannot be served now: `state` says why."""
 
     def __init__(self, model: str, state: str) -> None:
         super().__init__(f"the model {model!r} is not ready: {state}")
@@ -34,7 +32,7 @@ class VersionNotFound(AdapterError):
 
 
 class AdapterNotFound(AdapterError):
-    """Absent, deleted, or another tenant's, which looks the same."""
+    """The adapter does not exist, is deleted, or belongs to another tenant: indistinguishable on purpose."""
 
     def __init__(self, adapter_id: str) -> None:
         super().__init__(f"there is no adapter {adapter_id[:80]!r}")
@@ -42,7 +40,7 @@ class AdapterNotFound(AdapterError):
 
 
 class VersionNotReady(AdapterError):
-    """The version cannot be made the active one: `state` says why."""
+    """The version cannot be activated: `state` says why."""
 
     def __init__(self, adapter: str, version: int, state: str) -> None:
         super().__init__(f"version {version} of the adapter {adapter!r} is not ready: {state}")
@@ -52,8 +50,8 @@ class VersionNotReady(AdapterError):
         self.field = "version"
 
 
-class NothingToRollBackTo(AdapterError):
-    """No other version was active before, or the one that was cannot serve any more."""
+class NoPreviousVersion(AdapterError):
+    """No other version was active before, or the one that was can no longer be served."""
 
     def __init__(self, adapter: str) -> None:
         super().__init__(f"the adapter {adapter!r} has no earlier version to go back to")
@@ -61,7 +59,7 @@ class NothingToRollBackTo(AdapterError):
 
 
 class InvalidAdapter(AdapterError):
-    """What was asked for cannot be: `field` is the request's."""
+    """The request is invalid: `field` names its field."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")

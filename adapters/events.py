@@ -1,6 +1,5 @@
-"""What happened to adapters, told once: written with what it tells of, read in pages or as it happens.
-
-Owns the rows' form and their order. Refuses to know why something happened.
+"""Records the events of adapters in the transaction that causes them; reads them in pages or as they
+happen.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Level = Literal["info", "warning", "error"]
 POLL_INTERVAL = 0.25
 MAX_PAGE = 100
 SETTLED_AFTER = timedelta(seconds=2)
-"""Ids are drawn before the commit, so that for a moment an event may appear behind later ones."""
+"""Ids are generated before the commit, so for a moment an event may appear before earlier ids do."""
 
 
 def record(
@@ -39,7 +38,7 @@ def record(
     level: Level = "info",
     data: dict[str, Any] | None = None,
 ) -> None:
-    """Tell, if the transaction commits, what it did."""
+    """Records an event, if the transaction commits."""
     event = AdapterEvent(
         id=new_id("aev"),
         tenant_id=tenant_id,
@@ -64,7 +63,7 @@ class EventRepository(TenantRepository):
         limit: int,
         newest_first: bool = False,
     ) -> list[AdapterEvent]:
-        """Events of an adapter or of a job, beyond the one whose id is `after`."""
+        """Returns events of an adapter or of a job, after the one whose id is `after`."""
         query = self._listed(adapter_id, job_id)
         if after is not None:
             query = query.where(AdapterEvent.id < after if newest_first else AdapterEvent.id > after)
@@ -72,7 +71,7 @@ class EventRepository(TenantRepository):
         return list((await self.session.execute(query.order_by(order).limit(limit))).scalars())
 
     async def require(self, after: str, adapter_id: str | None = None, *, job_id: str | None = None) -> None:
-        """Raises UnknownCursor when `after` is no event of the adapter or of the job."""
+        """Raises UnknownCursor unless `after` is an event of the adapter or job."""
         await require_cursor(self.session, self._listed(adapter_id, job_id), AdapterEvent.id, after)
 
     def _listed(self, adapter_id: str | None, job_id: str | None) -> Select[Any]:
@@ -84,7 +83,7 @@ class EventRepository(TenantRepository):
         return query
 
     async def last_of(self, adapter_ids: Collection[str]) -> list[AdapterEvent]:
-        """The last event of each of these adapters."""
+        """Returns the latest event of each of these adapters."""
         last = (
             self.select_own(AdapterEvent, func.max(AdapterEvent.id))
             .where(AdapterEvent.adapter_id.in_(adapter_ids))
@@ -94,7 +93,7 @@ class EventRepository(TenantRepository):
         return list((await self.session.execute(query)).scalars())
 
     async def is_pending(self, adapter_id: str) -> bool:
-        """Whether a version of the adapter will change by itself."""
+        """Returns whether a version of the adapter will still change by itself."""
         query = self.select_own(AdapterVersion, AdapterVersion.version).where(
             AdapterVersion.adapter_id == adapter_id, AdapterVersion.state.in_(PENDING)
         )
@@ -102,8 +101,8 @@ class EventRepository(TenantRepository):
 
 
 class Tail:
-    """Events of an adapter or a job, read on and on from the one whose id is `after`. Each comes once, also
-    one that appears behind others.
+    """Reads an adapter's or job's events continuously from the one whose id is `after`. Each is returned
+    once, also one that appears after later ids.
     """
 
     def __init__(
@@ -119,12 +118,12 @@ class Tail:
         self._job_id = job_id
         self._after = after
         self._seen: set[str] = set()
-        """Beyond `after`."""
+        """Ids after `after` that were returned already."""
         self.at_end = False
-        """Whether the last read came to the end of what there was."""
+        """Whether the last read reached the end."""
 
     async def read(self, session: AsyncSession) -> list[AdapterEvent]:
-        """What is new, at most MAX_PAGE."""
+        """Returns new events, at most MAX_PAGE."""
         page = await EventRepository(session, self._tenant_id).page(
             self._adapter_id, job_id=self._job_id, after=self._after, limit=MAX_PAGE
         )
@@ -141,14 +140,15 @@ class Tail:
 async def follow(
     database: Database, tenant_id: str, adapter_id: str, after: str | None = None
 ) -> AsyncIterator[list[AdapterEvent]]:
-    """Events of an adapter as they happen, from the one behind `after`; ends when nothing is pending.
+    """Yields an adapter's events as they happen, after the one whose id is `after`; ends when nothing is
+    pending.
 
-    An empty list now and then: nothing happened. No connection is held between two looks.
+    Yields an empty list now and then when nothing happened. Holds no connection between two reads.
     """
     tail = Tail(tenant_id, adapter_id, after=after)
     while True:
         async with database.read(tenant_id) as session:
-            # Asked first: what ends the waiting is written with its event.
+            # Read first: what ends the waiting is committed together with its event.
             pending = await EventRepository(session, tenant_id).is_pending(adapter_id)
             fresh = await tail.read(session)
         if fresh or pending:

@@ -1,5 +1,5 @@
-"""Rows of tenants' adapters and their versions. An adapter is a name; a version is packed weights, known by
-their digest.
+"""Defines the tables of adapters, their versions and events. A version is packed weights, identified by
+digest.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from db.repository import TenantOwned
 
 class VersionState(StrEnum):
     UPLOADING = "uploading"
-    """Named and announced; its files are still on their way into its place."""
+    """Created; its files are still being uploaded or copied."""
     VALIDATING = "validating"
     """Its files are being inspected and packed."""
     CALIBRATING = "calibrating"
     """Packed; being measured on the engine that will serve it."""
     READY = "ready"
     FAILED = "failed"
-    """Refused by the inspection or by the calibration's gate: `error` says why."""
+    """Rejected by the inspection or by the calibration gate: `error` says why."""
     DISABLED = "disabled"
-    """Was ready and was taken out of service by itself, not with its adapter."""
+    """Was ready and was taken out of service on its own, not with its adapter."""
     DELETING = "deleting"
-    """Deleted: no name leads to it. Its row goes when its objects have gone."""
+    """Deleted and not resolvable. Its row is removed after its objects."""
 
 
 PENDING = (VersionState.UPLOADING, VersionState.VALIDATING, VersionState.CALIBRATING)
@@ -50,7 +50,7 @@ PENDING = (VersionState.UPLOADING, VersionState.VALIDATING, VersionState.CALIBRA
 class Adapter(TenantOwned, Base):
     __tablename__ = "adapters"
     __table_args__ = (
-        # A deleted adapter's name is free again.
+        # A deleted adapter's name can be used again.
         Index(
             "uq_adapters_live_name",
             "tenant_id",
@@ -65,15 +65,15 @@ class Adapter(TenantOwned, Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     base: Mapped[str]
-    """Name of the base model it is grafted on."""
+    """Name of the base model the adapter was trained for."""
     name: Mapped[str]
     description: Mapped[str | None]
     active_version: Mapped[int | None] = mapped_column(Integer)
-    """What the unpinned name serves."""
+    """The version that the unpinned name serves."""
     previous_version: Mapped[int | None] = mapped_column(Integer)
-    """What it served before that: where a rollback leads."""
+    """The version that was active before: the target of a rollback."""
     created_by: Mapped[str | None]
-    """Id of the key or user that made it."""
+    """Id of the key or user that created it."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     disabled_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
@@ -82,7 +82,7 @@ class Adapter(TenantOwned, Base):
 class AdapterVersion(TenantOwned, Base):
     __tablename__ = "adapter_versions"
     __table_args__ = (
-        # Both columns: a version cannot belong to another tenant than its adapter.
+        # Both columns: a version cannot belong to another tenant than its adapter does.
         ForeignKeyConstraint(["adapter_id", "tenant_id"], ["adapters.id", "adapters.tenant_id"]),
         CheckConstraint(
             "state IN ('uploading', 'validating', 'calibrating', 'ready', 'failed', 'disabled', 'deleting')",
@@ -100,39 +100,39 @@ class AdapterVersion(TenantOwned, Base):
     version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     tenant_id: Mapped[str]
     digest: Mapped[str | None]
-    """Hex SHA-256 of the packed artifact that serves."""
+    """Hex SHA-256 of the packed artifact that is served."""
     rank: Mapped[int | None] = mapped_column(Integer)
     """Largest rank of any module."""
     dtype: Mapped[str | None]
-    """What that artifact's weights are stored in."""
+    """Type in which that artifact stores weights."""
     base_digest: Mapped[str]
-    """Of the base's config and weights it was packed against."""
+    """Digest of the base's config and weights that it was packed for."""
     size: Mapped[int | None] = mapped_column(BigInteger)
-    """Bytes of the packed artifact that serves."""
+    """Bytes of the packed artifact that is served."""
     artifacts: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
-    """Every artifact that was packed: by dtype, its `digest` and `size`."""
+    """Every packed artifact: by dtype, its `digest` and `size`."""
     sources: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
-    """What was uploaded: by file name, its object's `key`, `size` and `sha256`."""
+    """The uploaded files: by file name, the object's `key`, `size` and `sha256`."""
     inspection: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
-    """What the inspection found: modules, ranks, norms."""
+    """Results of the inspection: modules, ranks, norms."""
     calibration: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
-    """The report's summary; the whole report is an object beside the artifacts."""
+    """The report's summary; the full report is an object beside the artifacts."""
     activate: Mapped[bool] = mapped_column(Boolean, server_default=text("false"))
-    """Whether it becomes the active version as soon as it is ready."""
+    """Whether it is activated as soon as it is ready."""
     state: Mapped[str]
     error: Mapped[str | None]
-    """Why it failed, in words for the tenant."""
+    """Why it failed, written for the tenant."""
     error_field: Mapped[str | None]
-    """The file, config field or tensor that is at fault."""
+    """The file, config field or tensor that is wrong."""
     override_reason: Mapped[str | None]
-    """Why an operator let it pass although the gate said no."""
+    """Why an operator let it pass although the gate rejected it."""
     created_by: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     ready_at: Mapped[datetime | None]
 
 
 class AdapterEvent(TenantOwned, Base):
-    """What happened to an adapter, a version, a job: told once, never changed."""
+    """An event of an adapter, a version or a job: written once, never changed."""
 
     __tablename__ = "adapter_events"
     __table_args__ = (
@@ -144,7 +144,7 @@ class AdapterEvent(TenantOwned, Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     adapter_id: Mapped[str]
-    """Not a foreign key: what happened outlives what it happened to."""
+    """Not a foreign key: events outlive their adapter."""
     version: Mapped[int | None] = mapped_column(Integer)
     job_id: Mapped[str | None]
     type: Mapped[str]

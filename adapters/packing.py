@@ -1,10 +1,8 @@
-"""From a PEFT LoRA directory to the packed artifact that engines read, or a reason why not.
+"""Packs a PEFT LoRA directory into the artifact that engines read, or says why it cannot be packed.
 
-Owns the reading of weights into the types that artifacts store. What is accepted is decided by
-`adapters.inspection`, by the same code that looks at uploads: a directory is packed whether or not it was
-inspected before, so that it is checked again here. What the kernels cannot reproduce (DoRA, biases, trained
-embeddings, a modified base...) is refused, not dropped. Refuses to know who uploads, and where artifacts are
-kept beyond a folder.
+The same code as for uploads (`adapters.inspection`) decides what is accepted: a directory is checked here
+whether or not it was inspected before. Features that the kernels cannot reproduce (DoRA, biases, trained
+embeddings, a modified base...) are rejected, not dropped.
 """
 
 from __future__ import annotations
@@ -40,17 +38,17 @@ __all__ = [
 
 
 PackingError = InspectionRefused
-"""What packing raises is what the inspection raises: one reason why an adapter cannot be served."""
+"""Packing raises what the inspection raises: a reason why an adapter cannot be served."""
 
 
 def pack(
     peft_dir: Path, base_config: ModelConfig, base_digest: str, out_dir: Path, dtype: Dtype = "bfloat16"
 ) -> AdapterRef:
-    """Pack a PEFT LoRA directory for a base and write it to its place under `out_dir`.
+    """Packs a PEFT LoRA directory for a base and writes the artifact below `out_dir`.
 
-    `dtype` is what weights are stored in: "bfloat16" rounds wider inputs to the nearest even; "float32" holds
-    every input exactly; "float8_e4m3" has half the bytes of bf16, and a scale for every rank row of A and B.
-    Raises PackingError naming the field, key or file, and nothing is written.
+    `dtype` is the type of the stored weights: "bfloat16" rounds wider inputs to the nearest even; "float32"
+    stores every input exactly; "float8_e4m3" takes half the bytes of bf16, plus a scale for every rank row of
+    A and B. Raises PackingError naming the field, key or file; then nothing is written.
     """
     config = read_config(peft_dir)
     layers = _read_layers(peft_dir / WEIGHTS_FILE, config, base_config, dtype)
@@ -60,7 +58,7 @@ def pack(
 
 
 def read_config(peft_dir: Path) -> LoraConfig:
-    """Of a PEFT directory. Raises PackingError."""
+    """Reads the adapter config of a PEFT directory. Raises PackingError."""
     with _opened(peft_dir / CONFIG_FILE, "the file is missing") as descriptor:
         return adapter_config.read_config(descriptor)[0]
 
@@ -68,7 +66,7 @@ def read_config(peft_dir: Path) -> LoraConfig:
 def _read_layers(
     path: Path, config: LoraConfig, base: ModelConfig, dtype: Dtype
 ) -> list[dict[str, LoraPair]]:
-    """Per layer, the pairs of the targeted modules."""
+    """Returns the pairs of the targeted modules, per layer."""
     with _opened(path, "the file is missing (only safetensors are read)") as descriptor:
         header = read_header(descriptor)
     pairs = match_tensors(header, config, BaseShape(base.num_layers, base.linear_shapes))

@@ -1,8 +1,8 @@
-"""Which adapters the engine is asked to have in its memory, before anybody asks for them.
+"""Decides which adapters the engine keeps loaded, and tells it: of every tenant the oldest, as many as its
+plan says.
 
-Owns who is kept there whether used or not: of every tenant the adapters made first, as many as its plan says,
-with their active versions. That rule needs no memory of its own: after a restart of the engine, which forgets
-all pins, it gives the same answer again. Refuses to know how adapters get into the engine.
+The rule needs no state of its own: after a restart of the engine, which forgets all pins, it gives the same
+result.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ log = structlog.get_logger(__name__)
 
 PAGE = 200
 ANNOUNCE_INTERVAL = 60.0
-"""Seconds after which the engine is told again: of plans that changed, and of what it did not hear."""
+"""Seconds after which the engine gets all pins again: plans may have changed, and messages may have been
+lost.
+"""
 LOOK_INTERVAL = 0.5
-"""Seconds between two looks at whether the engine is still the one that was told."""
+"""Seconds between two checks whether the engine has restarted."""
 
 
 class Engine(Protocol):
-    """What is needed of an engine's client."""
+    """The part of an engine client that is used here."""
 
     @property
     def ready(self) -> bool: ...
@@ -43,8 +45,8 @@ class Engine(Protocol):
 
 
 class Pinning:
-    """Tells one engine. `start` it with the process that should tell a restarted engine anew, `close` it at
-    its end; whoever only tells of changes needs neither.
+    """Pins adapters in one engine. `start` it in the process that should pin again after the engine's
+    restart, and `close` it at its end; a process that only announces changes needs neither.
     """
 
     def __init__(self, database: Database, engine: Engine, base: str) -> None:
@@ -67,8 +69,8 @@ class Pinning:
     async def changed(
         self, tenant_id: str, *, now: Sequence[AdapterRef] = (), before: Sequence[AdapterRef] = ()
     ) -> None:
-        """What a tenant serves has changed: load what is served `now`, let go of what was `before`, and pin
-        whom the plan has room for. Raises DatabaseUnavailable.
+        """Loads the adapters that are served `now`, releases those served `before`, and pins as many of the
+        tenant's adapters as its plan allows. Raises DatabaseUnavailable.
         """
         if not self._engine.ready:
             return
@@ -77,7 +79,7 @@ class Pinning:
             limit = 0 if plan is None else plan.pinned_adapters
             kept = await AdapterRepository(session, tenant_id).first_serving(self._base, limit)
             digests = {version.digest for version in kept}
-            # Two tenants may have the same weights: one engine slot, one pin.
+            # Two tenants may have the same weights: they share one engine slot and one pin.
             gone = [
                 ref
                 for ref in before
@@ -93,8 +95,8 @@ class Pinning:
             self._pinned[ref.digest] = ref
 
     async def announce(self) -> int:
-        """Pin everybody's adapters that are to be, and let go of those that this process has pinned and that
-        are not to be any more: an engine may know of none, and a plan may have changed. Returns how many are.
+        """Pins all tenants' adapters that plans allow, and releases those that this process has pinned
+        before: the engine may have restarted, and a plan may have changed. Returns how many are pinned.
         Raises DatabaseUnavailable.
         """
         pinned: dict[str, AdapterRef] = {}
@@ -132,7 +134,7 @@ class Pinning:
 
 
 def ref_of(version: AdapterVersion) -> AdapterRef:
-    """Of a version that is packed."""
+    """Returns the reference of a packed version."""
     assert version.digest is not None
     assert version.rank is not None
     return AdapterRef(version.digest, version.rank)

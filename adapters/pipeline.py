@@ -1,8 +1,9 @@
-"""The work of a job: a version's files inspected, packed, measured on the engine, and ready or not.
+"""Runs a job: inspects a version's files, packs them, measures them on the engine, and makes the version
+ready or not.
 
-Owns the order, what is written after each step, and what may be skipped because an earlier attempt did it.
-Everything may be done twice; every write is one of the lease's holder. Refuses to know how a step is done
-(`steps`), and what an interruption or an error means for the job (`jobs.execution`).
+Every phase may run twice, and a phase that an earlier attempt finished is skipped; every write requires the
+job's lease. `steps` does the work of each phase; `jobs.execution` decides what an interruption or an error
+means.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from adapters.announcing import Announcer
+from adapters.announcer import Announcer
 from adapters.inspection import Inspection, InspectionRefused
 from adapters.jobs.errors import JobFailed
-from adapters.jobs.execution import patiently
-from adapters.jobs.lease import Held, Lease
+from adapters.jobs.execution import retry_unavailable
+from adapters.jobs.lease import Lease, LeaseTransaction
 from adapters.jobs.models import Job
 from adapters.jobs.service import fail, succeed
+from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
-from adapters.names import ModelName
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.versions import (
     PackedArtifact,
@@ -41,7 +42,7 @@ from db.session import WriteSession
 from tenants.repository import TenantDirectory
 
 DTYPES = ("bfloat16", "float8_e4m3")
-"""What every adapter is packed in. Which one serves, calibration decides."""
+"""Types every adapter is packed in. Calibration decides which one serves."""
 
 SHARES = {
     "validating": (0.0, 0.05),
@@ -49,19 +50,19 @@ SHARES = {
     "calibrating": (0.15, 0.97),
     "gate": (0.97, 1.0),
 }
-"""Of the whole work, where each phase begins and ends."""
+"""Share of the whole work at which each phase starts and ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What a job is about, read once."""
+class JobInput:
+    """A job's input, read once."""
 
     job_id: str
     tenant_id: str
     adapter_id: str
     version: int
     model: str
-    """The pinned form of its name."""
+    """The pinned form of the model name."""
     base: str
     base_digest: str
     sources: Mapping[str, Mapping[str, Any]]
@@ -71,12 +72,12 @@ class Work:
     gate: Mapping[str, Any]
     """Thresholds of the tenant's plan."""
     samples: Mapping[str, Any] | None
-    """The object of the tenant's own samples."""
+    """The object of the tenant's own samples, if any."""
     dtype: str | None
-    """What the tenant wants it stored in."""
+    """The dtype that the tenant requested, if any."""
 
     @classmethod
-    def of(cls, job: Job, adapter: Adapter, version: AdapterVersion, gate: Mapping[str, Any]) -> Work:
+    def of(cls, job: Job, adapter: Adapter, version: AdapterVersion, gate: Mapping[str, Any]) -> JobInput:
         return cls(
             job_id=job.id,
             tenant_id=job.tenant_id,
@@ -98,78 +99,78 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What calibration found."""
+    """The result of a calibration."""
 
     ready: bool
     dtype: str
     why_not: str
-    """For the tenant; empty when ready."""
+    """Reasons for the tenant; empty when ready."""
     summary: Mapping[str, Any]
-    """Kept with the version."""
+    """Stored with the version."""
 
 
 Progress = Callable[[int, int], None]
-"""(done, total) of a phase."""
+"""Reports (done, total) of a phase."""
 
 
 class Steps(Protocol):
-    """How each phase is done. Any may raise StorageUnavailable and be tried again."""
+    """The work of each phase. Any method may raise StorageUnavailable and is then retried."""
 
     async def open(self) -> None:
-        """Before a job."""
+        """Called before a job."""
         ...
 
     async def close(self) -> None:
-        """After it."""
+        """Called after a job."""
         ...
 
-    async def fetch(self, work: Work, directory: Path) -> None:
-        """The version's files as they were uploaded. Raises ObjectNotFound, DigestMismatch."""
+    async def fetch(self, work: JobInput, directory: Path) -> None:
+        """Downloads the version's files as they were uploaded. Raises ObjectNotFound, DigestMismatch."""
         ...
 
-    async def inspect(self, work: Work, directory: Path) -> Inspection:
-        """Raises InspectionRefused."""
+    async def inspect(self, work: JobInput, directory: Path) -> Inspection:
+        """Inspects the files. Raises InspectionRefused."""
         ...
 
-    async def pack(self, work: Work, directory: Path, progress: Progress) -> dict[str, PackedArtifact]:
-        """Pack, and keep what was packed in the store and where the engine finds it. Raises
+    async def pack(self, work: JobInput, directory: Path, progress: Progress) -> dict[str, PackedArtifact]:
+        """Packs the files, and puts the artifacts into the store and where the engine finds them. Raises
         InspectionRefused.
         """
         ...
 
-    async def ensure_artifacts(self, work: Work) -> None:
-        """Put what is missing where the engine finds it. Raises ObjectNotFound, DigestMismatch."""
+    async def ensure_artifacts(self, work: JobInput) -> None:
+        """Puts missing artifacts where the engine finds them. Raises ObjectNotFound, DigestMismatch."""
         ...
 
     async def calibrate(
-        self, work: Work, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
+        self, work: JobInput, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
     ) -> Verdict:
-        """Measure, and keep the report in the store. `waiting` is told why it waits for the engine. Raises
-        JobFailed.
+        """Measures the adapter and stores the report. Calls `waiting` with the reason when it waits for the
+        engine. Raises JobFailed.
         """
         ...
 
-    async def forget(self, work: Work) -> None:
-        """Drop what was kept for going on with a calibration that has come to its end."""
+    async def forget(self, work: JobInput) -> None:
+        """Removes the checkpoint of a finished calibration."""
         ...
 
 
 class AdapterPipeline:
-    """Of one process. A `jobs.execution.Pipeline`."""
+    """Runs jobs in one process. A `jobs.execution.Pipeline`."""
 
     def __init__(self, steps: Steps, announcer: Announcer, base: str, scratch: Path | None = None) -> None:
-        """`scratch`: directory for files being worked on; the system's for temporary files when None."""
+        """`scratch`: directory for working files; the system's temporary directory when None."""
         self._steps = steps
         self._announcer = announcer
         self._base = base
         self._scratch = scratch
 
     def announce(self, session: WriteSession, tenant_id: str) -> None:
-        """As `jobs.execution.Pipeline.announce`."""
+        """Implements `jobs.execution.Pipeline.announce`."""
         self._announcer.changed(session, tenant_id)
 
     async def run(self, lease: Lease) -> None:
-        """As `jobs.execution.Pipeline.run`."""
+        """Implements `jobs.execution.Pipeline.run`."""
         directory = Path(
             await asyncio.to_thread(tempfile.mkdtemp, prefix="rootstock-job-", dir=self._scratch)
         )
@@ -194,9 +195,9 @@ class _Attempt:
     async def run(self) -> None:
         work = await self._load()
         if work.base != self._base:
-            raise JobFailed("base_changed", f"The base {work.base} is not served any more.", "base_model")
+            raise JobFailed("base_changed", f"The base model {work.base} is no longer served.", "base_model")
         try:
-            await patiently(lambda: self._steps.fetch(work, self._directory))
+            await retry_unavailable(lambda: self._steps.fetch(work, self._directory))
             if not work.artifacts:
                 await self._validate(work)
                 work = replace(work, artifacts=await self._pack(work))
@@ -207,47 +208,47 @@ class _Attempt:
             reason = "A stored file of the version is missing or damaged; upload it again."
             raise JobFailed("file_damaged", reason) from damaged
         await self._conclude(verdict)
-        with contextlib.suppress(StorageUnavailable):  # then it goes with its adapter
+        with contextlib.suppress(StorageUnavailable):  # it is removed with its adapter later
             await self._steps.forget(work)
 
-    async def _load(self) -> Work:
-        async def once() -> Work:
+    async def _load(self) -> JobInput:
+        async def once() -> JobInput:
             async with self._lease.write() as held:
                 adapter, version = await locked_version(held.session, held.job)
                 if version.state == VersionState.UPLOADING:
                     version.state = VersionState.VALIDATING
                 plan = await TenantDirectory(held.session).plan_of(held.job.tenant_id)
                 gate = plan.gate if plan is not None else {}
-                return Work.of(held.job, adapter, version, gate)
+                return JobInput.of(held.job, adapter, version, gate)
 
-        return await patiently(once)
+        return await retry_unavailable(once)
 
-    async def _validate(self, work: Work) -> None:
+    async def _validate(self, work: JobInput) -> None:
         self._enter("validating")
         inspection = await self._steps.inspect(work, self._directory)
         await self._write(
             lambda held: note_inspected(held.session, held.job, msgspec.to_builtins(inspection))
         )
 
-    async def _pack(self, work: Work) -> dict[str, PackedArtifact]:
+    async def _pack(self, work: JobInput) -> dict[str, PackedArtifact]:
         progress = self._enter("packing")
-        artifacts = await patiently(lambda: self._steps.pack(work, self._directory, progress))
+        artifacts = await retry_unavailable(lambda: self._steps.pack(work, self._directory, progress))
         await self._write(lambda held: note_packed(held.session, held.job, artifacts))
         return artifacts
 
-    async def _calibrate(self, work: Work) -> Verdict:
+    async def _calibrate(self, work: JobInput) -> Verdict:
         progress = self._enter("calibrating")
-        await patiently(lambda: self._steps.ensure_artifacts(work))
-        verdict = await patiently(
+        await retry_unavailable(lambda: self._steps.ensure_artifacts(work))
+        verdict = await retry_unavailable(
             lambda: self._steps.calibrate(work, self._directory, progress, self._tell_waiting)
         )
         self._enter("gate")
         return verdict
 
     async def _conclude(self, verdict: Verdict) -> None:
-        """The end of the job and the state of its version, in one transaction."""
+        """Ends the job and sets its version's state, in one transaction."""
 
-        async def write(held: Held) -> None:
+        async def write(held: LeaseTransaction) -> None:
             _, version = await locked_version(held.session, held.job)
             held.job.phase = "gate"
             await note_calibrated(held.session, held.job, verdict.summary, verdict.dtype)
@@ -263,25 +264,25 @@ class _Attempt:
             async with self._lease.conclude() as held:
                 await write(held)
 
-        await patiently(once)
+        await retry_unavailable(once)
 
     # ------------------------------------------------------------------------------------------------------
 
-    async def _write(self, write: Callable[[Held], Awaitable[None]]) -> None:
+    async def _write(self, write: Callable[[LeaseTransaction], Awaitable[None]]) -> None:
         async def once() -> None:
             async with self._lease.write() as held:
                 await write(held)
 
-        await patiently(once)
+        await retry_unavailable(once)
 
     async def _tell_waiting(self, reason: str) -> None:
-        async def write(held: Held) -> None:
-            held.tell("job.waiting", reason, level="warning")
+        async def write(held: LeaseTransaction) -> None:
+            held.record_event("job.waiting", reason, level="warning")
 
         await self._write(write)
 
     def _enter(self, phase: str) -> Progress:
-        """Note that a phase begins; what notes how far it is."""
+        """Records the start of a phase; returns the callback that reports its progress."""
         first, last = SHARES[phase]
         began = time.monotonic()
         start: list[float] = []
@@ -289,7 +290,7 @@ class _Attempt:
 
         def progress(done: int, total: int) -> None:
             share = done / total if total else 1.0
-            # What a checkpoint spared says nothing of the speed.
+            # The part restored from a checkpoint says nothing about the speed.
             start.append(share) if not start else None
             gained = share - start[0]
             elapsed = time.monotonic() - began

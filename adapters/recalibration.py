@@ -1,23 +1,24 @@
-"""Measuring a version again: with other samples, another dtype, other thresholds, on another engine.
+"""Queues a new calibration of a version: with other samples, another dtype, other thresholds or another
+engine.
 
-Owns which versions can be, and the transaction that makes the job. A version in service stays there and keeps
-its weights, whatever is found; one that the gate refused is judged anew. Refuses to know how a job is done.
+A version in service stays in service and keeps its weights, whatever the result; one that the gate rejected
+is judged again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapters.announcing import Announcer
-from adapters.copies import SourceCopies
+from adapters.announcer import Announcer
 from adapters.errors import AdapterNotFound, InvalidAdapter, VersionNotFound, VersionNotReady
 from adapters.files.service import FileService
 from adapters.jobs.models import Job
 from adapters.jobs.service import queue_job
+from adapters.model_names import InvalidModelName, ModelName, parse
 from adapters.models import PENDING, AdapterVersion, VersionState
-from adapters.names import InvalidModelName, ModelName, parse
-from adapters.objects import SOURCE_FILES
+from adapters.object_keys import SOURCE_FILES
 from adapters.repository import AdapterRepository
+from adapters.source_copies import SourceCopies
 from adapters.submission import Calibration, samples_of
 from db.outbox import Outbox
 from db.session import Database
@@ -28,15 +29,15 @@ AGAIN = (VersionState.READY, VersionState.DISABLED, VersionState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A job that is in the queue, and what it is about."""
+class StartedCalibration:
+    """A queued job and the model it is about."""
 
     job: Job
     model: str
 
 
 class Recalibration:
-    """Of versions on one base model."""
+    """Calibrates versions on one base model again."""
 
     def __init__(
         self,
@@ -63,9 +64,9 @@ class Recalibration:
         calibration: Calibration,
         *,
         by: Actor = SYSTEM,
-    ) -> Started:
-        """Queue a job. `model`: as requests name it; without a version, there or in `version`, the one that
-        serves is meant, or else the latest.
+    ) -> StartedCalibration:
+        """Queues a job. `model`: as requests name it; without a version, there or in `version`, it is the
+        active one, or else the latest.
 
         Raises AdapterNotFound, VersionNotFound, VersionNotReady, InvalidAdapter, JobUnfinished, FileNotFound.
         """
@@ -109,7 +110,7 @@ class Recalibration:
             await AuditLog.record(
                 session, tenant_id, by, "calibration_job.created", ("job", job.id), {"model": named}
             )
-        return Started(job, named)
+        return StartedCalibration(job, named)
 
     def _name_of(self, model: str, version: int | None) -> ModelName:
         try:
@@ -127,10 +128,10 @@ class Recalibration:
 
 def _refuse(adapter: str, version: AdapterVersion) -> None:
     if version.state in PENDING:
-        return  # it has a job, and which, `queue_job` tells
+        return  # it has a job already: `queue_job` raises JobUnfinished with its id
     if version.state not in AGAIN or not version.artifacts:
         if version.state == VersionState.READY:
-            raise InvalidAdapter("model", "the operator packed this version; its files are not kept")
+            raise InvalidAdapter("model", "the operator packed this version; its files are not stored")
         raise VersionNotReady(adapter, version.version, version.state)
     if not set(SOURCE_FILES) <= set(version.sources):
-        raise InvalidAdapter("model", "this version's files are not kept")
+        raise InvalidAdapter("model", "this version's files are not stored: add them as a new version")

@@ -1,7 +1,4 @@
-"""Reading what a calibration has left: its document, its page, its charts.
-
-Owns which names a report has. They are made where the calibration is, and only handed out here.
-"""
+"""Reads the stored report of a calibration: its document, its page, its charts."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 
 from adapters.jobs.errors import ReportNotFound
 from adapters.jobs.models import Job
-from adapters.objects import report_prefix
+from adapters.object_keys import report_prefix
 from adapters.storage import ObjectNotFound, ObjectStore
 
 _CHART = re.compile(r"[a-z0-9][a-z0-9_-]{0,80}\.svg")
@@ -19,7 +16,7 @@ _TYPES = {"json": "application/json", "html": "text/html; charset=utf-8", "svg":
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A document of it."""
+    """One document of a report."""
 
     content: bytes
     media_type: str
@@ -30,7 +27,7 @@ class ReportReader:
         self._store = store
 
     async def read(self, job: Job, name: str) -> Report:
-        """`report.json`, `report.html`, or a chart such as `sample-nll.svg`. Raises ReportNotFound,
+        """Returns `report.json`, `report.html`, or a chart such as `sample-nll.svg`. Raises ReportNotFound,
         StorageUnavailable.
         """
         if name not in ("report.json", "report.html") and _CHART.fullmatch(name) is None:

@@ -1,8 +1,7 @@
-"""Queries on adapters and their versions.
+"""Queries the tables of adapters and their versions.
 
-One tenant's through the scoped `AdapterRepository`, which does not find a deleted one. `AdapterDirectory`
-asks over every tenant's: for the engine, whose memory they share, and for whoever removes what nobody needs.
-What it finds is not shown to a tenant.
+`AdapterRepository` sees one tenant's rows, without deleted adapters. `AdapterDirectory` sees all tenants'
+rows: for the engine, whose memory they share, and for the clean-up. What it finds is not shown to a tenant.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from sqlalchemy.dialects.postgresql import JSONPATH
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapters.jobs.models import Job
+from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
-from adapters.names import ModelName
-from db.cursors import page_beyond, require_cursor
+from db.cursors import fetch_page, require_cursor
 from db.repository import TenantRepository, select_owned
 from tenants.models import Plan, Tenant
 
@@ -31,8 +30,8 @@ class AdapterRepository(TenantRepository):
     # Adapters ---------------------------------------------------------------------------------------------
 
     async def find_with_version(self, base: str, name: ModelName) -> Found | None:
-        """The adapter and the version `name` asks for: the one it pins, else the one that stands for the
-        adapter. One query.
+        """Returns the adapter and the version `name` selects: the pinned one, else the one that represents
+        the adapter. One query.
         """
         query = self._with_version(base, name.version).where(
             Adapter.id == name.adapter_id if name.adapter_id else Adapter.name == name.adapter
@@ -42,8 +41,8 @@ class AdapterRepository(TenantRepository):
     async def page(
         self, base: str, *, after: str | None, limit: int, newest_first: bool, name: str | None = None
     ) -> Sequence[Found]:
-        """Adapters beyond the one whose id is `after`, in the order they were made, each with the version
-        that stands for it. Raises UnknownCursor.
+        """Returns adapters after the one whose id is `after`, in order of creation, each with the version
+        that represents it. Raises UnknownCursor.
         """
         query = self._with_version(base)
         if name is not None:
@@ -56,12 +55,12 @@ class AdapterRepository(TenantRepository):
         return (await self.session.execute(query.limit(limit))).all()
 
     async def find(self, base: str, name: ModelName) -> Adapter | None:
-        """The adapter that `name` names, on `base`: by its id or by its name. Disabled ones too."""
+        """Returns the adapter that `name` names on `base`, by id or by name; disabled ones too."""
         found = await self.find_with_version(base, name)
         return None if found is None else found[0]
 
     async def lock(self, name: ModelName) -> Adapter | None:
-        """The adapter, by id or by name on a base, held against other writers until the transaction ends."""
+        """Returns the adapter, by id or by name on a base, locked until the transaction ends."""
         query = self._live().where(
             Adapter.id == name.adapter_id
             if name.adapter_id
@@ -70,29 +69,29 @@ class AdapterRepository(TenantRepository):
         return (await self.session.execute(query.with_for_update())).scalar_one_or_none()
 
     async def all_active(self, base: str) -> list[Row[Adapter, AdapterVersion]]:
-        """Adapters that are enabled and have an active version, with it, by name."""
+        """Returns enabled adapters with their active version, sorted by name."""
         query = self._active(base).order_by(Adapter.name)
         return list((await self.session.execute(query)).all())
 
     async def first_serving(self, base: str, limit: int) -> list[AdapterVersion]:
-        """Active versions that serve, of the adapters made first."""
+        """Returns the active, ready versions of the oldest adapters."""
         query = self._active(base).where(AdapterVersion.state == VersionState.READY)
         rows = (await self.session.execute(query.order_by(Adapter.id).limit(limit))).all()
         return [version for _, version in rows]
 
     async def names(self, adapter_ids: Collection[str]) -> dict[str, tuple[str, bool]]:
-        """By id, the name and whether the adapter is deleted: such are found here alone."""
+        """Returns by id the name and whether the adapter is deleted; no other query returns deleted ones."""
         rows = (await self.execute_own(_names(), ids=list(adapter_ids))).all()
         return {id_: (name, gone) for id_, name, gone in rows}
 
     async def count(self) -> int:
-        """How many adapters the tenant has, on any base."""
+        """Returns the number of the tenant's adapters, on any base."""
         return (await self.session.execute(self._live(func.count()))).scalar_one()
 
     # Versions ---------------------------------------------------------------------------------------------
 
     async def versions(self, adapter_id: str) -> list[AdapterVersion]:
-        """Oldest first."""
+        """Returns an adapter's versions, oldest first."""
         query = self._versions(adapter_id).order_by(AdapterVersion.version)
         return list((await self.session.execute(query)).scalars())
 
@@ -101,7 +100,7 @@ class AdapterRepository(TenantRepository):
     ) -> list[AdapterVersion]:
         listed = self._versions(adapter_id)
         number = AdapterVersion.version
-        page = await page_beyond(
+        page = await fetch_page(
             self.session, listed, number, after=after, limit=limit, newest_first=newest_first
         )
         return list(page.scalars())
@@ -111,12 +110,12 @@ class AdapterRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def lock_version(self, adapter_id: str, version: int) -> AdapterVersion | None:
-        """The version, held against other writers. Lock its adapter first, where both are needed."""
+        """Returns the version, locked. Lock its adapter first where both are needed."""
         query = self._versions(adapter_id).where(AdapterVersion.version == version).with_for_update()
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def latest_version(self, adapter_id: str) -> int:
-        """Highest version number so far, 0 when there is none."""
+        """Returns the highest version number so far, 0 when there is none."""
         query = self.select_own(AdapterVersion, func.coalesce(func.max(AdapterVersion.version), 0))
         return (await self.session.execute(query.where(AdapterVersion.adapter_id == adapter_id))).scalar_one()
 
@@ -127,7 +126,9 @@ class AdapterRepository(TenantRepository):
         ).scalar_one_or_none()
 
     async def version_from(self, adapter_id: str, sources: Mapping[str, str]) -> AdapterVersion | None:
-        """The newest version made from files with these SHA-256, by file name, that has not failed."""
+        """Returns the newest version made from files with these SHA-256, by file name, that has not
+        failed.
+        """
         query = self._versions(adapter_id).where(AdapterVersion.state != VersionState.FAILED)
         for filename, sha256 in sources.items():
             query = query.where(AdapterVersion.sources[filename]["sha256"].as_string() == sha256)
@@ -135,7 +136,7 @@ class AdapterRepository(TenantRepository):
         return (await self.session.execute(newest)).scalar_one_or_none()
 
     async def mark_deleting(self, adapter_id: str) -> list[Row[str | None, int | None]]:
-        """Take every version of the adapter out of service for good; digests and ranks they had."""
+        """Takes every version of the adapter out of service permanently; returns their digests and ranks."""
         query = (
             self.update_own(AdapterVersion)
             .where(AdapterVersion.adapter_id == adapter_id)
@@ -145,7 +146,7 @@ class AdapterRepository(TenantRepository):
         return list((await self.session.execute(query)).all())
 
     async def forget_versions(self, adapter_id: str) -> None:
-        """Remove the rows of a deleted adapter's versions."""
+        """Deletes the rows of a deleted adapter's versions."""
         query = self.delete_own(AdapterVersion).where(
             AdapterVersion.adapter_id == adapter_id, AdapterVersion.state == VersionState.DELETING
         )
@@ -157,7 +158,9 @@ class AdapterRepository(TenantRepository):
         return self.select_own(Adapter, *columns).where(Adapter.deleted_at.is_(None))
 
     def _with_version(self, base: str, version: int | None = None) -> Select[Any]:
-        """Adapters with their `version`; without one, with the active one, else the latest, if any."""
+        """Selects adapters with their `version`; without one, with the active one, else the latest,
+        if any.
+        """
         wanted: Any = version
         if version is None:
             latest = (
@@ -197,13 +200,15 @@ def _names() -> Select[Any]:
 
 
 class AdapterDirectory:
-    """Finds adapters, whoever's they are."""
+    """Finds adapters of all tenants."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def pinned(self, base: str, *, after: str, limit: int) -> Sequence[Row[str, str, int]]:
-        """`adapter_id`, `digest` and `rank` of what plans have room to pin, beyond the adapter `after`."""
+        """Returns `adapter_id`, `digest` and `rank` of adapters to pin by their tenants' plans, after
+        `after`.
+        """
         place = func.row_number().over(partition_by=Adapter.tenant_id, order_by=Adapter.id)
         serving = (
             select(
@@ -234,8 +239,8 @@ class AdapterDirectory:
         return (await self.session.execute(query)).all()
 
     async def named(self, digests: Collection[str]) -> Sequence[Row[str | None, str, str, str, str, int]]:
-        """`digest`, `tenant_id`, `tenant`, `adapter_id`, `adapter` and `version` of each version with one of
-        the digests that is not deleted, the oldest last.
+        """Returns `digest`, `tenant_id`, `tenant`, `adapter_id`, `adapter` and `version` of each version with
+        one of the digests that is not deleted, oldest last.
         """
         query = (
             select(
@@ -254,7 +259,7 @@ class AdapterDirectory:
         return (await self.session.execute(query)).all()
 
     async def is_served(self, digest: str, *, besides: str) -> bool:
-        """Whether it is the active version of an adapter of another tenant."""
+        """Returns whether it is the active version of an adapter of another tenant."""
         query = (
             select(AdapterVersion.version)
             .join(
@@ -268,7 +273,7 @@ class AdapterDirectory:
         return bool((await self.session.execute(select(exists(query)))).scalar())
 
     async def ready_since(self, moment: datetime) -> list[Row[Adapter, AdapterVersion]]:
-        """Versions that became ready since then, with their adapters."""
+        """Returns versions that became ready since `moment`, with their adapters."""
         query = (
             select(Adapter, AdapterVersion)
             .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
@@ -278,7 +283,7 @@ class AdapterDirectory:
         return list((await self.session.execute(query)).all())
 
     async def deleted_before(self, moment: datetime, *, limit: int) -> list[Adapter]:
-        """Adapters deleted before `moment` of which something is left, the longest deleted first."""
+        """Returns adapters deleted before `moment` that still have versions, the longest deleted first."""
         left = exists(select(AdapterVersion.version).where(AdapterVersion.adapter_id == Adapter.id))
         query = (
             select(Adapter)
@@ -289,7 +294,9 @@ class AdapterDirectory:
         return list((await self.session.execute(query)).scalars())
 
     async def named_by_rows(self, adapter_ids: Collection[str]) -> dict[str, set[str]]:
-        """Of those adapters that have rows, by id, the objects that versions and jobs name."""
+        """Returns the objects named by versions and jobs, by adapter id, for those adapters that have
+        rows.
+        """
         named: dict[str, set[str]] = {}
         versions = select(AdapterVersion.adapter_id, AdapterVersion.sources).where(
             AdapterVersion.adapter_id.in_(adapter_ids)
@@ -303,7 +310,7 @@ class AdapterDirectory:
         return named
 
     async def is_needed(self, digest: str) -> bool:
-        """Whether a version that is not deleted consists of the artifact, or has it to choose from."""
+        """Returns whether a version that is not deleted serves the artifact or may choose it."""
         live = select(AdapterVersion.version).where(AdapterVersion.state != VersionState.DELETING)
         needed = exists(live.where(AdapterVersion.digest == digest)) | exists(
             live.where(AdapterVersion.artifacts.path_exists(cast(_artifact_path(digest), JSONPATH)))
@@ -312,6 +319,6 @@ class AdapterDirectory:
 
 
 def _artifact_path(digest: str) -> str:
-    """In SQL's JSON path language: an artifact of any dtype with this digest, which is hexadecimal."""
+    """Returns a SQL/JSON path that matches an artifact of any dtype with this hexadecimal digest."""
     assert digest.isalnum()
     return f'$.*.digest ? (@ == "{digest}")'

@@ -1,4 +1,6 @@
-"""From a model's name to what the engine runs: cached per tenant, forgotten within a second of a change."""
+"""Resolves model names to what the engine runs: cached per tenant, invalidated within a second of a
+change.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from dataclasses import dataclass
 import redis.asyncio
 
 from adapters.errors import ModelNotFound, ModelNotReady
+from adapters.model_names import InvalidModelName, ModelName, checked_part, parse
 from adapters.models import Adapter, AdapterVersion, VersionState
-from adapters.names import InvalidModelName, ModelName, checked_part, parse
 from adapters.repository import AdapterRepository
 from db.cache import RowCache
 from db.session import Database
@@ -20,12 +22,12 @@ NO_ACTIVE_VERSION = "no version is active"
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """What a name stands for now."""
+    """The model that a name resolves to now."""
 
     name: str
-    """The pinned form: the same name always means the same weights."""
+    """The pinned form: it always means the same weights."""
     adapter: AdapterRef | None = None
-    """None: the base alone."""
+    """None: the base model without an adapter."""
     adapter_id: str | None = None
     version: int | None = None
 
@@ -47,7 +49,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A cached answer: the model, or why the tenant's own adapter cannot serve."""
+    """A cached result: the model, or why the tenant's own adapter cannot be served."""
 
     model: ResolvedModel | None
     card: ModelCard | None
@@ -55,7 +57,7 @@ class _Found:
 
 
 class ModelResolver:
-    """Resolves model names in one process that serves `base`. `start` it with the process, `close` it at its
+    """Resolves model names in a process that serves `base`. `start` it with the process, `close` it at its
     end.
     """
 
@@ -85,7 +87,7 @@ class ModelResolver:
         return self._cache.listening
 
     async def resolve(self, tenant_id: str, model: str) -> ResolvedModel:
-        """Raises ModelNotFound, ModelNotReady, DatabaseUnavailable."""
+        """Resolves a name. Raises ModelNotFound, ModelNotReady, DatabaseUnavailable."""
         found = await self._find(tenant_id, model)
         if found is None:
             return self._base_model
@@ -94,8 +96,8 @@ class ModelResolver:
         return found.model
 
     async def card(self, tenant_id: str, model: str) -> ModelCard:
-        """How lists show `model`, whether a list has it or not (a pinned version). Raises as `resolve`
-        does.
+        """Returns `model` as lists show it, also a pinned version, which no list contains. Raises as
+        `resolve` does.
         """
         found = await self._find(tenant_id, model)
         if found is None:
@@ -105,14 +107,14 @@ class ModelResolver:
         return found.card
 
     async def list(self, tenant_id: str) -> list[ModelCard]:
-        """The base, then the tenant's adapters that serve, by name. Raises DatabaseUnavailable."""
+        """Returns the base, then the tenant's ready adapters by name. Raises DatabaseUnavailable."""
         async with self._database.read(tenant_id) as session:
             rows = await AdapterRepository(session, tenant_id).all_active(self.base)
         serving = [row for row in rows if row[1].state == VersionState.READY]
         return [self._base_card, *(self._card(ModelName(self.base, a.name), a, v) for a, v in serving)]
 
     async def _find(self, tenant_id: str, model: str) -> _Found | None:
-        """None: the base itself."""
+        """Returns None for the base itself."""
         if model == self.base:
             return None
         try:
@@ -164,5 +166,5 @@ class ModelResolver:
 
 
 async def publish_model_change(redis_client: redis.asyncio.Redis, tenant_id: str) -> None:
-    """Tell every resolver that a tenant's adapters changed."""
+    """Tells every resolver that a tenant's adapters changed."""
     await redis_client.publish(MODELS_CHANNEL, tenant_id)

@@ -1,8 +1,7 @@
-"""What can be changed of a tenant's adapters. Every method is one transaction, and tells the caches after its
-commit.
+"""Changes tenants' adapters: renames, activates, rolls back, disables, overrides. Each method is one
+transaction and invalidates caches after its commit.
 
-Looking at them is the `catalogue`, making new ones from files `submission`, what becomes of those on their
-way `versions`, deleting them `deletion`.
+`catalogue` reads adapters, `submission` creates them from files, `deletion` deletes them.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import redis.asyncio
 from sqlalchemy.exc import IntegrityError
 
 from adapters import events
-from adapters.announcing import Announcer
-from adapters.catalogue import MAX_VERSION, Shown, name_of
-from adapters.errors import AdapterNotFound, NothingToRollBackTo, VersionNotFound, VersionNotReady
+from adapters.announcer import Announcer
+from adapters.catalogue import MAX_VERSION, AdapterWithVersion, parse_reference
+from adapters.errors import AdapterNotFound, NoPreviousVersion, VersionNotFound, VersionNotReady
+from adapters.model_names import MAX_DESCRIPTION, ModelName, check_new_name, checked_part, checked_text
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
-from adapters.names import MAX_DESCRIPTION, ModelName, check_new_name, checked_part, checked_text
 from adapters.pinning import Pinning, ref_of
 from adapters.repository import AdapterRepository
 from adapters.resolver import ModelCard, ModelResolver, ResolvedModel
@@ -32,39 +31,47 @@ from tenants.actors import OPERATOR, SYSTEM, Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken
 
-__all__ = ["AdapterService", "Changes", "ModelCard", "ModelResolver", "Registered", "ResolvedModel", "Shown"]
+__all__ = [
+    "AdapterChanges",
+    "AdapterService",
+    "AdapterWithVersion",
+    "ModelCard",
+    "ModelResolver",
+    "RegisteredVersion",
+    "ResolvedModel",
+]
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """A version that now exists."""
+class RegisteredVersion:
+    """A registered version."""
 
     adapter_id: str
     version: int
     name: str
     """`base:adapter@version`."""
     created: bool
-    """False when the adapter had these very weights already: nothing was added."""
+    """False when the adapter had these weights already: nothing was added."""
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """What to change of an adapter; None leaves it as it is."""
+class AdapterChanges:
+    """Changes to an adapter; None leaves a field unchanged."""
 
     name: str | None = None
     description: str | None = None
-    """Empty: none any more."""
+    """An empty string removes it."""
     disabled: bool | None = None
 
     def told(self) -> dict[str, Any]:
-        """For the audit log."""
+        """Returns the changed fields, for the audit log."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class AdapterService:
-    """Tenants' adapters on one base model. `pinning`: as `Announcer`'s."""
+    """Tenants' adapters on one base model. `pinning`: see `Announcer`."""
 
     def __init__(
         self,
@@ -77,21 +84,25 @@ class AdapterService:
         self._announcer = Announcer(redis_client, pinning)
         self.base = checked_part("base", base)
 
-    async def update(self, tenant_id: str, adapter: str, changes: Changes, *, by: Actor = SYSTEM) -> Shown:
-        """Raises AdapterNotFound, NameTaken, InvalidAdapter, ValueError naming the field."""
+    async def update(
+        self, tenant_id: str, adapter: str, changes: AdapterChanges, *, by: Actor = SYSTEM
+    ) -> AdapterWithVersion:
+        """Changes an adapter. Raises AdapterNotFound, NameTaken, InvalidAdapter, ValueError naming
+        the field.
+        """
         if changes.name is not None:
             checked_part("name", changes.name)
         checked_text("description", changes.description or "", MAX_DESCRIPTION)
         async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             if changes.name is not None:
-                await repository.hold_tenant("adapters")
+                await repository.advisory_lock("adapters")
             row = await self._locked(repository, adapter)
             if changes.name is not None and changes.name != row.name:
                 check_new_name(changes.name)
                 if await repository.find(self.base, ModelName(self.base, changes.name)) is not None:
                     raise NameTaken("adapter name", changes.name)
-                self._record(session, row, "adapter.renamed", f"{row.name} is called {changes.name} now.")
+                self._record(session, row, "adapter.renamed", f"{row.name} was renamed to {changes.name}.")
                 row.name = changes.name
             if changes.description is not None:
                 row.description = changes.description or None
@@ -104,11 +115,13 @@ class AdapterService:
             await AuditLog.record(
                 session, tenant_id, by, "adapter.updated", ("adapter", row.id), changes.told()
             )
-        return Shown(*found)
+        return AdapterWithVersion(*found)
 
-    async def activate(self, tenant_id: str, adapter: str, version: int, *, by: Actor = SYSTEM) -> Shown:
-        """Serve `version` under the unpinned name. Raises AdapterNotFound, VersionNotFound,
-        VersionNotReady.
+    async def activate(
+        self, tenant_id: str, adapter: str, version: int, *, by: Actor = SYSTEM
+    ) -> AdapterWithVersion:
+        """Makes `version` the active one, which the unpinned name serves. Raises AdapterNotFound,
+        VersionNotFound, VersionNotReady.
         """
         async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
@@ -118,17 +131,17 @@ class AdapterService:
             await AuditLog.record(
                 session, tenant_id, by, "adapter.activated", ("adapter", row.id), {"version": version}
             )
-        return Shown(row, chosen)
+        return AdapterWithVersion(row, chosen)
 
-    async def rollback(self, tenant_id: str, adapter: str, *, by: Actor = SYSTEM) -> Shown:
-        """Serve what the unpinned name served before; again, and it is as it was. Raises AdapterNotFound,
-        NothingToRollBackTo, VersionNotReady.
+    async def rollback(self, tenant_id: str, adapter: str, *, by: Actor = SYSTEM) -> AdapterWithVersion:
+        """Activates the version that was active before; a second call reverts the first. Raises
+        AdapterNotFound, NoPreviousVersion, VersionNotReady.
         """
         async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             row = await self._locked(repository, adapter)
             if row.previous_version is None:
-                raise NothingToRollBackTo(row.name)
+                raise NoPreviousVersion(row.name)
             chosen = await self._ready(repository, row, row.previous_version)
             await self._announcer.activate(session, row, chosen)
             await AuditLog.record(
@@ -139,21 +152,21 @@ class AdapterService:
                 ("adapter", row.id),
                 {"version": chosen.version},
             )
-        return Shown(row, chosen)
+        return AdapterWithVersion(row, chosen)
 
     async def set_disabled(
         self, tenant_id: str, adapter: str, disabled: bool, *, by: Actor = SYSTEM
-    ) -> Shown:
-        """Take an adapter, all its versions, out of service or back, within a second. Raises
+    ) -> AdapterWithVersion:
+        """Takes an adapter with all its versions out of service or back, within a second. Raises
         AdapterNotFound.
         """
-        return await self.update(tenant_id, adapter, Changes(disabled=disabled), by=by)
+        return await self.update(tenant_id, adapter, AdapterChanges(disabled=disabled), by=by)
 
     async def set_version_disabled(
         self, tenant_id: str, adapter: str, version: int, disabled: bool, *, by: Actor = SYSTEM
     ) -> tuple[Adapter, AdapterVersion]:
-        """Take one version out of service or back, within a second. The unpinned name does not fall back on
-        another: while its version is disabled, it is as absent as that. Raises AdapterNotFound,
+        """Takes one version out of service or back, within a second. The unpinned name does not fall back to
+        another version: while the active one is disabled, the model is not found. Raises AdapterNotFound,
         VersionNotFound, VersionNotReady.
         """
         wanted = VersionState.DISABLED if disabled else VersionState.READY
@@ -167,7 +180,7 @@ class AdapterService:
                 chosen.state = wanted
                 what = "disabled" if disabled else "enabled"
                 self._record(
-                    session, row, f"version.{what}", f"Version {version} is {what}.", version=version
+                    session, row, f"version.{what}", f"Version {version} was {what}.", version=version
                 )
                 served = [ref_of(chosen)] if row.active_version == version else []
                 now, before = ([], served) if disabled else (served, [])
@@ -184,11 +197,12 @@ class AdapterService:
 
     async def override(
         self, tenant_id: str, adapter: str, version: int, reason: str, *, by: Actor = OPERATOR
-    ) -> Shown:
-        """Let a version pass although calibration's gate refused it, or will; for the operator, who says why.
+    ) -> AdapterWithVersion:
+        """Lets a version pass that the calibration gate rejected, or will; for the operator, who gives a
+        reason.
 
-        One that is still on its way is let pass when it gets there. Raises AdapterNotFound, VersionNotFound,
-        VersionNotReady for one that failed before it was measured, ValueError.
+        A version still being processed passes when it reaches the gate. Raises AdapterNotFound,
+        VersionNotFound, VersionNotReady for one that failed before it was measured, ValueError.
         """
         if not checked_text("reason", reason, MAX_DESCRIPTION).strip():
             raise ValueError("reason must not be empty")
@@ -197,7 +211,7 @@ class AdapterService:
             row = await self._locked(repository, adapter)
             chosen = await self._version(repository, row, version)
             failed = chosen.state == VersionState.FAILED
-            # What was packed and measured has a digest: only the gate can have refused it after that.
+            # A failed version with a digest was packed and measured: only the gate can have rejected it.
             if chosen.state not in (VersionState.FAILED, *PENDING) or (failed and not chosen.digest):
                 raise VersionNotReady(row.name, version, chosen.state)
             chosen.override_reason = reason.strip()
@@ -219,7 +233,7 @@ class AdapterService:
                 ("adapter", row.id),
                 {"version": version, "reason": reason.strip()},
             )
-        return Shown(row, chosen)
+        return AdapterWithVersion(row, chosen)
 
     async def register_version(
         self,
@@ -231,10 +245,10 @@ class AdapterService:
         size: int | None = None,
         activate: bool = True,
         by: Actor = OPERATOR,
-    ) -> Registered:
-        """Add packed weights as the next version of the adapter `name`, made when it is not there; serve them
-        at once when `activate`. The same weights again change no version. For the operator, whose word stands
-        for inspection and calibration. Raises ValueError, InvalidAdapter; tenants must exist.
+    ) -> RegisteredVersion:
+        """Adds packed weights as the next version of the adapter `name`, which is created if needed;
+        activates it at once if `activate`. The same weights again add nothing. For the operator, so there is
+        no inspection or calibration. Raises ValueError, InvalidAdapter; tenants must exist.
         """
         checked_part("name", name)
         for field_name, digest in (("ref.digest", ref.digest), ("base_digest", base_digest)):
@@ -262,7 +276,7 @@ class AdapterService:
                     )
                     repository.add_own(row)
                     self._record(
-                        session, adapter, "version.ready", "The operator packed it.", version=row.version
+                        session, adapter, "version.ready", "Packed by the operator.", version=row.version
                     )
                 if activate and row.state == VersionState.READY:
                     await self._announcer.activate(session, adapter, row)
@@ -279,11 +293,11 @@ class AdapterService:
         except IntegrityError as error:
             raise ValueError(f"tenant_id: there is no tenant {tenant_id!r}") from error
         pinned = ModelName(self.base, name, row.version)
-        return Registered(adapter.id, row.version, str(pinned), created)
+        return RegisteredVersion(adapter.id, row.version, str(pinned), created)
 
     async def _ensured(self, session: WriteSession, repository: AdapterRepository, name: str) -> Adapter:
-        """The adapter, locked; made unless it is there."""
-        await repository.hold_tenant("adapters")
+        """Returns the adapter, locked; creates it if needed."""
+        await repository.advisory_lock("adapters")
         adapter = await repository.lock(ModelName(self.base, name))
         if adapter is None:
             check_new_name(name)
@@ -293,7 +307,7 @@ class AdapterService:
         return adapter
 
     async def _locked(self, repository: AdapterRepository, adapter: str) -> Adapter:
-        row = await repository.lock(name_of(self.base, adapter))
+        row = await repository.lock(parse_reference(self.base, adapter))
         if row is None:
             raise AdapterNotFound(adapter)
         return row
@@ -317,7 +331,7 @@ class AdapterService:
             return
         adapter.disabled_at = datetime.now(UTC) if disabled else None
         what = "disabled" if disabled else "enabled"
-        self._record(session, adapter, f"adapter.{what}", f"{adapter.name} is {what}.")
+        self._record(session, adapter, f"adapter.{what}", f"Adapter {adapter.name} was {what}.")
         active = adapter.active_version
         row = None if active is None else await repository.version(adapter.id, active)
         served = [ref_of(row)] if row is not None and row.state == VersionState.READY else []

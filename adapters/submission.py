@@ -1,8 +1,7 @@
-"""Making adapters and versions from uploaded files: copied, looked at, written down, handed to a worker.
+"""Creates adapters and versions from uploaded files: copies and inspects them, adds the rows, queues the job.
 
-Owns the order: the copies (`copies`) come first, inspected; then one transaction makes the version, its job
-and the message that starts it. A version whose uploads are still pending is made at once and waits for them
-(`awaiting`). Refuses to know HTTP, and what the job does.
+Inspected copies (`copies`) come first; then one transaction creates the version, its job and the message that
+starts it. A version whose uploads are still pending is created at once and waits for them (`awaiting`).
 """
 
 from __future__ import annotations
@@ -12,21 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from adapters import events
-from adapters.announcing import Announcer
-from adapters.awaiting import AwaitedUploads, awaited, hold_uploads, kind_of
-from adapters.catalogue import name_of
-from adapters.copies import CALIBRATION_FILE, Copies, SourceCopies
+from adapters.announcer import Announcer
+from adapters.catalogue import parse_reference
 from adapters.errors import AdapterLimitReached, AdapterNotFound, InvalidAdapter
 from adapters.files.models import Purpose, StoredFile
 from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
-from adapters.jobs.models import AWAITED
+from adapters.jobs.models import PENDING_UPLOADS
 from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import queue_job
+from adapters.model_names import MAX_DESCRIPTION, ModelName, check_new_name, checked_text
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
-from adapters.names import MAX_DESCRIPTION, ModelName, check_new_name, checked_text
-from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.pending_uploads import PendingUploads, file_kind, find_pending, lock_uploads
 from adapters.repository import AdapterRepository
+from adapters.source_copies import CALIBRATION_FILE, Copies, SourceCopies
 from db.base import new_id
 from db.outbox import Outbox
 from db.session import Database, WriteSession
@@ -43,7 +42,7 @@ Dtype = Literal["auto", "bfloat16", "float8_e4m3"]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """On whose behalf, and what they may."""
+    """The tenant, user and plan on whose behalf a version is created."""
 
     tenant_id: str
     created_by: str
@@ -58,12 +57,12 @@ class Calibration:
     file_id: str | None = None
     """The tenant's own samples; None: the default set."""
     dtype: Dtype = "auto"
-    """Of the packed weights; auto: whichever does."""
+    """Type of the packed weights; auto: chosen by the calibration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What a version is to be made of. One of the two lists is given, with both files in any order."""
+    """What a version is made of. Exactly one of the two lists is given, with both files in any order."""
 
     file_ids: Sequence[str] | None = None
     upload_ids: Sequence[str] | None = None
@@ -72,8 +71,8 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
-    """A version that is on its way, or that was there already."""
+class SubmittedVersion:
+    """A version that was created, or that existed already."""
 
     adapter: Adapter
     version: AdapterVersion
@@ -83,16 +82,16 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class _Meant:
-    """What a version is to be made of, found."""
+    """The files or uploads of a submission."""
 
     files: Mapping[str, StoredFile]
-    """To be copied now, by what they are."""
+    """Files to copy now, by file name."""
     uploads: Mapping[str, str]
-    """To be waited for, by what they will be; empty when the files are there."""
+    """Uploads to wait for, by file name; empty when the files exist."""
 
 
 class AdapterSubmission:
-    """Takes uploads on one base model."""
+    """Creates adapters on one base model."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class AdapterSubmission:
         files: FileService,
         uploads: UploadService,
         copies: SourceCopies,
-        waiting: AwaitedUploads,
+        waiting: PendingUploads,
         outbox: Outbox,
         base: str,
     ) -> None:
@@ -122,9 +121,9 @@ class AdapterSubmission:
         *,
         base_digest: str,
         description: str | None = None,
-    ) -> Submitted:
-        """A new adapter and its first version. Raises NameTaken, AdapterLimitReached, InvalidAdapter,
-        InspectionRefused, what the services of files raise, ValueError naming the field.
+    ) -> SubmittedVersion:
+        """Creates an adapter with its first version. Raises NameTaken, AdapterLimitReached, InvalidAdapter,
+        InspectionRefused, the errors of the file services, ValueError naming the field.
         """
         check_new_name(name)
         checked_text("description", description or "", MAX_DESCRIPTION)
@@ -143,9 +142,9 @@ class AdapterSubmission:
             self._copies.made(caller.tenant_id, adapter.id, meant.files) as copies,
             self._database.write(caller.tenant_id) as session,
         ):
-            await hold_uploads(session, caller.tenant_id, meant.uploads.values())
+            await lock_uploads(session, caller.tenant_id, meant.uploads.values())
             repository = AdapterRepository(session, caller.tenant_id)
-            await repository.hold_tenant("adapters")
+            await repository.advisory_lock("adapters")
             await self._refuse(repository, caller.plan, name)
             repository.add_own(adapter)
             await session.flush()
@@ -155,17 +154,17 @@ class AdapterSubmission:
             )
             await _audit(session, caller, "adapter.created", adapter, version)
         await self._arrived_meanwhile(caller.tenant_id, meant)
-        return Submitted(adapter, version, job_id, created=True)
+        return SubmittedVersion(adapter, version, job_id, created=True)
 
     async def add_version(
         self, caller: Caller, adapter: str, submission: Submission, *, base_digest: str
-    ) -> Submitted:
-        """The adapter's next version; the one it has already when that is made of the same files and has not
-        failed. Raises AdapterNotFound, and what `create` does of the rest.
+    ) -> SubmittedVersion:
+        """Adds the adapter's next version; returns the existing one if that was made from the same files and
+        has not failed. Raises AdapterNotFound, and otherwise what `create` raises.
         """
         async with self._database.read(caller.tenant_id) as session:
             repository = AdapterRepository(session, caller.tenant_id)
-            found = await repository.find(self._base, name_of(self._base, adapter))
+            found = await repository.find(self._base, parse_reference(self._base, adapter))
         if found is None:
             raise AdapterNotFound(adapter)
         adapter_id = found.id
@@ -187,8 +186,8 @@ class AdapterSubmission:
                         session, caller, row, copies, {}, submission, base_digest
                     )
                     await _audit(session, caller, "adapter_version.created", row, version)
-                    return Submitted(row, version, job_id, created=True)
-            await self._copies.discard(copies)  # somebody was faster with the very same files
+                    return SubmittedVersion(row, version, job_id, created=True)
+            await self._copies.discard(copies)  # another request was first with the same files
         known = await self._known(caller, adapter_id, wanted, submission.activate)
         if known is None:
             raise AdapterNotFound(adapter)
@@ -202,11 +201,11 @@ class AdapterSubmission:
         meant: _Meant,
         submission: Submission,
         base_digest: str,
-    ) -> Submitted:
-        """The adapter's next version, which waits for its files; the one that waits for them already."""
+    ) -> SubmittedVersion:
+        """Adds the adapter's next version, which waits for its uploads, unless one waits for them already."""
         async with self._copies.made(caller.tenant_id, adapter_id, meant.files) as copies:
             async with self._database.write(caller.tenant_id) as session:
-                await hold_uploads(session, caller.tenant_id, meant.uploads.values())
+                await lock_uploads(session, caller.tenant_id, meant.uploads.values())
                 repository = AdapterRepository(session, caller.tenant_id)
                 row = await repository.lock(ModelName(adapter_id=adapter_id))
                 if row is None:
@@ -223,19 +222,19 @@ class AdapterSubmission:
             if known is not None:
                 await self._copies.discard(copies)
         await self._arrived_meanwhile(caller.tenant_id, meant)
-        return Submitted(row, version, job_id, created=known is None)
+        return SubmittedVersion(row, version, job_id, created=known is None)
 
     async def _waiting_for(
         self, session: WriteSession, adapter: Adapter, uploads: Mapping[str, str]
     ) -> AdapterVersion | None:
-        """The version of a locked adapter that waits for these very uploads."""
+        """Returns the version of a locked adapter that waits for exactly these uploads."""
         for job in await JobRepository(session, adapter.tenant_id).awaiting(uploads[WEIGHTS_FILE]):
-            if job.adapter_id == adapter.id and job.parameters[AWAITED] == uploads:
+            if job.adapter_id == adapter.id and job.parameters[PENDING_UPLOADS] == uploads:
                 return await AdapterRepository(session, adapter.tenant_id).version(adapter.id, job.version)
         return None
 
     async def _arrived_meanwhile(self, tenant_id: str, meant: _Meant) -> None:
-        """Uploads may have been completed before anybody could see that something waits for them."""
+        """Starts the version if its uploads were completed before they could find it."""
         if meant.uploads:
             await self._waiting.completed(tenant_id, meant.uploads[WEIGHTS_FILE])
 
@@ -255,7 +254,7 @@ class AdapterSubmission:
         param, file_ids = "file_ids", submission.file_ids
         found: dict[str, StoredFile] = {}
         if submission.upload_ids is not None:
-            uploads = await awaited(self._uploads, tenant_id, submission.upload_ids)
+            uploads = await find_pending(self._uploads, tenant_id, submission.upload_ids)
             if uploads is not None:
                 return _Meant(await self._samples(tenant_id, submission), uploads)
             param, file_ids = "upload_ids", await self._uploaded(tenant_id, submission.upload_ids)
@@ -264,7 +263,7 @@ class AdapterSubmission:
             file = await self._files.get(tenant_id, file_id)
             if file.purpose != Purpose.ADAPTER:
                 raise InvalidAdapter(param, f"{file_id} was uploaded for the purpose '{file.purpose}'")
-            kind = kind_of(file.filename)
+            kind = file_kind(file.filename)
             if kind in found:
                 raise InvalidAdapter(param, f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
             found[kind] = file
@@ -286,8 +285,8 @@ class AdapterSubmission:
 
     async def _known(
         self, caller: Caller, adapter_id: str, wanted: Mapping[str, str], activate: bool
-    ) -> Submitted | None:
-        """The version that these files have become, which is active now, or will be, when that is wanted."""
+    ) -> SubmittedVersion | None:
+        """Returns the version made from these files, if any; activates it, now or when ready, if wanted."""
         async with self._database.write(caller.tenant_id) as session:
             repository = AdapterRepository(session, caller.tenant_id)
             adapter = await repository.lock(ModelName(adapter_id=adapter_id))
@@ -301,7 +300,7 @@ class AdapterSubmission:
                     await _audit(session, caller, "adapter.activated", adapter, found)
             elif activate and found.state in PENDING:
                 found.activate = True
-        return Submitted(adapter, found, None, created=False)
+        return SubmittedVersion(adapter, found, None, created=False)
 
     # Rows -------------------------------------------------------------------------------------------------
 
@@ -315,7 +314,9 @@ class AdapterSubmission:
         submission: Submission,
         base_digest: str,
     ) -> tuple[AdapterVersion, str]:
-        """The next version of an adapter that is locked or new, and its job. With `uploads`, both wait."""
+        """Adds the next version of an adapter that is locked or new, and its job. With `uploads`,
+        both wait.
+        """
         repository = AdapterRepository(session, caller.tenant_id)
         version = AdapterVersion(
             adapter_id=adapter.id,
@@ -329,13 +330,13 @@ class AdapterSubmission:
         )
         repository.add_own(version)
         await session.flush()
-        made_of = ", ".join(sorted(copies.sources or uploads))
+        files = ", ".join(sorted(copies.sources or uploads))
         events.record(
             session,
             caller.tenant_id,
             adapter.id,
             "version.created",
-            f"Version {version.version} {'waiting for' if uploads else 'created from'} {made_of}.",
+            f"Version {version.version} {'waiting for' if uploads else 'created from'} {files}.",
             version=version.version,
         )
         job = await queue_job(
@@ -344,7 +345,8 @@ class AdapterSubmission:
             tenant_id=caller.tenant_id,
             adapter_id=adapter.id,
             version=version.version,
-            parameters=_parameters(copies, submission.calibration) | ({AWAITED: uploads} if uploads else {}),
+            parameters=_parameters(copies, submission.calibration)
+            | ({PENDING_UPLOADS: uploads} if uploads else {}),
             created_by=caller.created_by,
         )
         self._announcer.changed(session, caller.tenant_id)
@@ -363,8 +365,8 @@ async def _audit(
 async def samples_of(
     files: FileService, tenant_id: str, calibration: Calibration, param: str
 ) -> dict[str, StoredFile]:
-    """The tenant's own samples, if any, as what is to be copied. Raises FileNotFound, InvalidAdapter, which
-    names `param`.
+    """Returns the tenant's own samples, if any, as files to copy. Raises FileNotFound, and InvalidAdapter
+    naming `param`.
     """
     file_id = calibration.file_id
     if file_id is None:
@@ -376,7 +378,7 @@ async def samples_of(
 
 
 def _parameters(copies: Copies, calibration: Calibration) -> dict[str, Any]:
-    """What the job is told: only what differs from the default."""
+    """Returns the job's parameters: only those that differ from the default."""
     parameters: dict[str, Any] = {}
     if copies.calibration is not None:
         parameters["calibration"] = copies.calibration

@@ -1,9 +1,8 @@
-"""What becomes of a version on its way to being served: inspected, packed, calibrated, ready.
+"""Records a version's progress: inspected, packed, calibrated, ready.
 
-Owns the states and what is kept of each step. A job's step is part of a transaction in which the job that
-does the work is locked (`jobs.lease`), so that whoever has lost the lease changes nothing; doing a step again
-says the same again. That a version fails is said with the job's end (`jobs.service`). Refuses to know how a
-step is done.
+A step is part of a transaction in which the job is locked (`jobs.lease`), so that a worker that lost its
+lease changes nothing; repeating a step writes the same again. `jobs.service` records that a version failed,
+with its job.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from adapters import events
-from adapters.announcing import Announcer
-from adapters.jobs.errors import VersionGone
+from adapters.announcer import Announcer
+from adapters.jobs.errors import VersionDeleted
 from adapters.jobs.models import Job
-from adapters.jobs.repository import tell
+from adapters.jobs.repository import record_job_event
+from adapters.model_names import ModelName
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
-from adapters.names import ModelName
 from adapters.repository import AdapterRepository
 from db.session import WriteSession
 
@@ -34,53 +33,55 @@ class PackedArtifact:
 
 
 async def locked_version(session: WriteSession, job: Job) -> tuple[Adapter, AdapterVersion]:
-    """The job's version and its adapter, locked. Raises VersionGone when the adapter is deleted."""
+    """Returns the job's version and its adapter, locked. Raises VersionDeleted if the adapter is."""
     repository = AdapterRepository(session, job.tenant_id)
     adapter = await repository.lock(ModelName(adapter_id=job.adapter_id))
     version = await repository.lock_version(job.adapter_id, job.version)
     if adapter is None or version is None or version.state == VersionState.DELETING:
-        raise VersionGone(job.adapter_id, job.version)
+        raise VersionDeleted(job.adapter_id, job.version)
     return adapter, version
 
 
 async def note_inspected(session: WriteSession, job: Job, inspection: Mapping[str, Any]) -> None:
-    """Its files are what they should be. Raises VersionGone."""
+    """Records that the files are valid. Raises VersionDeleted."""
     _, version = await locked_version(session, job)
     if version.inspection != dict(inspection):
         version.inspection = dict(inspection)
-        tell(session, job, "version.inspected", "The files are valid.")
+        record_job_event(session, job, "version.inspected", "The files are valid.")
 
 
 async def note_packed(session: WriteSession, job: Job, artifacts: Mapping[str, PackedArtifact]) -> None:
-    """It is packed, by dtype, and about to be measured. Raises VersionGone."""
+    """Records the packed artifacts, by dtype. Raises VersionDeleted."""
     _, version = await locked_version(session, job)
     packed = {dtype: {"digest": one.digest, "size": one.size} for dtype, one in artifacts.items()}
     version.rank = max(one.rank for one in artifacts.values())
     if version.artifacts != packed:
         version.artifacts = packed
         dtypes = ", ".join(sorted(packed))
-        tell(session, job, "version.packed", f"The weights are packed as {dtypes}.", data=packed)
+        record_job_event(session, job, "version.packed", f"The weights are packed as {dtypes}.", data=packed)
     if version.state in (VersionState.UPLOADING, VersionState.VALIDATING):
         version.state = VersionState.CALIBRATING
 
 
 async def note_calibrated(session: WriteSession, job: Job, summary: Mapping[str, Any], dtype: str) -> None:
-    """It is measured, and is to serve from the artifact of that dtype. A version in service keeps the one it
-    has: what it serves never changes. Raises VersionGone.
+    """Records the calibration and the dtype to serve. A version in service keeps its artifact: what it serves
+    never changes. Raises VersionDeleted.
     """
     _, version = await locked_version(session, job)
     if version.calibration != dict(summary):
         version.calibration = dict(summary)
-        tell(session, job, "version.calibrated", f"The adapter is measured; {dtype} weights are chosen.")
+        record_job_event(
+            session, job, "version.calibrated", f"The adapter was measured; {dtype} weights were chosen."
+        )
     if version.state in PENDING:
         chosen = version.artifacts[dtype]
         version.dtype, version.digest, version.size = dtype, chosen["digest"], chosen["size"]
 
 
 async def finish_ready(session: WriteSession, job: Job, announcer: Announcer) -> None:
-    """It may serve, and does under the unpinned name if that was asked for and no newer version does already.
+    """Makes the version ready, and active if that was requested and no newer version is active.
 
-    Raises VersionGone.
+    Raises VersionDeleted.
     """
     adapter, version = await locked_version(session, job)
     if version.state not in PENDING:
@@ -96,7 +97,7 @@ async def make_ready(
     *,
     job_id: str | None = None,
 ) -> None:
-    """Have a packed version serve, as `finish_ready` says; both rows are locked."""
+    """Makes a packed version ready, as `finish_ready` says; both rows are locked."""
     version.state, version.ready_at = VersionState.READY, datetime.now(UTC)
     version.error = version.error_field = None
     events.record(

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from adapters.awaiting import AwaitedUploads
 from adapters.catalogue import AdapterCatalogue
 from adapters.deletion import AdapterDeletion
 from adapters.files.service import FileService, UploadService
 from adapters.jobs.service import JobService
+from adapters.pending_uploads import PendingUploads
 from adapters.recalibration import Recalibration
 from adapters.reports import ReportReader
 from adapters.resolver import ModelResolver
@@ -70,7 +70,7 @@ class Onboarding:
 
     store: ObjectStore
     submission: AdapterSubmission
-    waiting: AwaitedUploads
+    waiting: PendingUploads
     catalogue: AdapterCatalogue
     adapters: AdapterService
     deletion: AdapterDeletion

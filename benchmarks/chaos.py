@@ -108,7 +108,7 @@ FATES = {
             "billing.settling:ReservationSettlement.__call__",
             "db.stream:StreamConsumer._take_abandoned",
             "db.stream:StreamConsumer._take_new",
-            "db.stream:StreamConsumer.take_off",
+            "db.stream:StreamConsumer.acknowledge",
         ),
         1.0,
         (1.0, 8.0),

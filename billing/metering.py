@@ -125,7 +125,7 @@ class JournalMeter:
                 )
                 letter = {"e": payloads[entry_id], "id": entry_id, "reason": reason}
                 pipe.xadd(DEAD_LETTERS, letter, maxlen=MAX_DEAD_LETTERS, approximate=True)  # type: ignore[arg-type]
-            self._journal.take_off(pipe, entries)
+            self._journal.acknowledge(pipe, entries)
             await pipe.execute()
         drained.num_entries += len(entries)
         drained.num_requests += len({row.key for entry_id, row in good.items() if entry_id not in refused})

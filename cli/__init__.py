@@ -1,0 +1,1 @@
+"""The `rootstock` command line: serves, operates and checks an installation."""

@@ -1,6 +1,4 @@
-"""The commands on tenants, their projects, keys and users, and on the audit log. Owns their names, options
-and help.
-"""
+"""Defines the commands on tenants, projects, API keys, users and the audit log: names, options and help."""
 
 from __future__ import annotations
 
@@ -13,23 +11,21 @@ import typer
 from cli.printing import Data, print_rows
 
 tenant_app = typer.Typer(
-    help="Tenants: the customers, each alone with its adapters, keys and usage.", no_args_is_help=True
+    help="Tenants: customers, each with its own adapters, keys and usage.", no_args_is_help=True
 )
-project_app = typer.Typer(
-    help="Projects of a tenant: keys, limits and usage kept apart.", no_args_is_help=True
-)
+project_app = typer.Typer(help="Projects of a tenant: separate keys, limits and usage.", no_args_is_help=True)
 key_app = typer.Typer(help="API keys of a tenant.", no_args_is_help=True)
 user_app = typer.Typer(help="People who sign in to a tenant's console.", no_args_is_help=True)
-audit_app = typer.Typer(help="Who changed what: the audit log.", no_args_is_help=True)
+audit_app = typer.Typer(help="The audit log: changes, and who made them.", no_args_is_help=True)
 
 Tenant = Annotated[str, typer.Argument(help="Tenant's name.")]
 Project = Annotated[str, typer.Argument(help="The project's name or id.")]
 KeyId = Annotated[str, typer.Argument(help="The key's id, from `rootstock key list`.")]
-Email = Annotated[str, typer.Argument(help="What they sign in with.")]
+Email = Annotated[str, typer.Argument(help="The user's email address.")]
 
 
 class KeyKind(StrEnum):
-    """What a key may do: ask models, or run the account."""
+    """What a key may do: send requests to models, or administer the account."""
 
     INFERENCE = "inference"
     ADMIN = "admin"
@@ -46,7 +42,9 @@ class RoleName(StrEnum):
 
 
 @tenant_app.command("create")
-def tenant_create(name: Annotated[str, typer.Argument(help="Such as acme.")], data: Data = None) -> None:
+def tenant_create(
+    name: Annotated[str, typer.Argument(help="The tenant's name, such as acme.")], data: Data = None
+) -> None:
     """Create a tenant and print its id."""
     from cli import accounts
 
@@ -63,7 +61,7 @@ def tenant_list(data: Data = None) -> None:
 
 @tenant_app.command("disable")
 def tenant_disable(tenant: Tenant, data: Data = None) -> None:
-    """Shut all of a tenant's keys and users out, within a second."""
+    """Suspend a tenant: its keys and users are rejected within a second."""
     from cli import accounts
 
     accounts.set_tenant_disabled(data, tenant, True)
@@ -72,7 +70,7 @@ def tenant_disable(tenant: Tenant, data: Data = None) -> None:
 
 @tenant_app.command("enable")
 def tenant_enable(tenant: Tenant, data: Data = None) -> None:
-    """Let a tenant that was disabled in again."""
+    """Reinstate a disabled tenant."""
     from cli import accounts
 
     accounts.set_tenant_disabled(data, tenant, False)
@@ -85,7 +83,7 @@ def tenant_set_plan(
     plan: Annotated[str, typer.Argument(help="The plan's name.")],
     data: Data = None,
 ) -> None:
-    """Put a tenant on a plan, within a second."""
+    """Assign a plan to a tenant; it applies within a second."""
     from cli import plans
 
     plans.set_tenant_plan(data, tenant, plan)
@@ -94,7 +92,7 @@ def tenant_set_plan(
 
 @project_app.command("create")
 def project_create(
-    tenant: Tenant, name: Annotated[str, typer.Argument(help="What it is called.")], data: Data = None
+    tenant: Tenant, name: Annotated[str, typer.Argument(help="The project's name.")], data: Data = None
 ) -> None:
     """Create a project and print its id."""
     from cli import accounts
@@ -112,7 +110,7 @@ def project_list(tenant: Tenant, data: Data = None) -> None:
 
 @project_app.command("archive")
 def project_archive(tenant: Tenant, project: Project, data: Data = None) -> None:
-    """End a project: its keys are refused everywhere within a second."""
+    """Archive a project: its keys are rejected within a second."""
     from cli import accounts
 
     accounts.archive_project(data, tenant, project)
@@ -123,31 +121,34 @@ def project_archive(tenant: Tenant, project: Project, data: Data = None) -> None
 def key_create(
     tenant: Tenant,
     kind: Annotated[
-        KeyKind, typer.Option(help="inference: asks models. admin: runs the account.")
+        KeyKind, typer.Option(help="inference: sends requests to models. admin: administers the account.")
     ] = KeyKind.INFERENCE,
-    name: Annotated[str, typer.Option(help="What it is for.")] = "default",
+    name: Annotated[str, typer.Option(help="A name to recognise the key by.")] = "default",
     project: Annotated[
-        str | None, typer.Option(help="Name or id of its project; else the tenant's default one.")
+        str | None,
+        typer.Option(help="Name or id of the key's project. Default: the tenant's default project."),
     ] = None,
     scope: Annotated[
-        list[str] | None, typer.Option(help="What it may do, again for each; else all its kind may.")
+        list[str] | None, typer.Option(help="A permission of the key; repeatable. Default: all of its kind.")
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Model it may ask for (`base:*`: all adapters), again for each; else all."),
+        typer.Option(help="A model the key may use (`base:*`: all adapters); repeatable. Default: all."),
     ] = None,
     network: Annotated[
         list[str] | None,
-        typer.Option(help="Where it may be used from, as 10.0.0.0/8, again for each; else anywhere."),
+        typer.Option(help="A network the key may be used from, as 10.0.0.0/8; repeatable. Default: any."),
     ] = None,
     origin: Annotated[
         list[str] | None,
-        typer.Option(help="Web origin whose pages may use it, as https://app.example, again for each."),
+        typer.Option(help="A web origin whose pages may use the key, as https://app.example; repeatable."),
     ] = None,
-    days: Annotated[float | None, typer.Option(min=0, help="Days it lives; else until revoked.")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0, help="Days until the key expires. Default: never.")
+    ] = None,
     data: Data = None,
 ) -> None:
-    """Create a key and print it: only its hash is kept, so this is the one time it is shown."""
+    """Create a key and print it. Only its hash is stored, so it cannot be shown again."""
     from cli import accounts
 
     print(
@@ -170,10 +171,10 @@ def key_create(
 def key_rotate(
     tenant: Tenant,
     key_id: KeyId,
-    grace: Annotated[float, typer.Option(min=0, help="Hours the old key works on.")] = 24,
+    grace: Annotated[float, typer.Option(min=0, help="Hours the old key keeps working.")] = 24,
     data: Data = None,
 ) -> None:
-    """Make another key in a key's place and print it, this one time."""
+    """Replace a key by a new one and print the new key; it cannot be shown again."""
     from cli import accounts
 
     print(accounts.rotate_key(data, tenant, key_id, grace))
@@ -181,7 +182,7 @@ def key_rotate(
 
 @key_app.command("revoke")
 def key_revoke(tenant: Tenant, key_id: KeyId, data: Data = None) -> None:
-    """Revoke a key: refused everywhere within a second."""
+    """Revoke a key: it is rejected within a second."""
     from cli import accounts
 
     accounts.revoke_key(data, tenant, key_id)
@@ -190,7 +191,7 @@ def key_revoke(tenant: Tenant, key_id: KeyId, data: Data = None) -> None:
 
 @key_app.command("list")
 def key_list(tenant: Tenant, data: Data = None) -> None:
-    """List a tenant's keys; the secrets themselves cannot be shown again."""
+    """List a tenant's keys. The keys themselves cannot be shown again."""
     from cli import accounts
 
     print_rows(
@@ -203,10 +204,10 @@ def key_list(tenant: Tenant, data: Data = None) -> None:
 def user_create(
     tenant: Tenant,
     email: Email,
-    role: Annotated[RoleName, typer.Option(help="What they may do.")] = RoleName.OWNER,
+    role: Annotated[RoleName, typer.Option(help="What the user may do.")] = RoleName.OWNER,
     data: Data = None,
 ) -> None:
-    """Create a console user; the password is read from the terminal, or one line of standard input."""
+    """Create a console user. Reads the password from the terminal, or one line from standard input."""
     from cli import accounts
 
     if sys.stdin.isatty():
@@ -229,10 +230,10 @@ def user_list(tenant: Tenant, data: Data = None) -> None:
 def user_set_role(
     tenant: Tenant,
     email: Email,
-    role: Annotated[RoleName, typer.Argument(help="What they may do.")],
+    role: Annotated[RoleName, typer.Argument(help="What the user may do.")],
     data: Data = None,
 ) -> None:
-    """Let a user do more, or less."""
+    """Change a user's role."""
     from cli import accounts
 
     accounts.set_user_role(data, tenant, email, role.value)
@@ -244,11 +245,11 @@ def user_reset(
     tenant: Tenant,
     email: Email,
     second_factor: Annotated[
-        bool, typer.Option("--second-factor", help="Take their second factor away, too.")
+        bool, typer.Option("--second-factor", help="Also remove the user's second factor.")
     ] = False,
     data: Data = None,
 ) -> None:
-    """Print what a user chooses another password by, on the console's page /reset: good once, for a day."""
+    """Print a token to set a new password on the console page /reset. It works once, within a day."""
     from cli import accounts
 
     print(accounts.reset_user(data, tenant, email, second_factor=second_factor))
@@ -256,7 +257,7 @@ def user_reset(
 
 @user_app.command("remove")
 def user_remove(tenant: Tenant, email: Email, data: Data = None) -> None:
-    """Take a user out of a tenant, and revoke their keys."""
+    """Remove a user from a tenant, and revoke the user's keys."""
     from cli import accounts
 
     accounts.remove_user(data, tenant, email)
@@ -266,12 +267,13 @@ def user_remove(tenant: Tenant, email: Email, data: Data = None) -> None:
 @audit_app.command("list")
 def audit_list(
     tenant: Annotated[
-        str | None, typer.Argument(help="Tenant's name; else what is no tenant's, such as plans.")
+        str | None,
+        typer.Argument(help="Tenant's name. Default: entries of no tenant, such as changes to plans."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many, from the newest.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many entries, from the newest.")] = 50,
     data: Data = None,
 ) -> None:
-    """List the newest entries of an audit log, the newest first."""
+    """List an audit log's newest entries, newest first."""
     from cli import accounts
 
     print_rows(("SEQ", "AT", "TYPE", "WHO", "WHAT"), accounts.list_audit(data, tenant, limit))
@@ -279,11 +281,11 @@ def audit_list(
 
 @audit_app.command("verify")
 def audit_verify(
-    tenant: Annotated[str | None, typer.Argument(help="Tenant's name; else all of them.")] = None,
+    tenant: Annotated[str | None, typer.Argument(help="Tenant's name. Default: all tenants.")] = None,
     data: Data = None,
 ) -> None:
-    """Prove that no entry was changed, dropped or put in: exits with 1 where one was."""
+    """Verify that no entry was changed, removed or inserted; exit 1 if one was."""
     from cli import accounts
 
     count = accounts.verify_audit(data, tenant)
-    print(f"{count} chain{'' if count == 1 else 's'} whole")
+    print(f"{count} audit log{'' if count == 1 else 's'} verified")

@@ -1,6 +1,6 @@
-"""What an operator does to accounts from the command line: tenants, projects, keys, users, the audit log.
+"""Manages tenants, projects, API keys, users and the audit log for the operator's commands.
 
-Owns one call to the services per command.
+Each command makes one call to the services.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import CliError, UsageError
-from cli.operator import Services, call, minute
+from cli.service_access import Services, call, minute
 
 if TYPE_CHECKING:
     from tenants.context import KeyKind
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tenants.roles import Role
 
 EVERYTHING = 100_000
-"""Rows of a list that nobody pages through."""
+"""Rows of a list that the command line prints in one page."""
 
 
 def create_tenant(data: Path | None, name: str) -> str:
@@ -104,7 +104,7 @@ def create_key(
     origins: Sequence[str] = (),
     days: float | None = None,
 ) -> str:
-    """The key's text, shown this once."""
+    """Returns the key's plain text, which cannot be shown again."""
 
     async def work(services: Services) -> str:
         from tenants.actors import OPERATOR
@@ -126,7 +126,7 @@ def create_key(
 
 
 def rotate_key(data: Path | None, tenant: str, key_id: str, grace_hours: float) -> str:
-    """The new key's text, shown this once."""
+    """Returns the new key's plain text, which cannot be shown again."""
 
     async def work(services: Services) -> str:
         from tenants.actors import OPERATOR
@@ -207,7 +207,7 @@ def set_user_role(data: Path | None, tenant: str, email: str, role: Role) -> Non
 
 
 def reset_user(data: Path | None, tenant: str, email: str, *, second_factor: bool) -> str:
-    """What another password is chosen by, shown this once."""
+    """Returns a token to set a new password, which cannot be shown again."""
 
     async def work(services: Services) -> str:
         owner = await _tenant(services, tenant)
@@ -218,7 +218,7 @@ def reset_user(data: Path | None, tenant: str, email: str, *, second_factor: boo
 
 
 async def reset_token(services: Services, tenant_id: str, user_id: str, second_factor: bool) -> str:
-    """What another password is chosen by. `second_factor`: a user who has one loses it, too."""
+    """Returns a token to set a new password. `second_factor`: also removes the second factor, if any."""
     from tenants.actors import OPERATOR
     from tenants.errors import NoSecondFactor
 
@@ -243,7 +243,7 @@ def remove_user(data: Path | None, tenant: str, email: str) -> None:
 
 
 def list_audit(data: Path | None, tenant: str | None, limit: int) -> list[tuple[str, ...]]:
-    """The newest entries of a tenant, or of what is no tenant's; the newest first."""
+    """Returns the newest entries of a tenant's log, or of the operator's log; newest first."""
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         entries = await services.accounts.audit.list(await _chain(services, tenant), limit=limit)
@@ -259,8 +259,8 @@ def list_audit(data: Path | None, tenant: str | None, limit: int) -> list[tuple[
 
 
 def verify_audit(data: Path | None, tenant: str | None) -> int:
-    """Compute the chains again, of one tenant or of all; how many are whole. Raises CliError naming those
-    that are not.
+    """Recomputes the hash chains of one tenant or of all; returns how many are intact. Raises CliError naming
+    those that are not.
     """
 
     async def work(services: Services) -> int:
@@ -268,8 +268,8 @@ def verify_audit(data: Path | None, tenant: str | None) -> int:
         chains = await audit.chains() if tenant is None else [await _chain(services, tenant)]
         broken = [(chain, seq) for chain in chains if (seq := await audit.verify(chain)) is not None]
         if broken:
-            told = ", ".join(f"{chain} from entry {seq}" for chain, seq in broken)
-            raise CliError(f"the audit log was tampered with: {told}")
+            named = ", ".join(f"{chain} from entry {seq}" for chain, seq in broken)
+            raise CliError(f"the audit log was tampered with: {named}")
         return len(chains)
 
     return call(data, work)
@@ -287,7 +287,7 @@ async def _chain(services: Services, tenant: str | None) -> str:
     return OPERATOR_CHAIN if tenant is None else (await _tenant(services, tenant)).id
 
 
-# What names mean ------------------------------------------------------------------------------------------
+# Looking up names -----------------------------------------------------------------------------------------
 
 
 async def _tenant(services: Services, tenant: str) -> Tenant:
@@ -301,7 +301,7 @@ async def _projects(services: Services, tenant: Tenant) -> list[Project]:
 
 
 async def _project(services: Services, tenant: Tenant, project: str) -> Project:
-    """By id, or by name among those that are not archived. Raises UsageError."""
+    """Finds a project by id, or by name among those that are not archived. Raises UsageError."""
     for found in await _projects(services, tenant):
         if found.id == project or (found.name == project and found.archived_at is None):
             return found

@@ -1,6 +1,6 @@
-"""`rootstock adapter` and `rootstock plan`: names and help of their commands and options.
+"""Defines `rootstock adapter` and `rootstock plan`: names and help of their commands and options.
 
-Everything heavy is imported by the command that needs it.
+Heavy modules are imported by the command that needs them.
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ import typer
 from cli.printing import Data, print_rows
 
 adapter_app = typer.Typer(help="LoRA adapters of a tenant.", no_args_is_help=True)
-plan_app = typer.Typer(help="Plans: what tenants on them may do.", no_args_is_help=True)
+plan_app = typer.Typer(
+    help="Plans: limits, service tiers and fees of the tenants on them.", no_args_is_help=True
+)
 
 Tenant = Annotated[str, typer.Argument(help="Tenant's name.")]
 Name = Annotated[str, typer.Argument(help="The adapter's name or id.")]
-Version = Annotated[int, typer.Argument(min=1, help="Number of the version.")]
+Version = Annotated[int, typer.Argument(min=1, help="The version's number.")]
 
-MaxAdapters = Annotated[int | None, typer.Option(min=0, help="How many adapters a tenant may have.")]
-MaxFileBytes = Annotated[int | None, typer.Option(min=0, help="How large a file it may upload.")]
+MaxAdapters = Annotated[int | None, typer.Option(min=0, help="Adapters a tenant may have.")]
+MaxFileBytes = Annotated[int | None, typer.Option(min=0, help="Largest file a tenant may upload, in bytes.")]
 PinnedAdapters = Annotated[
-    int | None, typer.Option(min=0, help="How many of its adapters stay in the engine's memory.")
+    int | None, typer.Option(min=0, help="Adapters of a tenant that stay loaded in the engine's memory.")
 ]
 Gate = Annotated[
-    list[str] | None, typer.Option("--gate", help="A threshold of calibration, NAME=NUMBER; repeatable.")
+    list[str] | None, typer.Option("--gate", help="A calibration threshold, NAME=NUMBER; repeatable.")
 ]
 Term = Annotated[
     list[str] | None,
     typer.Option(
         "--term",
-        help="A term of a class of service, CLASS.NAME=JSON, such as priority.allowed=true; repeatable.",
+        help="A term of a service tier, CLASS.NAME=JSON, such as priority.allowed=true; repeatable.",
     ),
 ]
 TERMS_HEADER = (
@@ -51,12 +53,12 @@ PlanLimits = Annotated[
     list[str] | None,
     typer.Option(
         "--limit",
-        help="A limit of each tenant on it, METRIC=AMOUNT, such as tokens_per_minute=100000, or METRIC=none; "
+        help="A limit per tenant, METRIC=AMOUNT, such as tokens_per_minute=100000, or METRIC=none; "
         "repeatable.",
     ),
 ]
 PLAN_HEADER = ("NAME", "ADAPTERS", "FILE BYTES", "PINNED", "FEE", "USAGE IN IT", "GATE", "LIMITS")
-MonthlyFee = Annotated[int | None, typer.Option(min=0, help="Micro-USD a month, beside what is used.")]
+MonthlyFee = Annotated[int | None, typer.Option(min=0, help="Micro-USD a month, in addition to usage.")]
 IncludedUsage = Annotated[
     int | None, typer.Option(min=0, help="Micro-USD of a month's usage that the fee covers.")
 ]
@@ -71,10 +73,10 @@ def adapter_add(
     ],
     data: Data = None,
 ) -> None:
-    """Pack a PEFT adapter and make it the active version of its name; print the model to ask for."""
-    from cli import operator
+    """Pack a PEFT adapter, activate it under its name, and print the model name to request."""
+    from cli import service_access
 
-    for model in operator.add_adapters(data, tenant, {name: directory}):
+    for model in service_access.add_adapters(data, tenant, {name: directory}):
         print(model)
 
 
@@ -88,7 +90,7 @@ def adapter_list(tenant: Tenant, data: Data = None) -> None:
 
 @adapter_app.command("show")
 def adapter_show(tenant: Tenant, name: Name, data: Data = None) -> None:
-    """Show an adapter's last versions, the active one with a star, and what happened to it last."""
+    """Show an adapter's latest versions (the active one marked with a star) and its latest events."""
     from cli import adapters
 
     versions, events = adapters.show_adapter(data, tenant, name)
@@ -99,7 +101,7 @@ def adapter_show(tenant: Tenant, name: Name, data: Data = None) -> None:
 
 @adapter_app.command("activate")
 def adapter_activate(tenant: Tenant, name: Name, version: Version, data: Data = None) -> None:
-    """Serve a version under the adapter's name."""
+    """Activate a version: the adapter's name serves it."""
     from cli import adapters
 
     print(adapters.activate_adapter(data, tenant, name, version))
@@ -107,7 +109,7 @@ def adapter_activate(tenant: Tenant, name: Name, version: Version, data: Data = 
 
 @adapter_app.command("rollback")
 def adapter_rollback(tenant: Tenant, name: Name, data: Data = None) -> None:
-    """Serve what the adapter's name served before."""
+    """Activate the version that was active before."""
     from cli import adapters
 
     print(adapters.rollback_adapter(data, tenant, name))
@@ -118,10 +120,10 @@ def adapter_override(
     tenant: Tenant,
     name: Name,
     version: Version,
-    reason: Annotated[str, typer.Option(help="Why; the tenant sees it, and it is kept.")],
+    reason: Annotated[str, typer.Option(help="The reason; recorded and visible to the tenant.")],
     data: Data = None,
 ) -> None:
-    """Let a version pass that calibration's gate refused, or would refuse."""
+    """Let a version pass that the calibration gate rejected, or would reject."""
     from cli import adapters
 
     print(adapters.override_adapter(data, tenant, name, version, reason))
@@ -129,7 +131,7 @@ def adapter_override(
 
 @adapter_app.command("disable")
 def adapter_disable(tenant: Tenant, name: Name, data: Data = None) -> None:
-    """Take an adapter out of service: refused everywhere within a second."""
+    """Take an adapter out of service: requests for it are rejected within a second."""
     from cli import adapters
 
     adapters.set_adapter_disabled(data, tenant, name, True)
@@ -147,7 +149,7 @@ def adapter_enable(tenant: Tenant, name: Name, data: Data = None) -> None:
 
 @adapter_app.command("delete")
 def adapter_delete(tenant: Tenant, name: Name, data: Data = None) -> None:
-    """Delete an adapter with all its versions, for good."""
+    """Delete an adapter with all its versions, permanently."""
     from cli import adapters
 
     print(f"{adapters.delete_adapter(data, tenant, name)} is deleted")
@@ -163,7 +165,7 @@ def plan_list(data: Data = None) -> None:
 
 @plan_app.command("create")
 def plan_create(
-    name: Annotated[str, typer.Argument(help="Such as large.")],
+    name: Annotated[str, typer.Argument(help="The plan's name, such as large.")],
     max_adapters: MaxAdapters = None,
     max_file_bytes: MaxFileBytes = None,
     pinned_adapters: PinnedAdapters = None,
@@ -174,7 +176,7 @@ def plan_create(
     included_usage: IncludedUsage = None,
     data: Data = None,
 ) -> None:
-    """Create a plan, like the standard one but for the options, and print its id."""
+    """Create a plan from the standard plan and these options, and print its id."""
     from cli import plans
 
     wanted = plans.changes(
@@ -198,7 +200,7 @@ def plan_set(
     included_usage: IncludedUsage = None,
     data: Data = None,
 ) -> None:
-    """Change a plan for all who are on it, within a second."""
+    """Change a plan for all tenants on it; the change applies within a second."""
     from cli import plans
 
     wanted = plans.changes(
@@ -214,7 +216,7 @@ def plan_terms(
     name: Annotated[str, typer.Argument(help="The plan's name.")],
     data: Data = None,
 ) -> None:
-    """Show what a plan says of each class of service. Shares are in millionths (ppm)."""
+    """Show a plan's terms for each service tier. Shares are in parts per million (ppm)."""
     from cli import plans
 
     print_rows(TERMS_HEADER, plans.list_terms(data, name))

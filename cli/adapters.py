@@ -1,6 +1,6 @@
-"""What an operator does to tenants' adapters from the command line, beside packing new ones (`operator`).
+"""Manages tenants' adapters for the operator's commands; `cli.service_access` packs and adds new ones.
 
-Owns one call to the services per command. Refuses to know printing.
+Each command makes one call to the services.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.operator import Services, call, minute, setting
+from cli.service_access import Services, call, minute, setting
 
 if TYPE_CHECKING:
-    from adapters.catalogue import AdapterCatalogue, Shown
+    from adapters.catalogue import AdapterCatalogue, AdapterWithVersion
     from adapters.models import AdapterEvent, AdapterVersion
     from adapters.pinning import Pinning
     from adapters.service import AdapterService
@@ -24,7 +24,7 @@ _PAGE = 100
 
 
 def list_adapters(data: Path | None, tenant: str) -> list[tuple[str, ...]]:
-    """Model, state, active version, rank, since when, id."""
+    """Returns rows of model, state, active version, rank, creation time, id."""
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         owner = await services.accounts.tenants.find_tenant(tenant)
@@ -41,7 +41,7 @@ def list_adapters(data: Path | None, tenant: str) -> list[tuple[str, ...]]:
     return call(data, work)
 
 
-def _row(shown: Shown) -> tuple[str, ...]:
+def _row(shown: AdapterWithVersion) -> tuple[str, ...]:
     adapter, version = shown.adapter, shown.version
     return (
         f"{adapter.base}:{adapter.name}",
@@ -53,7 +53,7 @@ def _row(shown: Shown) -> tuple[str, ...]:
     )
 
 
-def _state(shown: Shown) -> str:
+def _state(shown: AdapterWithVersion) -> str:
     if shown.adapter.disabled_at is not None:
         return "disabled"
     return shown.version.state if shown.version is not None else "-"
@@ -62,7 +62,9 @@ def _state(shown: Shown) -> str:
 def show_adapter(
     data: Path | None, tenant: str, name: str
 ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Its last versions (number, state, rank, dtype, since, digest, why not) and events (when, what)."""
+    """Returns the latest versions (number, state, rank, dtype, created, digest, reason) and events (time,
+    type, message).
+    """
 
     async def work(services: Services) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         owner = await services.accounts.tenants.find_tenant(tenant)
@@ -95,7 +97,7 @@ def _event_row(event: AdapterEvent) -> tuple[str, ...]:
 
 
 def activate_adapter(data: Path | None, tenant: str, name: str, version: int) -> str:
-    """The model that the name serves now."""
+    """Returns the model name that is served now."""
     from tenants.actors import OPERATOR
 
     return _change(data, tenant, lambda adapters, owner: adapters.activate(owner, name, version, by=OPERATOR))
@@ -118,7 +120,7 @@ def set_adapter_disabled(data: Path | None, tenant: str, name: str, disabled: bo
 
 
 def delete_adapter(data: Path | None, tenant: str, name: str) -> str:
-    """The id it had."""
+    """Returns the deleted adapter's id."""
 
     async def work(services: Services) -> str:
         from adapters.deletion import AdapterDeletion
@@ -132,7 +134,9 @@ def delete_adapter(data: Path | None, tenant: str, name: str) -> str:
     return call(data, work)
 
 
-def _change(data: Path | None, tenant: str, change: Callable[[AdapterService, str], Awaitable[Shown]]) -> str:
+def _change(
+    data: Path | None, tenant: str, change: Callable[[AdapterService, str], Awaitable[AdapterWithVersion]]
+) -> str:
     async def work(services: Services) -> str:
         from adapters.service import AdapterService
 
@@ -148,7 +152,9 @@ def _change(data: Path | None, tenant: str, change: Callable[[AdapterService, st
 
 @asynccontextmanager
 async def _pinning(services: Services) -> AsyncIterator[Pinning | None]:
-    """Tells the engine what to load; without one that answers soon, it loads at the first request."""
+    """Yields a client that makes the engine load adapters early, or None when no engine answers soon: an
+    engine loads an adapter at its first request in any case.
+    """
     from adapters.pinning import Pinning
     from engine.client import EngineClient
 

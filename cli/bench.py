@@ -1,4 +1,4 @@
-"""Lists and runs benchmarks by name. Knows no benchmark: their docstrings speak for them."""
+"""Lists and runs benchmarks by name; their descriptions are the modules' own docstrings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def list_benchmarks() -> list[tuple[str, str]]:
-    """Name and first line of every module of `benchmarks` that can be run."""
+    """Returns name and first line of the docstring of every runnable module of `benchmarks`."""
     found = []
     for path in sorted((CHECKOUT / "benchmarks").glob("*.py")):
         source = path.read_text(encoding="utf-8")
@@ -25,11 +25,11 @@ def list_benchmarks() -> list[tuple[str, str]]:
 
 
 def run_benchmark(name: str, arguments: list[str]) -> int:
-    """Run one in a process of its own; its exit status. Raises `UsageError` for an unknown name."""
+    """Runs a benchmark in its own process; returns its exit status. Raises `UsageError` if it is unknown."""
     known = [known for known, _ in list_benchmarks()]
     if name not in known:
         raise UsageError(f"no benchmark called {name!r}; there are {', '.join(known) or 'none'}")
-    # A search path, not a working directory: a relative --out is relative to where the operator stands.
+    # A search path, not a working directory: a relative --out is relative to the operator's directory.
     search = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": search}).returncode

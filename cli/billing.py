@@ -1,7 +1,6 @@
-"""`rootstock billing`: the books from the command line.
+"""Defines `rootstock billing`: reports of the ledger on the command line.
 
-Owns names, options and help of these commands, and one call to the service per command. Everything heavy is
-imported by the command that needs it.
+Each command makes one call to the service; heavy modules are imported by the command that needs them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from cli.printing import Data, print_rows
 if TYPE_CHECKING:
     from billing.reports.margin import Margin
 
-billing_app = typer.Typer(help="The ledger, what it earns, and whether it balances.", no_args_is_help=True)
+billing_app = typer.Typer(help="The ledger: margin, reconciliation, corrections.", no_args_is_help=True)
 
 MARGIN_HEADER = ("TENANT", "CLASS", "REQUESTS", "INPUT", "OUTPUT", "GPU HOURS", "REVENUE", "COST", "MARGIN")
 
@@ -29,29 +28,29 @@ def margin(
         typer.Option(
             min=0,
             envvar="ROOTSTOCK_BILLING_GPU_HOUR_PRICE",
-            help="What an hour of one GPU costs, in micro-USD: 2500000 is 2.50 USD.",
+            help="Price of one GPU hour in micro-USD: 2500000 is 2.50 USD.",
         ),
     ],
     month: Annotated[
-        str | None, typer.Option(help="Which, as YYYY-MM in UTC; the month that runs if not given.")
+        str | None, typer.Option(help="Month as YYYY-MM in UTC. Default: the current month.")
     ] = None,
     gpus: Annotated[
         int | None,
         typer.Option(
             min=0,
             envvar="ROOTSTOCK_BILLING_GPUS",
-            help="GPUs paid for all of that time; as many as engines have served if not given.",
+            help="GPUs paid for during that time. Default: as many as engines have served.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="All figures, in micro-USD.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON, in micro-USD.")] = False,
     data: Data = None,
 ) -> None:
-    """What a month brought in and what serving it cost, by tenant and class of service, in USD.
+    """Show a month's revenue and serving cost by tenant and service tier, in USD.
 
-    A GPU's busy time comes from the ledger's own timings; each request bears it by the time it ran.
+    A GPU's busy time comes from the ledger's timings; each request is charged the time it ran.
     """
     from billing.reports.margin import MarginReports
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     async def work(services: Services) -> tuple[Margin, dict[str, str]]:
         now = datetime.now(UTC)
@@ -69,7 +68,7 @@ def margin(
 
 
 def margin_rows(report: Margin, names: dict[str, str]) -> list[tuple[str, ...]]:
-    """A row for every tenant and class, then the time nobody used, then all of it."""
+    """Returns a row for every tenant and tier, then one for idle time, then the total."""
     rows = [
         (
             names.get(line.tenant_id, line.tenant_id),
@@ -111,7 +110,7 @@ def margin_figures(report: Margin) -> list[tuple[str, str]]:
 
 
 def usd(amount: int) -> str:
-    """Micro-USD as dollars, to the last digit."""
+    """Formats micro-USD as dollars with all six decimals."""
     sign, amount = ("-" if amount < 0 else ""), abs(amount)
     return f"{sign}{amount // 1_000_000}.{amount % 1_000_000:06d}"
 

@@ -1,7 +1,7 @@
-"""`rootstock check`: reports what a deployment lacks before it serves, and which features are off.
+"""Runs `rootstock check`: reports what a deployment lacks before it serves, and which features are off.
 
-Owns the order of the checks, their table and JSON, and the exit status: 1 when anything required is missing
-or failed. The checks are in `cli.checks`.
+Orders the checks of `cli.checks` and prints them as a table or JSON; the exit status is 1 when anything
+required is missing or failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cli.checks.findings import Finding, Status
 from cli.checks.process import Process
 from cli.checks.serving import check_agreement, check_base, check_disks, check_engine, redis_urls
 from cli.checks.stores import check_postgres, check_redis, check_storage
-from cli.operator import served_settings, silence_logs
+from cli.service_access import served_settings, silence_logs
 from db.settings import DatabaseSettings
 from engine.settings import EngineSettings
 from telemetry.disk import DiskSettings
@@ -33,12 +33,12 @@ from worker.settings import JobsSettings, WorkerSettings
 
 _SECRET_ENDINGS = ("_SECRET", "_KEY", "_PASSWORD")
 _SHORTEST_SECRET = 4
-"""Shorter values are parts of ordinary words."""
+"""Shorter values occur inside ordinary words."""
 _NARROWEST_DETAIL = 40
 
 
 def check(data: Path | None, processes: set[Process], *, as_json: bool) -> int:
-    """Run all checks and print them; the command's exit status."""
+    """Runs all checks and prints them; returns the command's exit status."""
     silence_logs()
     environment = _environment(data)
     secrets = _secrets(environment)
@@ -51,7 +51,7 @@ def check(data: Path | None, processes: set[Process], *, as_json: bool) -> int:
 
 
 async def find(environment: Mapping[str, str], processes: set[Process]) -> list[Finding]:
-    """The findings on a deployment with these settings, required parts first."""
+    """Returns the findings on a deployment with these settings, required parts first."""
     configuration, found = read_configuration(environment, processes)
     found += check_agreement(configuration)
     found += await _networked(configuration)
@@ -61,7 +61,9 @@ async def find(environment: Mapping[str, str], processes: set[Process]) -> list[
 
 
 def _environment(data: Path | None) -> dict[str, str]:
-    """Of a running `up`, or of this process. A directory's settings are complete without the shell's."""
+    """Returns the settings of a running `up`, or of this process. With `data`, the shell's ROOTSTOCK_*
+    settings do not count: the directory's are complete.
+    """
     if data is None:
         return dict(os.environ)
     others = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
@@ -69,7 +71,7 @@ def _environment(data: Path | None) -> dict[str, str]:
 
 
 async def _networked(configuration: Configuration) -> list[Finding]:
-    """Checks that wait for servers, all at once."""
+    """Runs the checks that wait for servers, all at once."""
     checks: list[Awaitable[list[Finding]]] = []
     if (database := configuration.get(DatabaseSettings)) is not None:
         checks.append(check_postgres(database))
@@ -83,14 +85,16 @@ async def _networked(configuration: Configuration) -> list[Finding]:
 
 
 def _engine_endpoints(configuration: Configuration) -> list[str]:
-    """Where API and workers reach engines; an engine's own setting is the address it listens on."""
+    """Returns the endpoints at which API and workers reach engines; an engine's own setting is the address it
+    listens on.
+    """
     endpoints = [*configuration.values("engine_endpoint", ApiSettings, JobsSettings).values()]
     worker = configuration.get(WorkerSettings)
     return [*dict.fromkeys([*endpoints, *(worker.engines if worker is not None else ())])]
 
 
 def _local(configuration: Configuration) -> Iterator[Finding]:
-    """Checks of this machine's files."""
+    """Runs the checks of this machine's files."""
     engine = configuration.get(EngineSettings)
     bases = configuration.values("base_path", ApiSettings, JobsSettings)
     bases |= configuration.values("base", EngineSettings)
@@ -105,7 +109,7 @@ def _local(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _secrets(environment: Mapping[str, str]) -> list[str]:
-    """Values that no output may hold: secret settings, and passwords in URLs."""
+    """Returns the values that no output may contain: secret settings, and passwords in URLs."""
     found = set()
     for name, value in environment.items():
         if not name.startswith(PREFIX):
@@ -118,7 +122,7 @@ def _secrets(environment: Mapping[str, str]) -> list[str]:
 
 
 def _without(secrets: Sequence[str], text: str) -> str:
-    """`text` as servers and drivers word it, should one of them quote what it was given."""
+    """Masks secrets in `text`: servers and drivers may quote the settings they got."""
     for secret in secrets:
         text = text.replace(secret, "***")
     return text
@@ -130,7 +134,7 @@ def _document(findings: Sequence[Finding]) -> str:
 
 
 def _table(findings: Sequence[Finding]) -> str:
-    """Status, name and detail in columns, then a summary; details are wrapped to a terminal's width."""
+    """Formats status, name and detail in columns, then a summary; wraps details to the terminal's width."""
     first = max(len(status) for status in Status)
     second = max(len(finding.name) for finding in findings)
     margin = first + second + 4

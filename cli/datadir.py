@@ -1,8 +1,6 @@
-"""The directory one `rootstock up` keeps its state in: who may use it, what lies where, and its secrets.
+"""Manages the data directory of one `rootstock up`: its lock, the paths inside it, and its secrets.
 
-Owns: the lock that allows one `up` per directory, the paths inside it, the generated secrets and how files
-that hold secrets are written. Refuses to know: what the secrets are for, and what the processes write in
-their folders.
+A lock allows one `up` per directory. Files that hold secrets are written atomically with mode 0600.
 """
 
 from __future__ import annotations
@@ -22,9 +20,7 @@ _SECRETS_FILE = "secrets.json"
 
 
 def write_private_json(path: Path, document: dict[str, Any]) -> None:
-    """Replace `path` by a JSON file that only its owner may read; never a moment with a partial or a public
-    file.
-    """
+    """Replaces `path` by a JSON file that only its owner may read; the file is never partial or public."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -37,10 +33,9 @@ def write_private_json(path: Path, document: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`, or None when there is no such file.
+    """Returns the JSON object in `path`, or None when there is no such file.
 
-    Raises `CliError` when the file holds something else: a damaged secret must not be silently replaced by a
-    new one.
+    Raises `CliError` when the file holds anything else: a damaged secret must not be replaced silently.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -57,7 +52,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @dataclass
 class DataDir:
-    """A data directory. Use as a context manager to hold it alone."""
+    """A data directory. Use it as a context manager to lock it."""
 
     path: Path
     _lock: int | None = field(default=None, repr=False)
@@ -68,17 +63,17 @@ class DataDir:
 
     @property
     def artifacts(self) -> Path:
-        """Packed adapters, by digest."""
+        """Folder of packed adapters, by digest."""
         return self.path / "artifacts"
 
     @property
     def objects(self) -> Path:
-        """The object store: what tenants upload, and what is made of it."""
+        """Folder of the object store: tenants' uploads, and files derived from them."""
         return self.path / "objects"
 
     @property
     def serving_file(self) -> Path:
-        """There while an `up` serves: where, and its processes' settings for the operator's commands."""
+        """File that exists while an `up` serves: its URL, and its settings for the operator's commands."""
         return self.path / "serving.json"
 
     @property
@@ -116,7 +111,7 @@ class DataDir:
             self._lock = None
 
     def secret(self, name: str) -> str:
-        """The secret called `name`: 32 random bytes in hex, made at first use and kept from then on."""
+        """Returns the secret called `name`: 32 random bytes in hex, generated at first use and stored."""
         path = self.path / _SECRETS_FILE
         kept = read_json(path) or {}
         if name not in kept:

@@ -1,7 +1,6 @@
-"""The demo: two tenants, keys, a console user and sapling's adapters, the same at every start.
+"""Sets up the demo: two tenants, keys, console users and sapling's adapters, the same at every start.
 
-Owns `demo.json`, the one place where the demo's keys and password stand in plain text (mode 0600), and what
-is in the demo. Refuses to know how tenants, keys and adapters are kept.
+`demo.json` (mode 0600) is the only file that holds the demo's keys and passwords in plain text.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli import operator
+from cli import service_access
 from cli.datadir import DataDir, read_json, write_private_json
 from cli.demo_billing import bill_last_month
 from cli.errors import CliError
-from cli.operator import Services
 from cli.programs import CHECKOUT, Service
+from cli.service_access import Services
 
 if TYPE_CHECKING:
     from engine.protocol import AdapterRef
@@ -34,7 +33,7 @@ EMAIL = "demo@acme.example"
 OPERATOR_EMAIL = "operator@rootstock.example"
 PLAN = "demo"
 TERMS = {"priority": {"allowed": True, "contracted_tokens_per_minute": 20_000}}
-"""Every class, and so little priority that a few busy clients see what lies above a contract."""
+"""All service tiers; the contracted priority rate is so low that a few busy clients exceed it."""
 INPUT_PRICE, OUTPUT_PRICE = 150_000, 600_000
 """Micro-USD per million tokens."""
 MONTHLY_FEE = 20_000_000
@@ -54,11 +53,11 @@ class Demo:
 
     @property
     def adapters(self) -> list[str]:
-        """Names of sapling's adapters, in the order of their folders."""
+        """Returns the names of sapling's adapters, in the order of their folders."""
         return sorted(path.parent.name for path in (SAPLING / "adapters").glob("*/adapter_config.json"))
 
     def example(self) -> tuple[str, str]:
-        """A model to try, and what to ask it."""
+        """Returns a model to try and a prompt for it."""
         name, prompt = "pirate", "What is the capital of France?"
         return (f"{self.base_name}:{name}", prompt) if name in self.adapters else (self.base_name, "Hello")
 
@@ -67,15 +66,15 @@ class Demo:
         return self.data.path / ".demo.json.last"
 
     def set_aside(self) -> None:
-        """Take `demo.json` away until everything is ready again: whoever waits for it must not read the last
-        run's.
+        """Moves `demo.json` away until everything is ready: a program that waits for it must not read the
+        previous run's.
         """
         if self.data.demo_file.exists():
             self.data.demo_file.replace(self._aside)
         self._facts = read_json(self._aside) or {}
 
     async def pack(self, service: Service, base_digest: str) -> None:
-        """Pack the adapters unless this was done for the same files and base. In a process of its own:
+        """Packs the adapters unless that was done for the same files and base. Runs in a separate process:
         packing loads torch, and the supervisor should stay small.
         """
         from engine.protocol import AdapterRef
@@ -98,11 +97,11 @@ class Demo:
         return ref is not None and artifact_path(self.data.artifacts, ref["digest"]).exists()
 
     async def populate(self, service: Service) -> None:
-        """Make what is missing; keys that still work are kept."""
+        """Creates what is missing; keys that still work are kept."""
         from tenants.models import OPERATOR_TENANT
 
-        with operator.plain_errors():
-            async with operator.open_services(service.environment()) as services:
+        with service_access.plain_errors():
+            async with service_access.open_services(service.environment()) as services:
                 acme, other = [await _tenant(services, name) for name in self.tenants]
                 await sell(services, (acme, other))
                 await self._keep_key(services, acme, "api_key", "inference")
@@ -110,19 +109,19 @@ class Demo:
                 await self._keep_key(services, other, "other_api_key", "inference")
                 await self._keep_user(services, acme.id, EMAIL)
                 await self._keep_user(services, OPERATOR_TENANT, OPERATOR_EMAIL, "operator_")
-                await operator.register_adapters(services, acme.id, self._refs, self._base_digest)
+                await service_access.register_adapters(services, acme.id, self._refs, self._base_digest)
                 if service.payments:
                     await bill_last_month(services, acme.id)
 
     async def _keep_key(self, services: Services, tenant: Tenant, fact: str, kind: Any) -> None:
-        """Keep the key in `fact` while it is valid and this tenant's, else make another."""
+        """Keeps the key in `fact` if it is valid and belongs to this tenant, else creates another."""
         from tenants.errors import InvalidApiKey
         from tenants.service import OPERATOR, KeyResolver
 
-        secret = operator.setting(services.environment, "ROOTSTOCK_TENANTS_KEY_SECRET")
+        secret = service_access.setting(services.environment, "ROOTSTOCK_TENANTS_KEY_SECRET")
         resolver = KeyResolver(
             services.database, services.redis, secret
-        )  # asked once: it need not hear changes
+        )  # used once: it need not listen for changes
         try:
             if (await resolver.resolve(self._facts.get(fact, ""))).tenant_id == tenant.id:
                 return
@@ -135,8 +134,8 @@ class Demo:
         ).plaintext
 
     async def _keep_user(self, services: Services, tenant_id: str, email: str, whose: str = "") -> None:
-        """Keep the user while the password is right, else make one; under another email when this one is
-        taken. `whose` begins the names of the facts.
+        """Keeps the user if the password is right, else creates one; under another email when this one is
+        taken. `whose` is the prefix of the facts' names.
         """
         from tenants.errors import NameTaken
 
@@ -154,7 +153,7 @@ class Demo:
         self._facts |= {f"{whose}email": wanted, f"{whose}password": password}
 
     def publish(self, url: str, payments_url: str | None = None) -> dict[str, Any]:
-        """Write `demo.json`: everything serves. Returns what it says."""
+        """Writes `demo.json` once everything serves. Returns its content."""
         facts = {
             "base_url": f"{url}/v1",
             "api_key": self._facts["api_key"],
@@ -185,8 +184,8 @@ async def _tenant(services: Services, name: str) -> Tenant:
 
 
 async def sell(services: Services, tenants: tuple[Tenant, ...]) -> None:
-    """Prices unless there are any, and a plan with every class of service for tenants without one, whose
-    requests are served as `default` unless they name a class.
+    """Sets prices unless there are any, and assigns a plan with every service tier to tenants on the standard
+    plan; their requests are served as `default` unless they name a tier.
     """
     from billing.pricing import PriceService
     from engine.protocol import PriorityClass
@@ -197,7 +196,7 @@ async def sell(services: Services, tenants: tuple[Tenant, ...]) -> None:
     prices = PriceService(services.database, services.redis)
     if not await prices.list():
         await prices.add(input=INPUT_PRICE, cached_input=INPUT_PRICE // 2, output=OUTPUT_PRICE)
-    with contextlib.suppress(NameTaken):  # made by an earlier start
+    with contextlib.suppress(NameTaken):  # created by an earlier start
         await services.accounts.plans.create(PLAN, PlanChanges(terms=TERMS, monthly_fee=MONTHLY_FEE))
     for tenant in tenants:
         plan = await services.accounts.plans.of_tenant(tenant.id)
@@ -206,12 +205,12 @@ async def sell(services: Services, tenants: tuple[Tenant, ...]) -> None:
         projects = services.accounts.projects
         project = await projects.default(tenant.id)
         if plan.name == PLAN and project.auto_tier is None:
-            # The plan has priority, which costs more: it is served to requests that name it.
+            # The plan includes priority, which costs more: only requests that name it get it.
             await projects.set_service_tiers(tenant.id, project.id, OPERATOR, auto=PriorityClass.DEFAULT)
 
 
 async def _pack_elsewhere(service: Service, base_digest: str, directories: dict[str, Path]) -> dict[str, Any]:
-    """Run `cli.packing` on the directories; by name, the fields of each AdapterRef."""
+    """Runs `cli.packing` on the directories; returns the fields of each AdapterRef by name."""
     task = {
         "base_digest": base_digest,
         "directories": {name: str(path) for name, path in directories.items()},

@@ -1,20 +1,19 @@
-"""What the demo has been billed before anybody looks: the month before, by its plan's fee.
+"""Bills the demo's first tenant for last month's plan fee, so that its console shows a paid invoice.
 
-Owns that the demo's first tenant is a customer since then. Its invoice is made and paid as every other's: the
-month is closed, the payment provider is asked, and what it says is noted. Uses nothing and writes nothing
-into the ledger.
+The invoice is made and paid like every other: the month is closed, the payment provider collects, and its
+answer is recorded. No usage is invented and nothing is written into the ledger.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from cli.operator import Services
+from cli.service_access import Services
 
 
 async def bill_last_month(services: Services, tenant_id: str) -> None:
-    """Again changes nothing. On the first of a month there is no invoice yet: months are closed on the
-    second.
+    """Bills last month; again changes nothing. On the first of a month there is no invoice yet: months are
+    closed on the second.
     """
     from billing.invoices.closing import JournalAge, MonthClose
     from cli.invoices import invoice_service
@@ -27,7 +26,9 @@ async def bill_last_month(services: Services, tenant_id: str) -> None:
 
 
 async def _collect(services: Services, now: datetime) -> None:
-    """What the worker does every minute, at once: who looks finds the invoice paid."""
+    """Collects the payment at once instead of with the worker's next round, so that the invoice shows as
+    paid.
+    """
     from billing.payments.rounds import PaymentRounds
     from billing.stripe_gateway import StripeGateway  # a second to load
     from cli.stripe import stripe_settings

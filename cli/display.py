@@ -1,27 +1,21 @@
-"""What `rootstock up` shows while it works: steps that tick, notes, and the closing panel.
+"""Shows the progress of `rootstock up`: steps with their duration, notes, and the closing panel.
 
-Owns: the two ways to show the same things, alive on a terminal and as plain lines anywhere else.
-Refuses to know: what the steps do.
+`LiveDisplay` draws on a terminal; `PlainDisplay` writes plain lines to logs and pipes.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TextIO
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.spinner import Spinner
-    from rich.table import Table
+from typing import Protocol, TextIO
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """What to tell the operator once everything serves."""
+    """Addresses and examples shown to the operator once everything serves."""
 
     base_url: str
     console_url: str
@@ -31,13 +25,13 @@ class Welcome:
     model: str
     prompt: str = "Hello"
     api_key: str | None = None
-    """Shown only for the demo: a real key is shown once, by `rootstock key create`."""
+    """Only the demo's key is shown: other keys are shown once, by `rootstock key create`."""
     sign_in: str | None = None
     payments: str | None = None
-    """By whom they are taken, where that is not Stripe."""
+    """The payment provider, unless that is Stripe."""
 
     def curl(self) -> str:
-        """A request to paste into a shell."""
+        """Returns a request to paste into a shell."""
         key = self.api_key or "$ROOTSTOCK_API_KEY"
         return (
             f"curl {self.base_url}/chat/completions \\\n"
@@ -48,7 +42,7 @@ class Welcome:
         )
 
     def python(self) -> str:
-        """The same with the stock client."""
+        """Returns the same request for the stock `openai` client."""
         key = f'"{self.api_key}"' if self.api_key else 'os.environ["ROOTSTOCK_API_KEY"]'
         first = "from openai import OpenAI" if self.api_key else "import os\nfrom openai import OpenAI"
         return (
@@ -61,7 +55,7 @@ class Welcome:
         )
 
     def places(self) -> list[tuple[str, str]]:
-        """Label and address of everything that can be visited."""
+        """Returns label and address of everything that can be visited."""
         rows = [("API", self.base_url), ("Console", self.console_url), ("Metrics", self.metrics_url)]
         if self.sign_in:
             rows.append(("Sign in", self.sign_in))
@@ -70,41 +64,48 @@ class Welcome:
         return [*rows, ("Data, logs", self.data_dir)]
 
 
-class Display(Protocol):
-    """Where progress goes."""
+class Step:
+    """A running step; `detail` says what it is doing now, and at its end what it did."""
 
-    def step(self, title: str, done: str = "ready") -> _Step:
-        """A step to enter; `done` is what it is when it ended well and has no detail of its own."""
+    def __init__(self, text: str, show: Callable[[str], None] = lambda text: None) -> None:
+        self.text = text
+        self._show = show
+        self._started = time.monotonic()
+
+    def detail(self, text: str) -> None:
+        self.text = text
+        self._show(text)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def step(self, title: str, done: str = "ready") -> AbstractContextManager[Step]:
+        """Returns a step to enter; `done` describes its success unless it has a detail."""
 
     def note(self, text: str) -> None:
-        """Something the operator should know; one line."""
+        """Shows one line of information for the operator."""
 
     def trouble(self, text: str, lines: list[str]) -> None:
-        """Something went wrong; `lines` are the evidence, such as the end of a log."""
+        """Shows an error; `lines` are the evidence, such as the end of a log."""
 
     def welcome(self, welcome: Welcome) -> None: ...
 
     def close(self) -> None: ...
 
 
-class _Step(Protocol):
-    """A running step: a context manager; `detail` says what it is doing now."""
-
-    def __enter__(self) -> _Step: ...
-
-    def __exit__(self, *problem: object) -> None: ...
-
-    def detail(self, text: str) -> None: ...
-
-
 def open_display(stream: TextIO | None = None) -> Display:
-    """The display that suits where the output goes."""
+    """Returns the display that suits the output: a terminal, or anything else."""
     stream = stream or sys.stdout
     return LiveDisplay(stream) if stream.isatty() else PlainDisplay(stream)
 
 
 class PlainDisplay:
-    """One line when a step ends, one per note: for logs and pipes."""
+    """Writes one line when a step ends and one per note, for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -112,8 +113,15 @@ class PlainDisplay:
     def _say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
-    def step(self, title: str, done: str = "ready") -> _Step:
-        return _PlainStep(title, done, self._say)
+    @contextmanager
+    def step(self, title: str, done: str = "ready") -> Iterator[Step]:
+        step = Step(done)
+        try:
+            yield step
+        except BaseException:
+            self._say(f"{title}: failed after {step.seconds:.1f} s")
+            raise
+        self._say(f"{title}: {step.text} ({step.seconds:.1f} s)")
 
     def note(self, text: str) -> None:
         self._say(text)
@@ -133,41 +141,39 @@ class PlainDisplay:
         self._stream.flush()
 
 
-class _PlainStep:
-    def __init__(self, title: str, done: str, say: _Say) -> None:
-        self._title, self._say, self._detail = title, say, done
-
-    def __enter__(self) -> _PlainStep:
-        self._started = time.monotonic()
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        seconds = f"{time.monotonic() - self._started:.1f} s"
-        if problem[0] is None:
-            self._say(f"{self._title}: {self._detail} ({seconds})")
-        else:
-            self._say(f"{self._title}: failed after {seconds}")
-
-    def detail(self, text: str) -> None:
-        self._detail = text
-
-
-class _Say(Protocol):
-    def __call__(self, text: str, /) -> None: ...
-
-
 class LiveDisplay:
-    """Spinners that turn into ticks, on a terminal."""
+    """Draws running steps as spinners; a finished one is printed above them and stays. For a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn
 
-        self._console: Console = Console(file=stream, highlight=False)
-        self._steps: list[_LiveStep] = []
-        self._live: object | None = None
+        self._console = Console(file=stream, highlight=False)
+        self._running = Progress(
+            SpinnerColumn("dots", style="cyan"),
+            TextColumn("{task.description:<12}[cyan]{task.elapsed:5.1f} s[/]"),
+            TextColumn("[dim]{task.fields[detail]}[/]"),
+            console=self._console,
+            transient=True,
+        )
 
-    def step(self, title: str, done: str = "ready") -> _Step:
-        return _LiveStep(title, self)
+    @contextmanager
+    def step(self, title: str, done: str = "ready") -> Iterator[Step]:
+        task = self._running.add_task(_escaped(title), detail="")
+        step = Step("", lambda text: self._running.update(task, detail=_escaped(text)))
+        self._running.start()
+        mark = "[bold red]✗[/]"
+        try:
+            yield step
+            mark = "[bold green]✓[/]"
+        finally:
+            detail = f" [dim]{_escaped(step.text)}[/]" if step.text else ""
+            line = f" {mark} {_escaped(title):<12}[cyan]{step.seconds:5.1f} s[/] {detail}"
+            self._running.remove_task(task)
+            self._running.refresh()
+            self._console.print(line)
+            if not self._running.tasks:
+                self._running.stop()
 
     def note(self, text: str) -> None:
         self._console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {_escaped(text)}")
@@ -189,71 +195,14 @@ class LiveDisplay:
         self._console.print(
             Panel(places, title=title, title_align="left", border_style="green", expand=False, padding=(1, 2))
         )
-        # Outside the frame and unwrapped: what is to be copied must not carry borders along.
+        # Outside the frame and unwrapped, so that copied text carries no borders.
         for code, language in ((welcome.curl(), "bash"), (welcome.python(), "python")):
             syntax = Syntax("", language, theme="ansi_dark", background_color="default")
             self._console.print("\n", syntax.highlight(code), sep="", end="", soft_wrap=True)
         self._console.print("\n[dim]Ctrl-C drains and stops.[/]")
 
     def close(self) -> None:
-        assert not self._steps, "a step is still open"
-
-    # The live area shows the running steps; a finished one is printed above it and stays.
-    def _opened(self, step: _LiveStep) -> None:
-        from rich.live import Live
-
-        self._steps.append(step)
-        if self._live is None:
-            live = Live(
-                get_renderable=self._render, console=self._console, refresh_per_second=12, transient=True
-            )
-            live.start()
-            self._live = live
-
-    def _closed(self, step: _LiveStep, failed: bool) -> None:
-        from rich.live import Live
-
-        self._steps.remove(step)
-        mark = "[bold red]✗[/]" if failed else "[bold green]✓[/]"
-        self._console.print(f" {mark} {step.line()}")
-        if not self._steps and isinstance(self._live, Live):
-            self._live.stop()
-            self._live = None
-
-    def _render(self) -> Table:
-        from rich.table import Table
-
-        rows = Table.grid(padding=(0, 0))
-        for step in self._steps:
-            rows.add_row(step.spinner(), f" {step.line()}")
-        return rows
-
-
-class _LiveStep:
-    def __init__(self, title: str, display: LiveDisplay) -> None:
-        from rich.spinner import Spinner
-
-        self._title, self._display, self._detail = title, display, ""
-        self._spinner = Spinner("dots", style="cyan")
-
-    def __enter__(self) -> _LiveStep:
-        self._started = time.monotonic()
-        self._display._opened(self)
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self._display._closed(self, failed=problem[0] is not None)
-
-    def detail(self, text: str) -> None:
-        self._detail = text
-
-    def spinner(self) -> Spinner:
-        return self._spinner
-
-    def line(self) -> str:
-        detail = f" [dim]{_escaped(self._detail)}[/]" if self._detail else ""
-        seconds = time.monotonic() - self._started
-        return f"{_escaped(self._title):<12}[cyan]{seconds:5.1f} s[/] {detail}"
+        assert not self._running.tasks, "a step is still open"
 
 
 def _escaped(text: str) -> str:
@@ -264,7 +213,7 @@ def _escaped(text: str) -> str:
 
 @contextmanager
 def closing_display(display: Display) -> Iterator[Display]:
-    """Close the display whatever happens inside."""
+    """Closes the display at the end of the block, also after an error."""
     try:
         yield display
     finally:

@@ -1,17 +1,15 @@
-"""What the command line says when it cannot go on. Knows no terminal: `cli.main` prints it and picks the exit
-code.
-"""
+"""Defines the command line's errors: `cli.main` prints their one-line message and exits with their code."""
 
 from __future__ import annotations
 
 
 class CliError(Exception):
-    """The command failed: one line for a person, with what to do about it. Exit code 1."""
+    """The command failed. The message is one line: the problem and its remedy. Exit code 1."""
 
     exit_code = 1
 
 
 class UsageError(CliError):
-    """The command was called wrongly. Exit code 2."""
+    """The command was called incorrectly. Exit code 2."""
 
     exit_code = 2

@@ -1,4 +1,4 @@
-"""Asks a running API how it is. Knows two endpoints and nothing else of it."""
+"""Polls a running API's `/readyz` until it is alive or ready."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Health:
-    """`alive`: it answers. `ready`: everything behind it does too; else `missing` says what does not."""
+    """`is_alive`: the API answers. `is_ready`: everything behind it does too; else `missing` lists what does
+    not.
+    """
 
     alive: bool
     ready: bool
@@ -20,18 +22,18 @@ class Health:
 
 
 async def look(base_url: str, timeout_s: float = 2.0) -> Health:
-    """One look at `/readyz`. Never raises for a service that is down."""
+    """Requests `/readyz` once. Never raises for a service that is down."""
     return await asyncio.to_thread(_look, base_url, timeout_s)
 
 
 async def wait_until_alive(base_url: str) -> None:
-    """Return once the API answers at all. Bound it from outside."""
+    """Returns once the API answers at all. Has no timeout of its own."""
     while not (await look(base_url)).alive:  # noqa: ASYNC110  another process's state
         await asyncio.sleep(0.05)
 
 
 async def wait_until_ready(base_url: str) -> None:
-    """Return once the API says it can serve. Bound it from outside."""
+    """Returns once the API reports that it is ready. Has no timeout of its own."""
     while not (await look(base_url)).ready:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
 

@@ -1,7 +1,7 @@
-"""`rootstock invoice` and `rootstock credit`: bills, and balances, from the command line.
+"""Defines `rootstock invoice` and `rootstock credit`: invoices, payments, credit notes and balances.
 
-Owns names, options and what is printed; one call to the services per command. Amounts are dollars with their
-cents or micro-USD written out, and never a float. Everything heavy is imported by the command that needs it.
+Each command makes one call to the services. Amounts are dollars with cents, or micro-USD; never a float.
+Heavy modules are imported by the command that needs them.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.errors import CliError, UsageError
-from cli.operator import Services, call, minute
 from cli.printing import Data, print_rows
+from cli.service_access import Services, call, minute
 
 if TYPE_CHECKING:
     from billing.invoices.service import InvoiceService
     from billing.invoices.settings import InvoiceSettings
     from billing.invoices.views import InvoiceView
 
-invoice_app = typer.Typer(help="Invoices: months closed, shown, proved, corrected.", no_args_is_help=True)
-credit_app = typer.Typer(help="Balances: what tenants paid in advance or were given.", no_args_is_help=True)
+invoice_app = typer.Typer(help="Invoices: close months, show, verify and correct them.", no_args_is_help=True)
+credit_app = typer.Typer(help="Balances: prepayments and granted credit.", no_args_is_help=True)
 
 Tenant = Annotated[str, typer.Argument(help="Tenant's name.")]
 InvoiceId = Annotated[str, typer.Argument(help="The invoice's id, from `rootstock invoice list`.")]
-Dollars = Annotated[str, typer.Argument(help="Dollars, such as 12.50.")]
-Out = Annotated[Path | None, typer.Option("--pdf", help="Write it to this file as PDF instead.")]
+Dollars = Annotated[str, typer.Argument(help="Amount in dollars, such as 12.50.")]
+Out = Annotated[Path | None, typer.Option("--pdf", help="Write the invoice to this file as PDF.")]
 
 
 class SettlementName(StrEnum):
-    """What becomes of what is taken back."""
+    """How a credit note's amount is settled."""
 
     DUE = "due"
     CREDIT = "credit"
@@ -52,7 +52,7 @@ class CreditName(StrEnum):
 
 @invoice_app.command("list")
 def invoice_list(tenant: Tenant, data: Data = None) -> None:
-    """List a tenant's invoices, the newest first."""
+    """List a tenant's invoices, newest first."""
     from billing.invoices.views import cents
 
     async def work(services: Services) -> list[tuple[str, ...]]:
@@ -88,11 +88,13 @@ def invoice_show(invoice: InvoiceId, pdf: Out = None, data: Data = None) -> None
 @invoice_app.command("preview")
 def invoice_preview(
     tenant: Tenant,
-    month: Annotated[str | None, typer.Option(help="Such as 2026-11; else this one.")] = None,
+    month: Annotated[
+        str | None, typer.Option(help="Month, such as 2026-11. Default: the current one.")
+    ] = None,
     pdf: Out = None,
     data: Data = None,
 ) -> None:
-    """Show what a month would be invoiced as if nothing more were used."""
+    """Show the invoice a month would have if nothing more were used."""
 
     async def work(services: Services) -> InvoiceView:
         from billing.months import month_of, parse
@@ -108,7 +110,7 @@ def invoice_preview(
 
 @invoice_app.command("close")
 def invoice_close(data: Data = None) -> None:
-    """Close the months that are due now, as the worker does every hour."""
+    """Close the months that are due, as the worker does every hour."""
 
     async def work(services: Services) -> list[str]:
         from billing.invoices.closing import JournalAge, MonthClose
@@ -124,10 +126,10 @@ def invoice_close(data: Data = None) -> None:
 
 @invoice_app.command("verify")
 def invoice_verify(
-    tenant: Annotated[str | None, typer.Argument(help="Tenant's name; else all of them.")] = None,
+    tenant: Annotated[str | None, typer.Argument(help="Tenant's name. Default: all tenants.")] = None,
     data: Data = None,
 ) -> None:
-    """Compute every invoice again from the ledger's rows: exits with 1 where one is not what it was."""
+    """Recompute every invoice from the ledger's rows; exit 1 if one differs."""
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         from billing.invoices.verification import InvoiceVerification
@@ -144,17 +146,17 @@ def invoice_verify(
     if wrong:
         print_rows(("TENANT", "WHERE", "WHAT", "EXPECTED", "FOUND"), wrong)
         raise typer.Exit(1)
-    print("every invoice is what the ledger says")
+    print("every invoice matches the ledger")
 
 
 @invoice_app.command("paid")
 def invoice_paid(
     invoice: InvoiceId,
     amount: Dollars,
-    reference: Annotated[str, typer.Option(help="The payment's id; again, it counts once.")],
+    reference: Annotated[str, typer.Option(help="The payment's id; a repeated id counts once.")],
     data: Data = None,
 ) -> None:
-    """Note a payment that did not come through the payment provider."""
+    """Record a payment that did not come through the payment provider."""
 
     async def work(services: Services) -> None:
         from billing.invoices.service import record_payment
@@ -166,20 +168,21 @@ def invoice_paid(
             )
 
     call(data, work)
-    print(f"{amount} is noted")
+    print(f"recorded a payment of {amount} USD")
 
 
 @invoice_app.command("credit-note")
 def invoice_credit_note(
     invoice: InvoiceId,
     amount: Dollars,
-    reason: Annotated[str, typer.Option(help="Why; it is on the note.")],
+    reason: Annotated[str, typer.Option(help="The reason; printed on the credit note.")],
     settlement: Annotated[
-        SettlementName, typer.Option(help="due: less is owed; of what was paid: to the balance, or back.")
+        SettlementName,
+        typer.Option(help="due: reduces what is owed. credit: to the balance. refund: pays back."),
     ] = SettlementName.DUE,
     data: Data = None,
 ) -> None:
-    """Take part of an invoice back, or all of it, and print the note's number."""
+    """Credit an invoice in part or in full, and print the credit note's number."""
 
     async def work(services: Services) -> int:
         from billing.invoices.corrections import CreditNotes
@@ -201,13 +204,13 @@ def invoice_credit_note(
 def credit_add(
     tenant: Tenant,
     amount: Dollars,
-    reference: Annotated[str, typer.Option(help="What it is for; again, it counts once.")],
-    kind: Annotated[CreditName, typer.Option(help="top_up: paid for. grant: given.")] = CreditName.GRANT,
+    reference: Annotated[str, typer.Option(help="What the credit is for; a repeated reference counts once.")],
+    kind: Annotated[CreditName, typer.Option(help="top_up: prepaid. grant: given.")] = CreditName.GRANT,
     reason: Annotated[str, typer.Option(help="Shown to the tenant.")] = "",
-    days: Annotated[float | None, typer.Option(min=0, help="After which the rest ends; else never.")] = None,
+    days: Annotated[float | None, typer.Option(min=0, help="Days until it expires. Default: never.")] = None,
     data: Data = None,
 ) -> None:
-    """Put money into a tenant's balance, and print what is there."""
+    """Add money to a tenant's balance, and print the new balance."""
 
     async def work(services: Services) -> int:
         from billing.invoices.credits import CreditService
@@ -229,7 +232,7 @@ def credit_add(
 
 @credit_app.command("list")
 def credit_list(tenant: Tenant, data: Data = None) -> None:
-    """List what was put into a tenant's balance and taken out; the last line is what is left."""
+    """List the entries of a tenant's balance; the last line is what is left."""
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         from billing.invoices.credits import CreditService
@@ -245,20 +248,20 @@ def credit_list(tenant: Tenant, data: Data = None) -> None:
         ]
         return [
             *rows,
-            ("", "used in advance", dollars(-balance.used), "", ""),
+            ("", "usage not invoiced yet", dollars(-balance.used), "", ""),
             ("", "left", dollars(balance.amount), "", ""),
         ]
 
-    print_rows(("AT", "KIND", "USD", "ENDS", "REFERENCE"), call(data, work))
+    print_rows(("AT", "KIND", "USD", "EXPIRES", "REFERENCE"), call(data, work))
 
 
 @credit_app.command("mode")
 def credit_mode(
     tenant: Tenant,
-    mode: Annotated[ModeName, typer.Argument(help="prepaid: usage draws from the balance.")],
+    mode: Annotated[ModeName, typer.Argument(help="prepaid: usage is charged to the balance.")],
     data: Data = None,
 ) -> None:
-    """Have a tenant pay in advance, or by invoice, from this minute on."""
+    """Bill a tenant in advance (prepaid) or by invoice (postpaid), from this minute on."""
 
     async def work(services: Services) -> None:
         from billing.invoices.accounts import BillingAccounts
@@ -273,7 +276,7 @@ def credit_mode(
 
 
 def invoice_service(services: Services) -> InvoiceService:
-    """As the service meant makes invoices."""
+    """Returns an invoice service with the settings of the service that the command works on."""
     from billing.invoices.announcing import announce
     from billing.invoices.service import InvoiceService
     from billing.payments.documents import queue_invoice
@@ -290,7 +293,7 @@ def invoice_service(services: Services) -> InvoiceService:
 
 
 def _settings(services: Services) -> InvoiceSettings:
-    """Those of the service meant, whatever this process's environment has."""
+    """Returns the invoice settings of the service that the command works on, whatever this shell has set."""
     from billing.invoices.settings import InvoiceSettings
 
     prefix = "ROOTSTOCK_INVOICE_"
@@ -303,14 +306,14 @@ def _settings(services: Services) -> InvoiceSettings:
 
 
 def _amount(text: str, places: int) -> int:
-    """Dollars in their `places`th part: cents or micro-USD. Raises UsageError."""
+    """Parses dollars into units of 10**-places: cents or micro-USD. Raises UsageError."""
     try:
         amount = Decimal(text).scaleb(places)
         whole = int(amount)
     except (InvalidOperation, ValueError, OverflowError):
-        raise UsageError(f"{text!r} is no amount of dollars, such as 12.50") from None
+        raise UsageError(f"{text!r} is not an amount in dollars: write it as 12.50") from None
     if amount != whole:
-        raise UsageError(f"{text} has more than {places} places")
+        raise UsageError(f"{text} has more than {places} decimal places: round it")
     return whole
 
 

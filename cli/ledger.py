@@ -1,8 +1,8 @@
-"""`rootstock billing rederive`, `reverse`, `import-spool`: the ledger's sums made from its rows again, what
-was billed in error taken back, and usage read from a file that an engine set aside.
+"""Defines `rootstock billing rederive`, `reverse` and `import-spool`: corrections of the ledger.
 
-Owns names, options and help of these commands, and one call to the service per command. Everything heavy is
-imported by the command that needs it.
+`rederive` recomputes sums from the ledger's rows, `reverse` takes back a wrong charge, `import-spool` bills
+usage from a file that an engine set aside. Each command makes one call to the service; heavy modules are
+imported by the command that needs them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ HEADER = ("SUMS", "TENANT", "FROM", "KEY", "EXPECTED", "FOUND")
 
 @ledger_app.command("rederive")
 def rederive(
-    month: Annotated[str, typer.Option(help="Which, as YYYY-MM in UTC.")],
-    fix: Annotated[bool, typer.Option("--fix", help="Make the sums what the rows say.")] = False,
+    month: Annotated[str, typer.Option(help="Month as YYYY-MM in UTC.")],
+    fix: Annotated[bool, typer.Option("--fix", help="Correct the sums that differ.")] = False,
     data: Data = None,
 ) -> None:
-    """Sum a month of the ledger up again and print every sum that differs; exit 1 when one is left so."""
+    """Recompute a month's sums from the ledger and print those that differ; exit 1 unless all are right."""
     from billing.rollups import rederive as sum_up
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     first = read_month(month).date()
 
@@ -43,16 +43,16 @@ def rederive(
 
     found = call(data, work)
     if not found:
-        print(f"{month}: every sum is its rows'")
+        print(f"{month}: every sum matches its rows")
         return
     print_rows(HEADER, [difference_row(one) for one in found])
-    print(f"{len(found)} sums {'made right' if fix else 'differ'}")
+    print(f"{len(found)} sums {'corrected' if fix else 'differ'}")
     if not fix:
         raise typer.Exit(1)
 
 
 def difference_row(difference: RollupDifference) -> tuple[str, ...]:
-    """What differs, of the sums that do."""
+    """Returns the table row of a difference, with the sums that differ."""
     names = [name for name, sum_ in difference.expected.items() if difference.found[name] != sum_]
     return (
         difference.unit,
@@ -68,15 +68,15 @@ def difference_row(difference: RollupDifference) -> tuple[str, ...]:
 
 @ledger_app.command("reverse")
 def reverse(
-    tenant: Annotated[str, typer.Argument(help="Its name.")],
-    what: Annotated[str, typer.Argument(help="A request's id (chatcmpl-..., cmpl-...) or a charge's.")],
-    reason: Annotated[str, typer.Option(help="Why; it stays with the reversal.")],
+    tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
+    what: Annotated[str, typer.Argument(help="Id of a request (chatcmpl-..., cmpl-...) or of a charge.")],
+    reason: Annotated[str, typer.Option(help="The reason; stored with the reversal.")],
     data: Data = None,
 ) -> None:
-    """Take back what one request or charge was billed, as a new row of today, and print its id and amount."""
+    """Reverse the charge of a request, or another charge, as a new row of today; print its id and amount."""
     from billing.request_ids import submitted_at_of
     from billing.reversals import ReversalService
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
     from tenants.actors import OPERATOR
 
     async def work(services: Services) -> tuple[str, int]:
@@ -100,9 +100,9 @@ def import_spool(
     ],
     data: Data = None,
 ) -> None:
-    """Bill what can still be read of a damaged file of an engine's usage journal. Harmless to repeat."""
+    """Bill what can be read of a damaged file of an engine's usage journal. Repeating it is harmless."""
     from billing.importing import import_events
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
     from engine.journal.salvage import salvage
 
     try:
@@ -122,10 +122,10 @@ def import_spool(
     if salvaged.damage:
         print(f"the rest is lost: {salvaged.damage}")
     for reason in imported.refused:
-        print(f"an event was refused: {reason}")
+        print(f"rejected an event: {reason}")
     known = imported.num_requests - imported.num_new - imported.num_grown
     print(
-        f"{imported.num_new} requests were added to the ledger, {imported.num_grown} grew and {known} were "
-        f"there already; {imported.completion_tokens} completion tokens were added"
+        f"added {imported.num_new} requests to the ledger, extended {imported.num_grown}, {known} were there "
+        f"already; added {imported.completion_tokens} completion tokens"
     )
-    print(f"Remove {file} to end the alert; `rootstock billing reconcile` names what is still missing.")
+    print(f"Remove {file} to end the alert; `rootstock billing reconcile` lists what is still missing.")

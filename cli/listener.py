@@ -1,8 +1,7 @@
-"""The address `up` serves on: bound by the supervisor and inherited by the API process.
+"""Opens the socket `rootstock up` serves on; the API process inherits it.
 
-Owns the listening socket. Since the supervisor holds it, a taken port is found before anything is started,
-and while a dead API process is started again connections wait in the backlog instead of being refused.
-Refuses to know HTTP.
+Because the supervisor holds the socket, a port that is in use is noticed before anything starts, and while
+the API process restarts, connections wait in the backlog instead of being refused.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ _BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening, inheritable socket; port 0 takes a free one. Raises `CliError` saying what is wrong with
-    it.
-    """
+    """Returns a listening, inheritable socket; port 0 picks a free one. Raises `CliError` if that fails."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -34,7 +31,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise CliError(
-                f"port {port} of {host} is taken: stop what uses it or pass another --port"
+                f"port {port} of {host} is in use: stop the program that uses it or pass another --port"
             ) from None
         raise CliError(f"cannot listen on {host} port {port}: {error.strerror}") from None
     listener.set_inheritable(True)
@@ -42,7 +39,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def visiting_url(listener: socket.socket) -> str:
-    """The URL to visit it under from this machine: a wildcard address is reached over loopback."""
+    """Returns the URL of the socket on this machine: a wildcard address is reached over loopback."""
     host, port = listener.getsockname()[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.is_unspecified:

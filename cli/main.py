@@ -1,8 +1,7 @@
-"""The `rootstock` command: parses the command line, calls what does the work, turns errors into one line.
+"""Parses the `rootstock` command line, calls the function that does the work, and prints errors in one line.
 
-Owns names and help of commands and options, and exit codes: 2 for a wrong call, 1 for a failure, 0 otherwise.
-Everything heavy is imported by the command that needs it: `rootstock --help` loads neither torch nor
-SQLAlchemy.
+Exit codes: 2 for incorrect usage, 1 for a failure, 0 otherwise. Commands import what they need when they run:
+`rootstock --help` loads neither torch nor SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ import typer
 from cli.account_commands import audit_app, key_app, project_app, tenant_app, user_app
 from cli.adapter_commands import adapter_app, plan_app
 from cli.billing import billing_app
-from cli.books import books_app
 from cli.checks.process import Process
 from cli.errors import CliError, UsageError
 from cli.invoices import credit_app, invoice_app
 from cli.ledger import ledger_app
-from cli.operators import operator_app
+from cli.operator_commands import operator_app
 from cli.prices import price_app
 from cli.printing import Data, print_rows
+from cli.reconcile_command import books_app
 from cli.sla import sla_app
 from cli.stripe import stripe_app
 
@@ -57,7 +56,7 @@ app.add_typer(sla_app, name="sla")
 
 
 class Quantization(StrEnum):
-    """Formats of the base model's weights."""
+    """Weight formats of the base model."""
 
     NONE = "none"
     INT8 = "int8"
@@ -67,48 +66,49 @@ class Quantization(StrEnum):
 
 @app.command()
 def up(
-    data: Annotated[
-        Path, typer.Option(help="Where everything is kept: databases, secrets, adapters, logs.")
-    ] = Path("var/rootstock"),
+    data: Annotated[Path, typer.Option(help="Directory for databases, secrets, adapters and logs.")] = Path(
+        "var/rootstock"
+    ),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")
     ] = 8000,
     base: Annotated[
-        Path | None, typer.Option(help="Directory of the base model, Hugging Face layout.")
+        Path | None, typer.Option(help="Directory of the base model in Hugging Face layout.")
     ] = None,
     base_name: Annotated[
-        str | None, typer.Option(help="Name the base model is sold under; else that of its directory.")
+        str | None, typer.Option(help="Name the base model is served under. Default: its directory's name.")
     ] = None,
     quantization: Annotated[
         Quantization | None,
-        typer.Option(help="Format of the base's weights: none or int8 on a CPU; none, fp8 or int4 on a GPU."),
+        typer.Option(help="Weight format: none or int8 on a CPU; none, fp8 or int4 on a GPU."),
     ] = None,
     demo: Annotated[
-        bool, typer.Option("--demo", help="Make two tenants with keys and sapling's adapters.")
+        bool, typer.Option("--demo", help="Create two tenants with keys and sapling's adapters.")
     ] = False,
     showcase: Annotated[
-        bool, typer.Option("--showcase", help="With --demo: show it off once it serves.")
+        bool, typer.Option("--showcase", help="With --demo: run the showcase once everything serves.")
     ] = False,
-    once: Annotated[bool, typer.Option("--once", help="With --showcase: stop after it.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="With --showcase: stop afterwards.")] = False,
 ) -> None:
     """Run everything on this machine: PostgreSQL, Redis, engine, API, workers.
 
     ROOTSTOCK_DB_URL and ROOTSTOCK_REDIS_URL name servers to use instead of private ones.
     """
-    from cli.up import UpOptions, run_up
+    from cli.up import run_up
+    from cli.up_options import UpOptions
 
     if once and not showcase:
-        raise UsageError("--once ends the showcase: pass --showcase too")
+        raise UsageError("--once stops after the showcase: pass --showcase too")
     if showcase and not demo:
-        raise UsageError("--showcase shows the demo: pass --demo too")
+        raise UsageError("--showcase needs the demo: pass --demo too")
     chosen = quantization.value if quantization else None
     raise typer.Exit(run_up(UpOptions(data, host, port, base, base_name, chosen, demo, showcase, once)))
 
 
 @app.command("serve-api")
 def serve_api() -> None:
-    """Run the HTTP process (settings: ROOTSTOCK_API_*, ROOTSTOCK_DB_*, ...)."""
+    """Run the API process (settings: ROOTSTOCK_API_*, ROOTSTOCK_DB_*, ...)."""
     from cli.processes import serve_api
 
     serve_api()
@@ -127,14 +127,16 @@ def work(
     queues: Annotated[
         str | None,
         typer.Option(
-            help="rootstock (metering, schedule), rootstock.jobs (jobs on adapters); else settings."
+            help="rootstock (metering, schedule), rootstock.jobs (adapter jobs). Default: from the settings."
         ),
     ] = None,
     beat: Annotated[
-        bool | None, typer.Option("--beat/--no-beat", help="Send the periodic tasks too; else settings.")
+        bool | None,
+        typer.Option("--beat/--no-beat", help="Also send the periodic tasks. Default: from the settings."),
     ] = None,
     nice: Annotated[
-        int | None, typer.Option(min=0, max=19, help="Give way to others on the same cores; else settings.")
+        int | None,
+        typer.Option(min=0, max=19, help="CPU priority, 19 is lowest. Default: from the settings."),
     ] = None,
 ) -> None:
     """Run a background worker (settings: ROOTSTOCK_WORKER_*, ROOTSTOCK_JOBS_*, ROOTSTOCK_DB_*, ...)."""
@@ -145,8 +147,8 @@ def work(
 
 @app.command()
 def migrate(data: Data = None) -> None:
-    """Bring the database to this version's schema."""
-    from cli.operator import migrate
+    """Migrate the database to this version's schema."""
+    from cli.service_access import migrate
 
     print(f"the schema is at {migrate(data)}")
 
@@ -155,12 +157,14 @@ def migrate(data: Data = None) -> None:
 def check(
     process: Annotated[
         list[Process] | None,
-        typer.Option(help="Check only what this process needs; may be given several times. Else all."),
+        typer.Option(help="Check only what this process needs; repeatable. Default: all processes."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     data: Data = None,
 ) -> None:
-    """Say which settings and servers are missing, and which features are off; exit 1 when any is missing."""
+    """Report missing settings and servers, and features that are off; exit 1 if anything required is
+    missing.
+    """
     from cli.check import check
 
     raise typer.Exit(check(data, set(process or Process), as_json=as_json))
@@ -171,7 +175,7 @@ def check(
 )
 def bench(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="Which; none lists them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The benchmark's name; lists them if omitted.")] = None,
 ) -> None:
     """Run a benchmark: `rootstock bench serving --out F`."""
     from cli.bench import list_benchmarks, run_benchmark
@@ -183,13 +187,13 @@ def bench(
 
 
 def main() -> None:
-    """Entry point of the console script. Exits; never returns."""
+    """Runs the console script. Exits; never returns."""
     try:
         app(prog_name="rootstock")
     except CliError as error:
         print(f"rootstock: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # the reader of our output left, as in `| head`
+    except BrokenPipeError:  # the reader of the output has closed it, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""A month as commands are given it."""
+"""Parses the month that commands take as an option."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from cli.errors import UsageError
 
 
 def read_month(written: str) -> datetime:
-    """The first moment of a month of UTC such as 2027-01. Raises UsageError naming the option `--month`."""
+    """Returns the start of a UTC month such as 2027-01. Raises UsageError naming the option `--month`."""
     try:
         return datetime.strptime(written, "%Y-%m").replace(tzinfo=UTC)
     except ValueError:
-        raise UsageError(f"--month takes a month such as 2027-01, not {written}") from None
+        raise UsageError(f"--month {written} is not a month: write it as 2027-01") from None

@@ -1,7 +1,6 @@
-"""Packs PEFT directories in a process of its own: a task as JSON on standard input, references as JSON on its
-output.
+"""Packs PEFT directories in a separate process, for callers that must not load torch.
 
-For callers that must not load torch themselves. Knows neither tenants nor names of models.
+Reads a task as JSON from standard input and writes adapter references as JSON to standard output.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from cli.errors import CliError
-from cli.operator import pack_adapters
+from cli.service_access import pack_adapters
 
 
 def main() -> int:

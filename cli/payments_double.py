@@ -20,10 +20,10 @@ API_KEY = "ROOTSTOCK_STRIPE_API_KEY"
 
 
 class PaymentsDouble:
-    """One demo's. `close` it at the end."""
+    """The payment provider of one demo. `close` it at the end."""
 
     def __init__(self, data: DataDir, site_url: str) -> None:
-        """`site_url`: where the service is visited, which hears of payments there."""
+        """`site_url`: URL of the service, which receives the provider's webhooks there."""
         self._data = data
         self._site_url = site_url
         self._listener = listen("127.0.0.1", 0)
@@ -35,7 +35,7 @@ class PaymentsDouble:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What the service is told: a test mode's key, and where Stripe is."""
+        """Returns the service's settings: a test mode key, and the double's URL as Stripe's."""
         return {
             API_KEY: f"sk_test_{self._data.secret('payments_double')[:32]}",
             "ROOTSTOCK_STRIPE_API_BASE": self.url,

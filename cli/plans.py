@@ -1,4 +1,4 @@
-"""What an operator does to plans from the command line. Owns one call to the services per command."""
+"""Manages plans for the operator's commands; each command makes one call to the services."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import UsageError
-from cli.operator import Services, call
+from cli.service_access import Services, call
 
 if TYPE_CHECKING:
     from tenants.plans import PlanChanges, PlanService
@@ -25,8 +25,8 @@ def changes(
     monthly_fee: int | None = None,
     included_usage: int | None = None,
 ) -> PlanChanges:
-    """Of the command line; `gate` as NAME=NUMBER, `terms` as CLASS.NAME=JSON, `limits` as METRIC=AMOUNT or
-    METRIC=none. Raises UsageError.
+    """Parses the command line's options: `gate` as NAME=NUMBER, `terms` as CLASS.NAME=JSON, `limits` as
+    METRIC=AMOUNT or METRIC=none. Raises UsageError.
     """
     from tenants.plans import PlanChanges
 
@@ -36,7 +36,7 @@ def changes(
         try:
             thresholds[name] = float(number)
         except ValueError:
-            raise UsageError(f"--gate takes NAME=NUMBER, not {setting!r}") from None
+            raise UsageError(f"--gate {setting!r} cannot be read: write NAME=NUMBER") from None
     return PlanChanges(
         max_adapters,
         max_file_bytes,
@@ -54,7 +54,7 @@ def _limits(settings: Iterable[str]) -> dict[str, int | None]:
     for setting in settings:
         metric, _, amount = setting.partition("=")
         if amount != "none" and not (amount.isascii() and amount.isdecimal()):
-            raise UsageError(f"--limit takes METRIC=AMOUNT or METRIC=none, not {setting!r}")
+            raise UsageError(f"--limit {setting!r} cannot be read: write METRIC=AMOUNT or METRIC=none")
         limits[metric] = None if amount == "none" else int(amount)
     return limits
 
@@ -67,12 +67,14 @@ def _terms(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
         try:
             terms.setdefault(tier, {})[name] = json.loads(value)
         except json.JSONDecodeError:
-            raise UsageError(f"--term takes CLASS.NAME=JSON, not {setting!r}") from None
+            raise UsageError(f"--term {setting!r} cannot be read: write CLASS.NAME=JSON") from None
     return terms
 
 
 def list_plans(data: Path | None) -> list[tuple[str, ...]]:
-    """Name, adapters, bytes of a file, pinned adapters, fee, usage in it, thresholds, limits."""
+    """Returns rows of name, adapters, file bytes, pinned adapters, fee, included usage, thresholds,
+    limits.
+    """
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         return [_row(plan) for plan in await _plans(services).list()]
@@ -81,7 +83,7 @@ def list_plans(data: Path | None) -> list[tuple[str, ...]]:
 
 
 def create_plan(data: Path | None, name: str, wanted: PlanChanges) -> str:
-    """Its id."""
+    """Returns the new plan's id."""
 
     async def work(services: Services) -> str:
         return (await _plans(services).create(name, wanted)).id
@@ -90,7 +92,7 @@ def create_plan(data: Path | None, name: str, wanted: PlanChanges) -> str:
 
 
 def set_plan(data: Path | None, name: str, wanted: PlanChanges) -> tuple[str, ...]:
-    """As `list_plans` shows it now."""
+    """Returns the changed plan as `list_plans` shows it."""
 
     async def work(services: Services) -> tuple[str, ...]:
         return _row(await _plans(services).set(name, wanted))
@@ -99,7 +101,7 @@ def set_plan(data: Path | None, name: str, wanted: PlanChanges) -> tuple[str, ..
 
 
 def list_terms(data: Path | None, name: str) -> list[tuple[str, ...]]:
-    """Class of service, allowed, price, contracted rate, targets, promises, credits."""
+    """Returns rows of service tier, allowed, price, contracted rate, targets, guarantees, credits."""
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         plan = await _plans(services).find(name)

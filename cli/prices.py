@@ -1,6 +1,6 @@
-"""`rootstock price`: the price list from the command line.
+"""Defines `rootstock price`: lists and sets prices.
 
-Owns one call to the service per command. Everything heavy is imported by the command that needs it.
+Each command makes one call to the service; heavy modules are imported by the command that needs them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import typer
 
 from cli.printing import Data, print_rows
 
-price_app = typer.Typer(help="The price list, in micro-USD.", no_args_is_help=True)
+price_app = typer.Typer(help="Prices, in micro-USD.", no_args_is_help=True)
 
 HEADER = ("FROM", "INPUT", "CACHED INPUT", "OUTPUT", "ON AN ADAPTER", "GB-DAY", "CALIBRATION", "ID")
 Amount = Annotated[int, typer.Option(min=0, help="Micro-USD per million tokens.")]
@@ -20,9 +20,9 @@ Amount = Annotated[int, typer.Option(min=0, help="Micro-USD per million tokens."
 
 @price_app.command("list")
 def price_list(data: Data = None) -> None:
-    """List the versions of the prices, the earliest first."""
+    """List the versions of the prices, earliest first."""
     from billing.pricing import AMOUNTS, PriceService
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         versions = await PriceService(services.database, services.redis).list()
@@ -44,32 +44,32 @@ def price_set(
     output: Amount,
     cached_input: Annotated[
         int | None,
-        typer.Option(min=0, help="Of input found in the prefix cache; that of input if not given."),
+        typer.Option(min=0, help="Per million input tokens found in the prefix cache. Default: --input."),
     ] = None,
     adapter_surcharge: Annotated[
         int,
-        typer.Option(min=0, help="On top of each million tokens, in and out, of requests on an adapter."),
+        typer.Option(
+            min=0, help="Surcharge per million tokens, input and output, of requests on an adapter."
+        ),
     ] = 0,
     adapter_gb_day: Annotated[int, typer.Option(min=0, help="Per GB of packed adapters and UTC day.")] = 0,
-    calibration_job: Annotated[int, typer.Option(min=0, help="Per calibration job that ends well.")] = 0,
+    calibration_job: Annotated[int, typer.Option(min=0, help="Per successful calibration job.")] = 0,
     effective_from: Annotated[
-        str | None, typer.Option("--from", help="ISO 8601 with a time zone; now if not given.")
+        str | None, typer.Option("--from", help="ISO 8601 with a time zone. Default: now.")
     ] = None,
     data: Data = None,
 ) -> None:
-    """Add a version of the prices and print its id. Earlier versions stay: what was used under them is billed
-    by them.
+    """Add a version of the prices and print its id. Usage is billed by the prices in effect when it
+    was made.
     """
     from billing.pricing import PriceService
     from cli.errors import UsageError
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     try:
         moment = datetime.fromisoformat(effective_from) if effective_from is not None else None
     except ValueError:
-        raise UsageError(
-            f"--from takes a moment such as 2027-01-01T00:00:00Z, not {effective_from}"
-        ) from None
+        raise UsageError(f"--from {effective_from} is not a time: write it as 2027-01-01T00:00:00Z") from None
 
     async def work(services: Services) -> str:
         made = await PriceService(services.database, services.redis).add(

@@ -1,4 +1,4 @@
-"""What commands have in common: the option that names a service, and tables."""
+"""Defines the `--data` option that commands share, and prints tables."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Data = Annotated[
     typer.Option(
         "--data",
         envvar="ROOTSTOCK_DATA",
-        help="Directory of a `rootstock up` on this machine; else ROOTSTOCK_* settings name the servers.",
+        help="Directory of a `rootstock up` on this machine. Default: the servers in ROOTSTOCK_* settings.",
     ),
 ]
 
 
 def print_rows(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """A table, its columns as wide as their widest cell."""
+    """Prints a table whose columns are as wide as their widest cell."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     for row in [header, *rows]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,6 +1,6 @@
-"""Mains of the processes: settings from the environment in, an exit out.
+"""Starts API, engine and worker: reads their settings from the environment and runs their mains.
 
-Each imports only its own world: the API never loads torch. Refuses to know in which order they start.
+Each function imports only what its process needs: the API never loads torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ S = TypeVar("S", bound="BaseSettings")
 
 
 def settings_from_environment(kind: type[S]) -> S:
-    """The settings of a process. Raises `CliError` naming every variable that is missing or wrong."""
+    """Returns the settings of a process. Raises `CliError` naming every variable that is missing or wrong."""
     from pydantic import ValidationError
 
     try:
@@ -52,7 +52,7 @@ def serve_engine() -> None:
 
 
 def work(queues: str | None, beat: bool | None, nice: int | None) -> None:
-    """None: as the environment says."""
+    """Runs a worker. None: as the environment says."""
     from db.settings import DatabaseSettings
     from db.tasks import JOBS_QUEUE
     from worker.main import run
@@ -70,6 +70,9 @@ def work(queues: str | None, beat: bool | None, nice: int | None) -> None:
 
         jobs = settings_from_environment(JobsSettings)
         if not (jobs.base_path / "config.json").is_file():
-            raise CliError(f"ROOTSTOCK_JOBS_BASE_PATH: {jobs.base_path} holds no config.json")
+            raise CliError(
+                f"ROOTSTOCK_JOBS_BASE_PATH: {jobs.base_path} holds no config.json: name a directory in "
+                "Hugging Face layout"
+            )
         settings_from_environment(StorageSettings)
     sys.exit(run(settings))

@@ -1,8 +1,6 @@
-"""The processes of a service: their command lines and the settings they are told through the
-environment.
+"""Defines the processes of `rootstock up`: their command lines, and their settings as environment variables.
 
-The one place that knows every package's settings prefix. Refuses to know how processes are started and
-watched.
+This module alone knows every package's settings prefix. `cli.supervisor` starts and watches the processes.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ from db.tasks import JOBS_QUEUE, QUEUE
 from engine.stop_reason import NAME as STOP_REASON
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-"""The folder that holds all packages: a checkout, or the site-packages of an environment."""
+"""The folder that holds all packages: a checkout, or an environment's site-packages."""
 _ENGINE_DRAIN_S = 20.0
 _JOBS_NICE = 10
 
 
 @dataclass(frozen=True)
 class Service:
-    """What one `up` runs, and on what."""
+    """The configuration of one `up`: base model, databases and payment settings."""
 
     data: DataDir
     base: Path
@@ -38,28 +36,32 @@ class Service:
     quantization: str
     redis_url: str
     db_url: str = ""
-    """Of the role that serves."""
+    """URL of the role that serves."""
     db_owner_url: str = ""
-    """Of the role that migrates."""
+    """URL of the role that migrates."""
     is_demo: bool = False
     payments: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the demo's payment provider, if it has one."""
+    """Settings of the demo's payment provider, if any."""
 
     @property
     def engine_endpoint(self) -> str:
-        """A Unix socket that only this account reaches: whoever can connect can use the engine."""
+        """Returns a Unix socket that only this account reaches: every client of the socket can use the
+        engine.
+        """
         return f"ipc://{socket_directory(self.data.path, 'engine', 'zmq.sock', None) / 'zmq.sock'}"
 
     @property
     def engine_state(self) -> Path:
-        """The engine's own files."""
-        told = self.environment()
-        engine_id = told.get("ROOTSTOCK_ENGINE_ENGINE_ID", "engine-0")
-        return Path(told["ROOTSTOCK_ENGINE_DATA_DIR"]) / "engine" / engine_id
+        """Returns the folder of the engine's own files."""
+        settings = self.environment()
+        engine_id = settings.get("ROOTSTOCK_ENGINE_ENGINE_ID", "engine-0")
+        return Path(settings["ROOTSTOCK_ENGINE_DATA_DIR"]) / "engine" / engine_id
 
     def environment(self) -> dict[str, str]:
-        """Settings of all processes and of the operator's commands; what the operator set himself wins."""
-        told = {
+        """Returns the settings of all processes and of the operator's commands; the shell's settings take
+        precedence.
+        """
+        settings = {
             "ROOTSTOCK_DB_URL": self.db_url,
             OWNER_URL: self.db_owner_url,
             "ROOTSTOCK_REDIS_URL": self.redis_url,
@@ -82,11 +84,11 @@ class Service:
             "ROOTSTOCK_ENGINE_DATA_DIR": str(self.data.path),
             "ROOTSTOCK_ENGINE_ARTIFACTS_DIR": str(self.data.artifacts),
             "ROOTSTOCK_ENGINE_DRAIN_SECONDS": f"{_ENGINE_DRAIN_S:g}",
-            # To be looked at without a telephone; a service that is more than a demonstration asks for it.
+            # The demo can be tried without an authenticator app; other services require a second factor.
             "ROOTSTOCK_CONSOLE_OPERATORS_SECOND_FACTOR": "false" if self.is_demo else "",
             **self.payments,
         }
-        return {name: value for name, value in told.items() if value and name not in os.environ} | {
+        return {name: value for name, value in settings.items() if value and name not in os.environ} | {
             name: value for name, value in os.environ.items() if name.startswith("ROOTSTOCK_")
         }
 
@@ -98,19 +100,19 @@ class Service:
         return self._program("api", "serve-api", grace_s=30, pass_fds=(listener_fd,))
 
     def worker(self) -> Program:
-        """Metering, the schedule, and whatever else is short."""
+        """Returns the worker of short tasks: metering, schedule, relay."""
         return self._program("worker", "work", "--queues", QUEUE, grace_s=30)
 
     def jobs(self) -> Program:
-        """Inspection, packing, calibration: behind everything else on the same cores."""
+        """Returns the worker of adapter jobs (inspection, packing, calibration), at a lower CPU priority."""
         nice = os.environ.get("ROOTSTOCK_WORKER_NICE", str(_JOBS_NICE))
         options = ("--queues", JOBS_QUEUE, "--no-beat", "--nice", nice)
         return self._program("jobs", "work", *options, grace_s=30)
 
     def _program(self, name: str, *command: str, grace_s: float, pass_fds: tuple[int, ...] = ()) -> Program:
-        # One thread of arithmetic unless the operator says otherwise: more only slows small matrices down.
+        # One arithmetic thread unless the operator sets more: more threads only slow small matrices down.
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **self.environment()}
-        environment.pop(OWNER_URL, None)  # processes that serve have no way to the owner's rights
+        environment.pop(OWNER_URL, None)  # processes that serve must not have the owner's rights
         if pass_fds:
             environment["ROOTSTOCK_API_LISTEN_FD"] = str(pass_fds[0])
         return Program(

@@ -1,6 +1,6 @@
-"""Counts restarts of supervised processes in Redis, where the API's /metrics reads them.
+"""Counts the restarts of supervised processes in Redis, where the API's /metrics reads them.
 
-A count that Redis does not take, since it may be what was restarted, is kept and added later.
+Counts that Redis does not accept (it may be the process that restarted) are kept and added later.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _RETRY_S = 1.0
 
 
 class RestartCounter:
-    """All methods belong to one event loop."""
+    """Counts restarts by process. All methods must be called on one event loop."""
 
     def __init__(self, redis_url: Callable[[], str]) -> None:
-        """`redis_url` is asked at each attempt: it is known once Redis was started."""
+        """`redis_url` is called at each attempt: the URL is known once Redis has started."""
         self._redis_url = redis_url
         self._pending = Counter[str]()
         self._sending: asyncio.Task[None] | None = None
 
     def begin(self, processes: Iterable[str]) -> None:
-        """Export the processes with what was counted so far: Prometheus sees no increase of a series that
-        begins with it.
+        """Exports the processes with their counts so far: Prometheus sees no increase in a series that starts
+        with it.
         """
         for process in processes:
             self._add(process, 0)
@@ -37,7 +37,7 @@ class RestartCounter:
         self._add(process, 1)
 
     async def close(self) -> None:
-        """Give up what could not be sent."""
+        """Drops counts that could not be sent."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
@@ -54,5 +54,5 @@ class RestartCounter:
                 async with Redis.from_url(self._redis_url(), socket_timeout=2) as redis:
                     await redis.hincrby(RESTARTS_KEY, process, count)
             except RedisError:
-                self._pending[process] += count  # to others, counted meanwhile
+                self._pending[process] += count  # others may have been counted since
                 await asyncio.sleep(_RETRY_S)

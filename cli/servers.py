@@ -1,7 +1,7 @@
-"""The PostgreSQL and Redis behind one `up`: the operator's, or private ones that are kept alive.
+"""Provides PostgreSQL and Redis for `rootstock up`: the operator's servers, or private ones that are
+restarted.
 
-Owns the choice, and starting a private server again when it died. Refuses to know how one is started
-(`cli.local`) and what is stored.
+`cli.local` starts a private server; this module decides whether one is needed and restarts it when it dies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WATCH_S = 1.0
 
 @dataclass
 class Store:
-    """One of the two: its URL, and the private server behind it unless it is the operator's."""
+    """PostgreSQL or Redis: its URL, and the private server behind it unless the operator has one."""
 
     name: str
     url_variable: str
@@ -33,12 +33,12 @@ class Store:
 
     @property
     def given_url(self) -> str | None:
-        """The operator's server, from the environment."""
+        """Returns the URL of the operator's server, from the environment."""
         return os.environ.get(self.url_variable) or None
 
     def start(self, data: Path) -> str:
-        """Start it unless the operator has one; what was done, in a few words. Blocks; main thread only,
-        because the server dies with the thread that started it. Raises `CliError`.
+        """Starts the server unless the operator has one; returns a short description. Blocks; call it on the
+        main thread, because the server dies with the thread that started it. Raises `CliError`.
         """
         given = self.given_url
         if given:
@@ -47,7 +47,7 @@ class Store:
         try:
             self.server = self.start_private(data)
         except LocalServerError as error:
-            raise CliError(f"{error}; or set {self.url_variable} to a server of yours") from error
+            raise CliError(f"{error}; or set {self.url_variable} to the URL of a server") from error
         self.url = self.server.url
         return "private"
 
@@ -59,30 +59,32 @@ class Store:
 
 @dataclass
 class Stores:
-    """Both, in the order they stop: Redis holds the journal, whose last reader writes to PostgreSQL."""
+    """Both servers, in the order they stop: Redis holds the journal, whose last reader writes to
+    PostgreSQL.
+    """
 
     data: Path
     tell: Callable[[str], None]
     redis: Store = field(default_factory=lambda: Store("Redis", "ROOTSTOCK_REDIS_URL", start_redis))
     postgres: Store = field(default_factory=lambda: Store("PostgreSQL", "ROOTSTOCK_DB_URL", start_postgres))
     restarted: Callable[[str], None] = lambda name: None
-    """Called with the name of a private server that died and is up again."""
+    """Called with the name of a private server that died and was restarted."""
     _watch: asyncio.Task[None] | None = None
 
     def database_urls(self) -> tuple[str, str]:
-        """Of the role that serves, and of the tables' owner, who migrates. Raises `CliError`."""
+        """Returns the URLs of the serving role and of the tables' owner, who migrates. Raises `CliError`."""
         if self.postgres.given_url is None:
             return serving_url(self.postgres.url), self.postgres.url
         owner_url = os.environ.get(OWNER_URL)
         if not owner_url:
             raise CliError(
-                f"{OWNER_URL} is not set: beside {self.postgres.url_variable}, whose role serves, the schema "
-                "needs the URL of the role that owns the tables"
+                f"{OWNER_URL} is not set: {self.postgres.url_variable} names the serving role; migrations "
+                "need the URL of the role that owns the tables"
             )
         return self.postgres.url, owner_url
 
     def keep_alive(self) -> None:
-        """From now on, start a private server again when it died."""
+        """Restarts private servers that die, from now on."""
         self._watch = asyncio.create_task(self._keep_alive(), name="watch private servers")
 
     async def stop(self) -> None:
@@ -98,11 +100,11 @@ class Stores:
             for store in (self.redis, self.postgres):
                 if store.given_url or (store.server is not None and store.server.alive):
                     continue
-                self.tell(f"{store.name} died, starting it again")
+                self.tell(f"{store.name} died, restarting it")
                 store.stop()
                 try:
                     store.start(self.data)
-                except CliError as error:  # tried again: whatever is in its way may pass
+                except CliError as error:  # retried: the cause may be temporary
                     self.tell(str(error))
                     await asyncio.sleep(5 * _WATCH_S)
                 else:

@@ -1,7 +1,6 @@
-"""`rootstock sla`: service levels from the command line.
+"""Defines `rootstock sla`: recomputes service-level sums.
 
-Owns names, options and help of these commands, and one call to the service per command. Everything heavy is
-imported by the command that needs it.
+Each command makes one call to the service; heavy modules are imported by the command that needs them.
 """
 
 from __future__ import annotations
@@ -17,25 +16,27 @@ from cli.printing import Data, print_rows
 if TYPE_CHECKING:
     from sla.rollups import RollupDifference
 
-sla_app = typer.Typer(help="What tenants were served like.", no_args_is_help=True)
+sla_app = typer.Typer(help="Service levels of tenants.", no_args_is_help=True)
 
 HEADER = ("SUMS", "TENANT", "CLASS", "FROM", "WHAT", "EXPECTED", "FOUND")
 
 
 @sla_app.callback()
 def callback() -> None:
-    """A command's name is said even while there is one."""
+    """Keeps the subcommand's name required although there is only one."""
 
 
 @sla_app.command("rederive")
 def rederive(
-    month: Annotated[str, typer.Option(help="Which, as YYYY-MM in UTC.")],
-    fix: Annotated[bool, typer.Option("--fix", help="Make the sums what the minutes say.")] = False,
+    month: Annotated[str, typer.Option(help="Month as YYYY-MM in UTC.")],
+    fix: Annotated[bool, typer.Option("--fix", help="Correct the sums that differ.")] = False,
     data: Data = None,
 ) -> None:
-    """Sum a month's minutes up again, print each hour and day that differs; exit 1 when one is left so."""
+    """Recompute a month's hours and days from its minutes and print those that differ; exit 1 unless all
+    match.
+    """
     from billing.months import span
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
     from sla.rollups import rederive as sum_up
 
     start, end = span(read_month(month))
@@ -45,16 +46,16 @@ def rederive(
 
     found = call(data, work)
     if not found:
-        print(f"{month}: every hour and day is its minutes'")
+        print(f"{month}: every hour and day matches its minutes")
         return
     print_rows(HEADER, [difference_row(one) for one in found])
-    print(f"{len(found)} sums {'made right' if fix else 'differ'}")
+    print(f"{len(found)} sums {'corrected' if fix else 'differ'}")
     if not fix:
         raise typer.Exit(1)
 
 
 def difference_row(difference: RollupDifference) -> tuple[str, ...]:
-    """What differs, of the sums and histograms that do."""
+    """Returns the table row of a difference, with the sums and histograms that differ."""
     sides = zip(*difference.differing.values(), strict=True)
     return (
         difference.unit,
@@ -67,7 +68,7 @@ def difference_row(difference: RollupDifference) -> tuple[str, ...]:
 
 
 def _figure(value: Any) -> str:
-    """Of a histogram, how many are in it."""
+    """Formats a sum, or the number of observations in a histogram."""
     if value is None:
         return "-"
     return str(sum(value) if isinstance(value, list) else value)

@@ -1,6 +1,6 @@
-"""`rootstock billing stripe`: what goes to the payment provider, and what of it waits for a person.
+"""Defines `rootstock billing stripe`: shows what is sent to the payment provider and what needs a person.
 
-Owns one call to the service per command. Everything heavy is imported by the command that needs it.
+Each command makes one call to the service; heavy modules are imported by the command that needs them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from billing.payments.settings import StripeSettings
 
 stripe_app = typer.Typer(
-    name="stripe", help="What the payment provider was told, and was not.", no_args_is_help=True
+    name="stripe", help="Usage and documents sent to the payment provider.", no_args_is_help=True
 )
 
-HEADER = ("ID", "TENANT", "HOUR", "MICRO-USD", "WHY")
-Entry = Annotated[str, typer.Argument(help="As `rootstock billing stripe manual` lists it.")]
+HEADER = ("ID", "TENANT", "HOUR", "MICRO-USD", "REASON")
+Entry = Annotated[str, typer.Argument(help="The entry's id, from `rootstock billing stripe manual`.")]
 
 
 @stripe_app.command("status")
 def status(data: Data = None) -> None:
-    """Count what is on its way, what waits for a person, and what hours are not planned yet."""
+    """Count pending, sent and manual entries, and hours that are not planned yet."""
     from billing.payments.planning import MeterPlanning
     from billing.payments.repository import SendingQueue
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
     from db.session import EVERY_TENANT
 
     async def work(services: Services) -> list[tuple[str, str]]:
@@ -43,9 +43,9 @@ def status(data: Data = None) -> None:
 
 @stripe_app.command("manual")
 def manual(data: Data = None) -> None:
-    """List meter events, invoices and credit notes that were refused, are too old, or do not fit."""
+    """List meter events, invoices and credit notes that were rejected, are too old, or do not fit."""
     from billing.payments.manual import ManualQueue
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         return [
@@ -64,17 +64,17 @@ def manual(data: Data = None) -> None:
 
 @stripe_app.command("send")
 def send(entry: Entry, data: Data = None) -> None:
-    """Have an entry sent: an event with the present time, a document by the next round."""
+    """Send an entry: an event with the present time, a document in the next round."""
     from billing.payments.errors import PaymentError
     from billing.payments.manual import ManualQueue
     from billing.stripe_gateway import StripeGateway
     from cli.errors import CliError, UsageError
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     async def work(services: Services) -> None:
         settings = stripe_settings(services)
         if not settings.enabled:
-            raise UsageError("ROOTSTOCK_STRIPE_API_KEY is not set")
+            raise UsageError("ROOTSTOCK_STRIPE_API_KEY is not set: set it to send entries")
         gateway = StripeGateway(settings)
         try:
             await ManualQueue(services.database).send(entry, gateway, datetime.now(UTC))
@@ -89,14 +89,14 @@ def send(entry: Entry, data: Data = None) -> None:
 @stripe_app.command("waive")
 def waive(
     entry: Entry,
-    reason: Annotated[str, typer.Option(help="Why it is not billed, for the audit log.")],
+    reason: Annotated[str, typer.Option(help="The reason it is not billed; recorded in the audit log.")],
     data: Data = None,
 ) -> None:
-    """Leave an entry: it was settled otherwise, or is not asked for."""
+    """Waive an entry: it was settled otherwise, or is not collected."""
     from billing.payments.errors import PaymentError
     from billing.payments.manual import ManualQueue
     from cli.errors import CliError
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     async def work(services: Services) -> None:
         try:
@@ -108,9 +108,9 @@ def waive(
 
 
 def stripe_settings(services: object) -> StripeSettings:
-    """Those of the service meant, whatever this shell has set."""
+    """Returns the Stripe settings of the service that the command works on, whatever this shell has set."""
     from billing.payments.settings import StripeSettings
-    from cli.operator import Services
+    from cli.service_access import Services
 
     assert isinstance(services, Services)
     prefix = "ROOTSTOCK_STRIPE_"

@@ -1,7 +1,7 @@
-"""Child processes that are kept alive: started, watched, started again with growing pauses, stopped in order.
+"""Keeps child processes alive: starts and watches them, restarts them with backoff, stops them in order.
 
-Owns: process groups, signals, restarts, log files of children. Refuses to know: what the children do, when
-they are ready (the caller says so) and what is printed about them (the caller is told what happened).
+Handles process groups, signals and log files. The caller decides when a child is ready and reports its
+events.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _LOG_LIMIT_BYTES = 16 << 20
 _LOG_CHECK_S = 30.0
 _TAIL_BYTES = 16 << 10
 _PR_SET_PDEATHSIG = 1
-# Loaded before any fork: the child may only call what is already there.
+# Loaded before any fork: the child may only call what is already loaded.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to run. `grace_s` is how long it may take to end after SIGTERM before it is killed."""
+    """A program to run. `grace_s`: seconds it may take to end after SIGTERM before it is killed."""
 
     name: str
     argv: tuple[str, ...]
@@ -39,25 +39,25 @@ class Program:
     pass_fds: tuple[int, ...] = ()
     cwd: Path | None = None
     reason: Path | None = None
-    """A file in which it says why it stops, where that is not as it was told to."""
+    """A file to which the program writes why it stops, unless it stops on request."""
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """Pauses before starts: `first_s`, doubled up to `limit_s`; the first again after `steady_s` of life."""
+    """Pauses before restarts: `first_s`, doubled up to `limit_s`; reset after `steady_s` seconds of life."""
 
     first_s: float = 0.25
     limit_s: float = 15.0
     steady_s: float = 30.0
 
     def pause(self, failures_in_a_row: int) -> float:
-        """Seconds to wait after the given number (at least 1) of early deaths."""
+        """Returns the seconds to wait after the given number (at least 1) of early deaths in a row."""
         return float(min(self.limit_s, self.first_s * 2 ** min(failures_in_a_row - 1, 30)))
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a child."""
+    """A death, restart or kill of a child."""
 
     child: str
     kind: Literal["died", "restarted", "killed"]
@@ -73,7 +73,7 @@ class ChildFailed(Exception):
 
 
 def describe_exit(returncode: int) -> str:
-    """A return code in words: "exited with code 3", "was killed by SIGKILL"."""
+    """Describes a return code: "exited with code 3", "was killed by SIGKILL"."""
     if returncode >= 0:
         return f"exited with code {returncode}"
     try:
@@ -83,16 +83,16 @@ def describe_exit(returncode: int) -> str:
 
 
 def how_it_ended(program: Program, returncode: int) -> str:
-    """In the program's own words, where it left any."""
-    told = ""
+    """Returns the reason that the program wrote, else a description of its return code."""
+    reason = ""
     if returncode > 0 and program.reason is not None:
         with contextlib.suppress(OSError):
-            told = program.reason.read_text(errors="replace").strip("\0 \n")
-    return told or describe_exit(returncode)
+            reason = program.reason.read_text(errors="replace").strip("\0 \n")
+    return reason or describe_exit(returncode)
 
 
 def tail(path: Path, num_lines: int = 12) -> list[str]:
-    """The last lines of a log, without reading all of it."""
+    """Returns the last lines of a log, without reading all of it."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -103,11 +103,11 @@ def tail(path: Path, num_lines: int = 12) -> list[str]:
 
 
 def rotate(log: Path, limit_bytes: int = _LOG_LIMIT_BYTES) -> bool:
-    """Move a log that grew past the limit to `<name>.1`, replacing the last one.
+    """Moves a log that grew past the limit to `<name>.1`, replacing the previous one; returns whether it did.
 
-    The writer keeps its descriptor, so the file is copied and cut, not renamed. Lines written between the two
-    are lost: the price of logs that need no cooperation from the child. A log that cannot be moved, as on a
-    full disk, stays: no child shall be missing for it.
+    The writer keeps its descriptor, so the file is copied and truncated, not renamed. Lines written in
+    between are lost: the price of logs that need no cooperation from the child. A log that cannot be moved,
+    as on a full disk, stays: no child may be missing because of it.
     """
     try:
         if log.stat().st_size <= limit_bytes:
@@ -120,7 +120,9 @@ def rotate(log: Path, limit_bytes: int = _LOG_LIMIT_BYTES) -> bool:
 
 
 def _die_with(parent: int) -> Callable[[], None]:
-    """For the child, between fork and exec: be killed when `parent` dies, however it dies."""
+    """Returns a function for the child, between fork and exec: kills it when `parent` dies, in
+    whatever way.
+    """
 
     def setup() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -132,7 +134,9 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 @dataclass
 class Child:
-    """One supervised process. Dying before `settle()` is a failed start, after it a reason to start again."""
+    """One supervised process. A death before `settle()` is a failed start; after it, the child is
+    restarted.
+    """
 
     program: Program
     tell: Callable[[Event], None]
@@ -147,26 +151,26 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process, or None between two lives."""
+        """Returns the process id, or None between a death and the restart."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
     async def start(self) -> None:
-        """Start the process and watch it. Raises `OSError` when it cannot be executed."""
+        """Starts the process and watches it. Raises `OSError` when it cannot be executed."""
         await self._spawn()
         self._watcher = asyncio.create_task(self._watch(), name=f"watch {self.program.name}")
 
     def settle(self) -> None:
-        """The start went well: from now on a death is followed by a restart."""
+        """Marks the start as successful: from now on a death is followed by a restart."""
         self._settled = True
 
     async def failed(self) -> None:
-        """Wait until the child dies unsettled, then raise `ChildFailed`."""
+        """Waits until the child dies before `settle()`, then raises `ChildFailed`."""
         await self._failed.wait()
         raise ChildFailed(self.program.name, self._how, tail(self.program.log), self.program.log)
 
     async def stop(self) -> None:
-        """SIGTERM, time to end in good order, then SIGKILL to the whole group. Harmless when stopped."""
+        """Sends SIGTERM, waits `grace_s`, then sends SIGKILL to the whole group. Does nothing if stopped."""
         self._stopping = True
         process = self._process
         if process is not None and process.returncode is None:
@@ -188,7 +192,7 @@ class Child:
             self._kill_group(process.pid)
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, and no restart."""
+        """Sends SIGKILL to the whole group; the child is not restarted."""
         self._stopping = True
         if self.pid is not None:
             self._kill_group(self.pid)
@@ -218,7 +222,7 @@ class Child:
             assert process is not None
             born = time.monotonic()
             returncode = await process.wait()
-            self._kill_group(process.pid)  # what it started dies with it: nobody would stop it otherwise
+            self._kill_group(process.pid)  # its own children would otherwise never be stopped
             if self._stopping:
                 return
             self._how = how_it_ended(self.program, returncode)
@@ -229,11 +233,11 @@ class Child:
             await self._revive(failures)
 
     async def _revive(self, failures: int) -> None:
-        """Pause and start again, for as long as that takes."""
+        """Pauses and restarts the child until that succeeds."""
         name = self.program.name
         while True:
             pause = self.backoff.pause(failures)
-            self.tell(Event(name, "died", f"{self._how}, starting it again in {pause:.2g} s"))
+            self.tell(Event(name, "died", f"{self._how}, restarting it in {pause:.2g} s"))
             await asyncio.sleep(pause)
             try:
                 await self._spawn()
@@ -260,7 +264,7 @@ class Supervisor:
         self.children: dict[str, Child] = {}
 
     async def start(self, program: Program) -> Child:
-        """Start a program under its name. Raises `ValueError` when the name is taken, `OSError` from exec."""
+        """Starts a program under its name. Raises `ValueError` if the name is in use, `OSError` from exec."""
         if program.name in self.children:
             raise ValueError(f"a child named {program.name} is already running")
         child = Child(program, self._tell, self._backoff)
@@ -271,21 +275,21 @@ class Supervisor:
         return child
 
     async def stop(self, name: str) -> None:
-        """Stop one child; no such child is fine: a start that failed half-way is stopped by the same code."""
+        """Stops one child, if there is one: a start that failed half-way is stopped by the same code."""
         child = self.children.get(name)
         if child is not None:
             await child.stop()
             del self.children[name]
 
     def kill_all(self) -> None:
-        """SIGKILL now: for an operator who does not want to wait for the end of a drain. Follow with
-        `stop_all`.
+        """Sends SIGKILL to all: for an operator who does not wait for the end of a drain. Call `stop_all`
+        next.
         """
         for child in self.children.values():
             child.kill()
 
     async def stop_all(self) -> None:
-        """Stop the children that are left, the last started first."""
+        """Stops the children that are left, last started first."""
         for name in reversed(list(self.children)):
             await self.stop(name)
         if self._rotation is not None:

@@ -1,8 +1,7 @@
-"""`rootstock up`: everything on one machine, started in order, kept alive, drained in order.
+"""Runs `rootstock up`: starts everything on one machine in order, keeps it alive, drains it in order.
 
-Owns that order, and what the operator is told meanwhile. Refuses to know how processes are kept alive
-(`supervisor`), what they are told (`programs`), what the demo consists of (`demo`) and how any of it is drawn
-(`display`).
+`supervisor` keeps processes alive, `programs` has their settings, `demo` the demo's content, `display` the
+output.
 """
 
 from __future__ import annotations
@@ -15,77 +14,39 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
 from cli import health
+from cli.concurrency import cancel, run_together
 from cli.datadir import DataDir, write_private_json
-from cli.demo import DEMO_BASE, SAPLING, Demo
+from cli.demo import SAPLING, Demo
 from cli.display import Display, Welcome, closing_display, open_display
-from cli.errors import CliError, UsageError
+from cli.errors import CliError
 from cli.listener import listen, visiting_url
-from cli.operator import silence_logs, upgrade_schema
 from cli.payments_double import PaymentsDouble
 from cli.processes import settings_from_environment
 from cli.programs import CHECKOUT, Service
 from cli.restarts import RestartCounter
 from cli.servers import Stores
+from cli.service_access import silence_logs, upgrade_schema
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
+from cli.unbilled import finish_metering
+from cli.up_options import UpOptions
 from engine.client import EngineClient
-from engine.device.capabilities import device_kind, refusal
-from engine.journal.salvage import PendingUsage, pending_usage
-from engine.protocol import JOURNAL_STREAM
 from telemetry.disk import DiskSettings, start_problem
 
 T = TypeVar("T")
-_METERING_S = 15.0
 _START_S = 600.0
-"""A large base model on a slow disk takes minutes to load."""
-_DEMO_QUANTIZATION = {"cpu": "int8", "cuda": "fp8"}
-
-
-@dataclass(frozen=True)
-class UpOptions:
-    """The command line of `rootstock up`."""
-
-    data: Path
-    host: str
-    port: int
-    base: Path | None
-    base_name: str | None
-    quantization: str | None
-    """Of the base's weights; None leaves it open."""
-    demo: bool = False
-    showcase: bool = False
-    once: bool = False
-
-    def chosen_base(self) -> tuple[Path, str]:
-        """Directory and name of the base model. Raises `UsageError` when none was given, `CliError` for a bad
-        one.
-        """
-        base = self.base or (DEMO_BASE if self.demo else None)
-        if base is None:
-            raise UsageError(
-                "which model? pass --base DIR (Hugging Face layout), or --demo for the one that is shipped"
-            )
-        if not (base / "config.json").is_file():
-            raise CliError(
-                f"{base} holds no config.json: --base is a model's directory in Hugging Face layout"
-            )
-        name = self.base_name or (
-            "sapling" if self.demo and self.base is None else base.resolve().name.lower()
-        )
-        return base.resolve(), name
+"""Seconds for the start: a large base model on a slow disk takes minutes to load."""
 
 
 def run_up(options: UpOptions) -> int:
-    """Run until told to stop; the exit status. Raises `CliError` for what the operator can put right."""
+    """Runs until SIGTERM or SIGINT; returns the exit status. Raises `CliError` for what the operator
+    can fix.
+    """
     base, base_name = options.chosen_base()
-    quantization = _chosen_quantization(options)
+    quantization = options.chosen_quantization()
     silence_logs()
     problem = start_problem(options.data, settings_from_environment(DiskSettings).min_free_bytes)
     if problem is not None:
@@ -94,25 +55,8 @@ def run_up(options: UpOptions) -> int:
         return asyncio.run(_Up(options, data, display, base, base_name, quantization).run())
 
 
-def _chosen_quantization(options: UpOptions) -> str:
-    """What was asked for, if the device has it; unasked, the demo takes the smallest that answers the same.
-
-    Raises `UsageError`, before anything is started.
-    """
-    try:
-        kind = device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto"))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if options.quantization is None:
-        return _DEMO_QUANTIZATION[kind] if options.demo else "none"
-    reason = refusal(kind, options.quantization)
-    if reason is not None:
-        raise UsageError(f"--quantization {options.quantization}: {reason}")
-    return options.quantization
-
-
 class _Stopped(Exception):
-    """The operator said stop."""
+    """The operator stopped the service."""
 
 
 class _Up:
@@ -138,7 +82,7 @@ class _Up:
         self._payments: PaymentsDouble | None = None
         self._watching: set[asyncio.Task[None]] = set()
         self._engine_state: Path | None = None
-        """The folder of an engine that was started."""
+        """The folder of the engine that was started."""
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -158,7 +102,7 @@ class _Up:
         return status
 
     def _told_to_stop(self) -> None:
-        if self._stop.is_set():  # told twice: now
+        if self._stop.is_set():  # a second signal: stop now
             self._supervisor.kill_all()
         self._stop.set()
 
@@ -168,7 +112,7 @@ class _Up:
         demo = Demo(self._data, self._base_name) if self._options.demo else None
         if demo is not None:
             if not demo.adapters:
-                raise CliError(f"{SAPLING} holds no adapters, and --demo needs them: install Rootstock again")
+                raise CliError(f"{SAPLING} holds no adapters for --demo: reinstall Rootstock")
             demo.set_aside()
             if PaymentsDouble.is_wanted():
                 self._payments = PaymentsDouble(self._data, self._url)
@@ -181,7 +125,7 @@ class _Up:
         return 0
 
     async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
-        """Await `work`, giving it up when the operator says stop."""
+        """Awaits `work`, but cancels it when the operator stops the service."""
         task = asyncio.create_task(work)
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -190,7 +134,7 @@ class _Up:
                 raise _Stopped
             return task.result()
         finally:
-            await _cancel(task, stop)
+            await cancel(task, stop)
 
     # Start --------------------------------------------------------------------------------------------------
 
@@ -216,7 +160,7 @@ class _Up:
         db_url, db_owner_url = self._stores.database_urls()
         service = dataclasses.replace(service, db_url=db_url, db_owner_url=db_owner_url)
         self._stores.keep_alive()
-        await _all(self._start_engine(engine, service, demo), self._start_services(service))
+        await run_together(self._start_engine(engine, service, demo), self._start_services(service))
         if demo is not None:
             with self._display.step("Demo") as step:
                 await demo.populate(service)
@@ -261,7 +205,7 @@ class _Up:
             raise CliError(f"cannot run {program.argv[0]}: {error.strerror}") from error
 
     async def _bounded(self, work: Coroutine[None, None, T], *needed: Child) -> T:
-        """Await `work`, but no longer than a start may take nor than the children it needs live."""
+        """Awaits `work`, no longer than a start may take and only while the children it needs live."""
         task = asyncio.create_task(work)
         deaths = [asyncio.create_task(child.failed()) for child in needed]
         try:
@@ -272,10 +216,10 @@ class _Up:
                 if death in done:
                     death.result()
             if task not in done:
-                raise CliError(f"not ready after {_START_S:.0f} s; the logs are in {self._data.logs}")
+                raise CliError(f"not ready after {_START_S:.0f} s: see the logs in {self._data.logs}")
             return task.result()
         finally:
-            await _cancel(task, *deaths)
+            await cancel(task, *deaths)
 
     def _welcome(self, service: Service, demo: Demo | None) -> None:
         document = {"pid": os.getpid(), "base_url": f"{self._url}/v1", "environment": service.environment()}
@@ -301,7 +245,7 @@ class _Up:
     # Serve --------------------------------------------------------------------------------------------------
 
     async def _show(self) -> int:
-        """Run the showcase against ourselves; its exit status."""
+        """Runs the showcase against this service; returns its exit status."""
         command = (sys.executable, "-m", "examples.showcase", "--demo", str(self._data.demo_file))
         process = await asyncio.create_subprocess_exec(*command, cwd=CHECKOUT, start_new_session=True)
         try:
@@ -327,10 +271,10 @@ class _Up:
     # Stop ---------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """API first, so that nothing new comes in; jobs before the engine they measure on; the worker after,
-        so that it meters the last word.
+        """Stops everything: the API first, so that no new request comes in; jobs before the engine they
+        measure on; the worker after it, so that it meters the last usage.
         """
-        await _cancel(*self._watching)
+        await cancel(*self._watching)
         await self._restarts.close()
         self._data.serving_file.unlink(missing_ok=True)
         if self._listener is not None:
@@ -347,64 +291,6 @@ class _Up:
         await self._stores.stop()
 
     async def _finish_metering(self) -> str:
-        """Wait, not for ever, until the worker has moved the engine's last words from the journal to the
-        ledger.
-
-        What is left is no loss: the journal is on disk and the next start goes on with it.
-        """
-        redis = Redis.from_url(self._stores.redis.url, socket_timeout=2)
-        deadline = time.monotonic() + _METERING_S
-        left = 0
-        try:
-            while left := await redis.xlen(JOURNAL_STREAM):
-                if time.monotonic() > deadline or self._supervisor.children["worker"].pid is None:
-                    break
-                await asyncio.sleep(0.05)
-        except RedisError:
-            return "Redis is away: what it holds is metered after the next start"
-        finally:
-            await redis.aclose()
-        return not_in_ledger(self._engine_state, left)
-
-
-def not_in_ledger(engine_state: Path | None, in_journal: int) -> str:
-    """What is not billed yet: usage events in the journal, and what an engine that was killed left in its
-    folder.
-    """
-    try:
-        on_disk = pending_usage(engine_state) if engine_state is not None else PendingUsage(0, 0)
-    except OSError as error:
-        return f"the engine's files cannot be read: {error}"
-    left = [
-        f"{number} {what}"
-        for number, what in (
-            (on_disk.requests, "requests in flight on the engine's disk"),
-            (on_disk.events, "usage events on the engine's disk"),
-            (in_journal, "usage events in the journal"),
-        )
-        if number
-    ]
-    return f"the next start bills {', '.join(left)}" if left else "all usage is in the ledger"
-
-
-async def _all(*work: Coroutine[None, None, None]) -> None:
-    """Await all of it; at the first failure cancel the rest and raise that failure."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        await _cancel(*tasks)
-
-
-async def _cancel(*tasks: asyncio.Task[T]) -> None:
-    """Cancel, and again as often as it takes: in Python 3.11 `asyncio.wait_for` swallows a cancellation that
-    comes together with its result, and client libraries use it everywhere.
-    """
-    pending: set[asyncio.Task[T]] = {task for task in tasks if not task.done()}
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=0.5)
-    await asyncio.gather(*tasks, return_exceptions=True)  # seen: an exception nobody asks for is no surprise
+        worker = self._supervisor.children["worker"]
+        redis_url = self._stores.redis.url
+        return await finish_metering(redis_url, self._engine_state, lambda: worker.pid is not None)

@@ -1,0 +1,1 @@
+"""The database layer: sessions, tenant-scoped repositories, row cache, outbox, migrations and task queues."""

@@ -1,7 +1,4 @@
-"""The declarative base: naming of constraints, column types and ids that every table shares.
-
-Knows no domain's tables.
-"""
+"""Defines the declarative base: constraint names, column types and id generation that every table shares."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ NAMING_CONVENTION = {
 }
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-"""Crockford's base 32, in ASCII order: ids sort as the numbers they write; no two letters look alike."""
+"""Crockford's base 32 in ASCII order: ids sort in order of creation, and no two characters look alike."""
 
 
 class Base(DeclarativeBase):
@@ -35,8 +32,9 @@ _last_number = 0
 
 
 def new_id(prefix: str) -> str:
-    """`prefix_` and 26 characters: Unix milliseconds, then 82 random bits. Later ids sort later: those of one
-    process always, those of two unless drawn in the same millisecond.
+    """Returns `prefix_` and 26 characters: Unix milliseconds, then 82 random bits.
+
+    Later ids sort later: always within a process; between processes, unless made in the same millisecond.
     """
     global _last_number
     with _drawing:

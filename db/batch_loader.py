@@ -1,7 +1,6 @@
-"""Look-ups made together: what is asked for while queries are under way goes with the next one.
+"""Batches look-ups of single keys: keys requested while queries run are fetched by one later query.
 
-Owns who waits for which query: nobody for one that began before he asked, so what was committed by then is
-in it. Refuses to know what is looked up.
+A caller never waits for a query that started before its call, so it sees everything committed by then.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-AT_ONCE = 2
-"""Queries under way: one that is slow does not hold up all others."""
-MOST = 64
-"""Of one query: while its rows are read, all else waits."""
+MAX_QUERIES = 2
+"""Queries that run at the same time, so that one slow query does not delay all others."""
+MAX_KEYS = 64
+"""Keys per query: reading its rows blocks the event loop."""
 
 
 class BatchLoader(Generic[K, V]):
-    """Answers `get` by few calls of `look_up`, and lets nobody wait for that alone. `close` it at the end."""
+    """Serves `get` with few calls of `look_up`, without adding a delay to collect keys. `close` it at the
+    end.
+    """
 
     def __init__(self, look_up: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]]) -> None:
         self._look_up = look_up
@@ -29,16 +30,16 @@ class BatchLoader(Generic[K, V]):
         self._start: asyncio.Handle | None = None
 
     async def get(self, key: K) -> V | None:
-        """What was found, or None. Raises what the look-up does, to everybody it was for."""
+        """Returns the value, or None if it was not found. Raises what `look_up` raised for the batch."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[V | None] = loop.create_future()
         self._waiting.append((key, found))
-        if self._start is None and len(self._queries) < AT_ONCE:
-            self._start = loop.call_soon(self._begin)  # with whoever else asks in this turn
+        if self._start is None and len(self._queries) < MAX_QUERIES:
+            self._start = loop.call_soon(self._begin)  # with the other keys requested in this turn
         return await found
 
     async def close(self) -> None:
-        """Whoever still waits is cancelled."""
+        """Cancels running queries and the callers that still wait."""
         if self._start is not None:
             self._start.cancel()
         waiting, self._waiting = self._waiting, []
@@ -51,8 +52,8 @@ class BatchLoader(Generic[K, V]):
 
     def _begin(self) -> None:
         self._start = None
-        waiting = [(key, found) for key, found in self._waiting if not found.done()]  # the others have gone
-        wanted, self._waiting = waiting[:MOST], waiting[MOST:]
+        waiting = [(key, found) for key, found in self._waiting if not found.done()]  # others were cancelled
+        wanted, self._waiting = waiting[:MAX_KEYS], waiting[MAX_KEYS:]
         if not wanted:
             return
         query = asyncio.create_task(self._query(wanted))
@@ -71,7 +72,7 @@ class BatchLoader(Generic[K, V]):
             for _, found in wanted:
                 found.cancel()
             raise
-        except Exception as error:  # noqa: BLE001  it is theirs who asked
+        except Exception as error:  # noqa: BLE001  raised to the callers that wait for it
             for _, found in wanted:
                 if not found.done():
                     found.set_exception(error)

@@ -1,8 +1,8 @@
-"""A read-through cache of rows, emptied over Redis: what lets a request be authorised without a query.
+"""Caches rows read-through and invalidates them over Redis, so that requests are authorised without a query.
 
-Entries live `ttl` seconds while the invalidation channel is heard, one second while it is not. A message
-drops a group of entries within milliseconds of its commit. While PostgreSQL is away, entries that nobody
-invalidated keep serving. Knows no table: the owner gives it a loader.
+Entries serve for `ttl` seconds while the invalidation channel is alive, one second while it is not. A message
+drops a group of entries within milliseconds of the commit. While PostgreSQL is away, entries that were not
+invalidated keep serving. Rows come from a loader that the owner of the cache passes in.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 EVERYTHING = "*"
-"""The group that is all groups."""
+"""The group that stands for all groups."""
 
-DEAF_TTL = 1.0
-"""Seconds an entry serves while invalidations may be getting lost."""
+DISCONNECTED_TTL = 1.0
+"""Seconds an entry serves while invalidations may be lost."""
 PING_INTERVAL = 0.5
-"""Seconds of silence after which the channel is asked for a sign of life."""
-DEAF_AFTER = 1.5
-"""Seconds without one after which the channel counts as lost."""
+"""Seconds of silence after which the channel is pinged."""
+DISCONNECTED_AFTER = 1.5
+"""Seconds without a message or pong after which the channel counts as lost."""
 RETRY_AFTER = 1.0
-"""Seconds that an outdated entry serves before PostgreSQL, found away, is tried again."""
+"""Seconds that a stale entry serves before PostgreSQL, last found unavailable, is tried again."""
 RENEW_FROM = 0.5, 0.75
-"""Of its life, a share between these, drawn for each: an entry used after that is loaded again ahead of its
-end, so that what is in steady use keeps nobody waiting, and what was first loaded in one moment is not for
-ever loaded in one.
+"""Renewal point as a share of `ttl`, drawn between these for each entry: an entry used after it is reloaded
+in the background, so that steadily used entries never make a caller wait, and entries that were loaded at the
+same time do not expire at the same time for ever.
 """
 RENEW_TOGETHER = 0.5
-"""Seconds over which those are gathered: loads that begin in the same moment can share a query."""
+"""Seconds over which renewals are collected: loads that start together can share a query."""
 
 
 @dataclass(slots=True)
@@ -50,16 +50,16 @@ class _Entry(Generic[V]):
     loaded_at: float
     expires_at: float
     renew_at: float
-    """When one who uses it has it loaded anew, without waiting for that."""
+    """Time from which a hit triggers a reload in the background."""
 
 
 class RowCache(Generic[V]):
-    """Values by (group, key), loaded at first use; `None` from the loader means there is no such row, kept
-    for less long.
+    """Values by (group, key), loaded at first use; `None` from the loader means that there is no such row and
+    is cached for a shorter time.
 
-    One load per key at a time, however many wait for it. Bounded: least recently used entries go first, and
-    what is not there (a guess, an attack) never pushes out what is. Call `start` to hear invalidations and
-    `close` at the end.
+    One load per key runs at a time, however many callers wait for it. Size is bounded: least recently used
+    entries are evicted first, and missing rows (guessed keys, attacks) never evict existing ones. Call
+    `start` to listen for invalidations and `close` at the end.
     """
 
     def __init__(
@@ -87,16 +87,16 @@ class RowCache(Generic[V]):
         self._to_renew: set[tuple[str, str]] = set()
         self._renewal: asyncio.TimerHandle | None = None
         self._epoch = 0
-        self._heard_at = float("-inf")
+        self._last_seen_at = float("-inf")
         self._listener: asyncio.Task[None] | None = None
 
     @property
     def listening(self) -> bool:
-        """True while the invalidation channel shows signs of life."""
-        return self._clock() - self._heard_at < DEAF_AFTER
+        """True while the invalidation channel is alive."""
+        return self._clock() - self._last_seen_at < DISCONNECTED_AFTER
 
     async def start(self) -> None:
-        """Begin to listen. Does not wait for Redis: until it is heard, entries live one second."""
+        """Starts to listen. Does not wait for Redis: until it answers, entries live one second."""
         if self._listener is None:
             self._listener = asyncio.create_task(self._listen(), name=f"invalidation of {self._channel}")
 
@@ -106,43 +106,43 @@ class RowCache(Generic[V]):
         tasks = {task for task in (self._listener, *self._loading.values()) if task is not None}
         self._listener = None
         while tasks:
-            # Again and again: a timeout that expires in the same moment inside the task swallows a cancel.
+            # Repeated: a timeout that expires inside the task at the same moment swallows a cancel.
             for task in tasks:
                 task.cancel()
             _, tasks = await asyncio.wait(tasks, timeout=0.2)
 
     async def get(self, group: str, key: str) -> V | None:
-        """The value, or None when there is no such row. Raises DatabaseUnavailable when nothing is cached
-        either.
+        """Returns the value, or None when there is no such row. Raises DatabaseUnavailable when the row is
+        not cached and cannot be loaded.
         """
-        value = self.at_hand(group, key)
+        value = self.peek(group, key)
         if value is not None:
             return value
         place = (group, key)
         now = self._clock()
         missing_since = self._missing.get(place)
         if missing_since is not None and now - missing_since < (
-            self._missing_ttl if self.listening else DEAF_TTL
+            self._missing_ttl if self.listening else DISCONNECTED_TTL
         ):
             return None
         try:
             return await self._load_once(place)
         except DatabaseUnavailable:
-            stale = self._present.get(place)  # looked up again: it may have been invalidated meanwhile
+            stale = self._present.get(place)  # looked up again: it may have been invalidated since
             if stale is None or not self.listening or now - stale.loaded_at > self._stale_ttl:
                 raise
             stale.expires_at = stale.renew_at = self._clock() + RETRY_AFTER
             return stale.value
 
-    def at_hand(self, group: str, key: str) -> V | None:
-        """The value where `get` would not wait for it; None says nothing of whether there is such a row."""
+    def peek(self, group: str, key: str) -> V | None:
+        """Returns the value if `get` would not wait for it. None does not mean that there is no such row."""
         place = (group, key)
         now = self._clock()
         entry = self._present.get(place)
         if (
             entry is None
             or now >= entry.expires_at
-            or not (self.listening or now - entry.loaded_at < DEAF_TTL)
+            or not (self.listening or now - entry.loaded_at < DISCONNECTED_TTL)
         ):
             return None
         self._present.move_to_end(place)
@@ -152,15 +152,15 @@ class RowCache(Generic[V]):
         return entry.value
 
     async def invalidate(self, group: str) -> None:
-        """Tell every process, this one included, to forget `group`. After the commit, or they load the old
-        row again.
+        """Makes every process, this one included, forget `group`. Call it after the commit: before, other
+        processes would load the old row again.
         """
         self.forget(group)
         await self._redis.publish(self._channel, group)
 
     def forget(self, group: str) -> None:
-        """Drop `group` here. Loads already on their way may have read the old row: their results are not
-        kept.
+        """Drops `group` in this process. Results of running loads are not kept: they may have read the old
+        row.
         """
         self._epoch += 1
         if group == EVERYTHING:
@@ -174,7 +174,7 @@ class RowCache(Generic[V]):
 
     async def _load_once(self, place: tuple[str, str]) -> V | None:
         task = self._loading.get(place) or self._begin_to_load(place)
-        return await asyncio.shield(task)  # one waiter that gives up does not fail the others
+        return await asyncio.shield(task)  # a caller that is cancelled does not fail the others
 
     def _renew_soon(self, place: tuple[str, str]) -> None:
         self._to_renew.add(place)
@@ -198,7 +198,7 @@ class RowCache(Generic[V]):
         if self._loading.get(place) is task:
             del self._loading[place]
         if not task.cancelled():
-            task.exception()  # seen here too, in case every waiter has gone
+            task.exception()  # marked as retrieved, in case every caller was cancelled
 
     async def _load_and_keep(self, place: tuple[str, str]) -> V | None:
         epoch = self._epoch
@@ -216,7 +216,7 @@ class RowCache(Generic[V]):
             self._missing.pop(place, None)
             before = self._present.get(place)
             if before is not None and before.value == value:
-                value = before.value  # what others have made of it stays of use
+                value = before.value  # keeps what callers derived from the same object
             renew_at = now + random.uniform(*RENEW_FROM) * self._ttl
             self._present[place] = _Entry(value, now, now + self._ttl, renew_at)
             self._present.move_to_end(place)
@@ -232,14 +232,14 @@ class RowCache(Generic[V]):
             except (RedisError, OSError) as error:
                 if self.listening:
                     logger.warning("invalidations of %s are lost: %s", self._channel, type(error).__name__)
-                self._heard_at = float("-inf")
+                self._last_seen_at = float("-inf")
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 1.0)
             else:
                 delay = 0.05
 
     async def _listen_once(self) -> None:
-        """Hear invalidations until the channel is lost. Returns or raises RedisError then."""
+        """Listens for invalidations until the channel is lost; then returns or raises RedisError."""
         async with self._redis.pubsub() as channel:
             await channel.subscribe(self._channel)
             last_sign = self._clock()
@@ -247,18 +247,18 @@ class RowCache(Generic[V]):
                 message = await channel.get_message(timeout=PING_INTERVAL)
                 if message is not None:
                     last_sign = self._clock()
-                    self._hear(message)
-                elif self._clock() - last_sign > DEAF_AFTER:
-                    self._heard_at = float("-inf")
+                    self._handle(message)
+                elif self._clock() - last_sign > DISCONNECTED_AFTER:
+                    self._last_seen_at = float("-inf")
                     return
                 else:
                     await channel.ping()
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "subscribe":
-            # Also what a reconnection inside the client looks like: messages may have been missed.
+            # Also sent after a reconnection inside the client: messages may have been missed.
             self.forget(EVERYTHING)
         elif message["type"] == "message":
             data = message["data"]
             self.forget(data.decode() if isinstance(data, bytes) else data)
-        self._heard_at = self._clock()
+        self._last_seen_at = self._clock()

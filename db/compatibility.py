@@ -1,9 +1,9 @@
-"""Which releases may serve a schema: its own, and older ones that only lack what was added since.
+"""Decides which releases may serve a schema: its own, and older ones that only lack what was added since.
 
-A migration says `expand_only = True` if code of the release before can go on: it only adds tables, indexes,
-functions, and columns that may be left out of an INSERT. The schema carries the oldest revision whose code
-may serve it, so that a release recognises schemas newer than itself. It is kept as the comment of the version
-table, which is written with the stamp and travels with a dump.
+A migration sets `expand_only = True` if the previous release's code can still serve: it only adds tables,
+indexes, functions, and columns that an INSERT may omit. The schema records the oldest revision whose code may
+serve it, so that a release recognises schemas newer than itself. The record is the comment of the version
+table, which is written in the migration's transaction and is part of a dump.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _NUMBER = re.compile(r"[0-9]{4}")
 
 
 def record(connection: Connection, scripts: ScriptDirectory, revision: str | None) -> None:
-    """Note in the schema, now at `revision`, which code may serve it; in the transaction of its migration."""
+    """Records in the schema, now at `revision`, which code may serve it, in the migration's transaction."""
     oldest = oldest_code(scripts, revision)
     comment = "NULL" if oldest is None else f"'{_COMMENT.format(oldest)}'"
     connection.execute(text(f"COMMENT ON TABLE {VERSION_TABLE} IS {comment}"))
 
 
 def oldest_code(scripts: ScriptDirectory, revision: str | None) -> str | None:
-    """The oldest revision whose code may serve a schema at `revision`: that of the last migration that did
-    not only expand it.
+    """Returns the oldest revision whose code may serve a schema at `revision`: that of the last migration
+    that did more than expand it.
     """
     if revision is None:
         return None
@@ -38,7 +38,7 @@ def oldest_code(scripts: ScriptDirectory, revision: str | None) -> str | None:
 
 
 def recorded(connection: Connection) -> str | None:
-    """The oldest revision whose code may serve this schema; None if it does not say."""
+    """Returns the oldest revision whose code may serve this schema, or None if none is recorded."""
     comment = connection.execute(
         text("SELECT obj_description(to_regclass(:name), 'pg_class')"), {"name": VERSION_TABLE}
     ).scalar_one()
@@ -47,5 +47,5 @@ def recorded(connection: Connection) -> str | None:
 
 
 def is_newer(revision: str, than: str) -> bool:
-    """Whether `revision` is one of a later release. Revisions are numbers of four digits, in order."""
+    """Returns whether `revision` belongs to a later release. Revisions are ordered numbers of four digits."""
     return _NUMBER.fullmatch(revision) is not None and revision > than

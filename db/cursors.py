@@ -1,8 +1,8 @@
-"""Pages of a list by cursor: the rows beyond the one whose id a client gives as `after`.
+"""Fetches pages of a list by cursor: the rows beyond the id that a client passes as `after`.
 
-A cursor that is not the id of a row of the list is refused: malformed, unknown, of another list and of
-another tenant alike. Rows that a filter leaves out, or that were deleted, are still places to go on from:
-clients delete the rows of a page before they ask for the next.
+A cursor is rejected unless it is the id of a row in the list: malformed, unknown, of another list or of
+another tenant alike. Rows that a filter hides or that were deleted are still valid cursors: clients delete
+the rows of a page before they request the next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from db.errors import UnknownCursor
 
 
-async def page_beyond(
+async def fetch_page(
     session: AsyncSession,
     listed: Select[Any],
     column: Any,
@@ -25,9 +25,9 @@ async def page_beyond(
     newest_first: bool,
     deleted: Select[Any] | None = None,
 ) -> Result[*tuple[Any, ...]]:
-    """At most `limit` rows of `listed` that match `filters`, beyond the row whose `column` is `after`, in the
-    order of `column`: ids sort as the rows were made. `deleted` selects the ids of rows that the list had and
-    the table has no more. Raises UnknownCursor.
+    """Returns at most `limit` rows of `listed` that match `filters`, beyond the row whose `column` is
+    `after`, ordered by `column`: ids sort by creation time. `deleted` selects the ids of rows that were in
+    the list and are no longer in the table. Raises UnknownCursor.
     """
     query = listed.where(*filters)
     if after is not None:
@@ -39,7 +39,7 @@ async def page_beyond(
 async def require_cursor(
     session: AsyncSession, listed: Select[Any], column: Any, after: Any, deleted: Select[Any] | None = None
 ) -> None:
-    """Raises UnknownCursor when `after` is the `column` of no row of `listed`, nor one of `deleted`."""
+    """Raises UnknownCursor if `after` is neither the `column` of a row of `listed` nor one of `deleted`."""
     if isinstance(after, str) and "\x00" in after:
         raise UnknownCursor
     found = listed.with_only_columns(column, maintain_column_froms=True).where(column == after).limit(1)

@@ -1,4 +1,4 @@
-"""What the database layer raises to those who know no SQLAlchemy."""
+"""Defines the database layer's exceptions, so that callers need no SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 
 class DatabaseUnavailable(RuntimeError):
-    """PostgreSQL cannot be reached, is too busy, or took too long: the same call may succeed later."""
+    """PostgreSQL cannot be reached, is overloaded, or took too long: a retry may succeed."""
 
 
 class UnstorableText(ValueError):
-    """A text has a NUL character, which PostgreSQL neither stores nor compares."""
+    """The text contains a NUL character, which PostgreSQL neither stores nor compares."""
 
     def __init__(self) -> None:
         super().__init__("text with a NUL character (U+0000) cannot be stored or looked up; remove it")
 
 
 class UnknownCursor(ValueError):
-    """A page was asked for beyond an id that is not in the list."""
+    """The cursor of a page is not the id of an object in the list."""
 
     def __init__(self, field: str = "after") -> None:
         super().__init__(f"Invalid value for '{field}': it must be the id of an object in this list.")
@@ -30,15 +30,15 @@ class UnknownCursor(ValueError):
 
 
 class UnusableDatabase(RuntimeError):
-    """PostgreSQL answers, but this process must not work on what is there: the schema is of another version,
-    or the role has too many or too few rights. Says the remedy; an operator has to act.
+    """PostgreSQL answers, but this process must not use the database: the schema has another version, or the
+    role has too many or too few rights. The message names the remedy; an operator has to act.
     """
 
 
 @contextmanager
-def unavailable_when_unreachable() -> Iterator[None]:
-    """Turn the driver's words for "not now" into DatabaseUnavailable, and those for a NUL character into
-    UnstorableText; other errors of queries pass as they are.
+def translated_errors() -> Iterator[None]:
+    """Turns the driver's errors for an unreachable server into DatabaseUnavailable, and those for a NUL
+    character into UnstorableText; other query errors pass unchanged.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Messages to the task queue, decided on in a transaction: written with it, sent after it, never lost.
+"""Stores messages for the task queue with the transaction that causes them and sends them after the commit.
 
-Owns the rows and their way into the queue: at once by whoever wrote them, else by the relay that the workers
-run. A message may be sent twice (whoever sends it may die before it is marked), so tasks are idempotent.
+The process that wrote a message sends it at once; if that fails, the relay that the workers run does. A
+message may be sent twice (the sender may die before it marks the message), so tasks are idempotent.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from db.tasks import TaskQueueUnavailable, TaskSender
 logger = logging.getLogger(__name__)
 
 RELAY_AFTER = 2.0
-"""Seconds its writer has to send a message before the relay does."""
+"""Seconds its writer has to send a message before the relay sends it."""
 KEEP_SENT = 24 * 3600.0
-"""Seconds a sent message is kept, for whoever asks what was sent."""
+"""Seconds a sent message is kept for inspection."""
 
 
 class OutboxMessage(Base):
@@ -41,7 +41,7 @@ class OutboxMessage(Base):
 
 
 class Outbox:
-    """A process's outbox. `close` it before the database and the sender it was given."""
+    """A process's outbox. `close` it before the database and the task sender."""
 
     def __init__(self, database: Database, sender: TaskSender) -> None:
         self._database = database
@@ -49,9 +49,9 @@ class Outbox:
         self._sending: set[asyncio.Task[None]] = set()
 
     def add(self, session: WriteSession, task: str, arguments: dict[str, Any]) -> None:
-        """Have `task` run once this transaction is committed, and never if it is rolled back.
+        """Runs `task` once this transaction is committed, and never if it is rolled back.
 
-        Nobody waits for the sending, and it fails nobody: what cannot be sent now, the relay sends.
+        The caller neither waits for the sending nor fails with it: the relay sends what cannot be sent now.
         """
         message = OutboxMessage(task=task, arguments=arguments)
         session.add(message)
@@ -64,7 +64,7 @@ class Outbox:
         session.after_commit(send_soon)
 
     async def settle(self) -> None:
-        """Wait until what was committed is sent, or left to the relay."""
+        """Waits until committed messages are sent, or left to the relay."""
         while self._sending:
             await asyncio.wait(self._sending)
 
@@ -80,9 +80,8 @@ class Outbox:
             logger.warning("message %d (%s) is left to the relay: %s", message.id, message.task, error)
 
     async def relay(self, *, older_than: float = RELAY_AFTER, limit: int = 100) -> int:
-        """Send what its writer did not; how many. Raises DatabaseUnavailable, TaskQueueUnavailable.
-
-        Several relays at once share the messages among them.
+        """Sends messages that their writers did not; returns how many. Raises DatabaseUnavailable and
+        TaskQueueUnavailable. Relays that run at the same time share the messages.
         """
         sent: list[int] = []
         failure: TaskQueueUnavailable | None = None
@@ -91,7 +90,7 @@ class Outbox:
                 try:
                     await self._sender.send(message.task, message.arguments)
                 except TaskQueueUnavailable as error:
-                    failure = error  # but what was sent before it is marked
+                    failure = error  # raised once the messages sent before it are marked
                     break
                 sent.append(message.id)
             await _mark_sent(session, sent)
@@ -100,7 +99,9 @@ class Outbox:
         return len(sent)
 
     async def prune(self, *, older_than: float = KEEP_SENT) -> int:
-        """Forget messages sent long ago; how many. Raises DatabaseUnavailable."""
+        """Deletes messages sent more than `older_than` seconds ago; returns how many. Raises
+        DatabaseUnavailable.
+        """
         long_ago = func.now() - timedelta(seconds=older_than)
         async with self._database.write(EVERY_TENANT) as session:
             gone = delete(OutboxMessage).where(OutboxMessage.sent_at < long_ago).returning(OutboxMessage.id)
@@ -122,7 +123,7 @@ async def _lock_unsent(session: WriteSession, older_than: float, limit: int) -> 
 async def _mark_sent(session: WriteSession, ids: list[int]) -> None:
     if ids:
         sent = update(OutboxMessage).where(OutboxMessage.id.in_(ids), OutboxMessage.sent_at.is_(None))
-        # Not in the session's own copies of the rows: nobody reads them again.
+        # The session's own copies of the rows are not updated: they are not read again.
         await session.execute(
             sent.values(sent_at=func.now()), execution_options={"synchronize_session": False}
         )

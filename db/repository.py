@@ -1,7 +1,7 @@
-"""The one door to rows that belong to a tenant.
+"""Scopes every query of a repository to one tenant's rows.
 
-A repository is made for one session and one tenant; every query it builds starts here and carries the tenant.
-A list that forgets its tenant cannot be written without leaving this class.
+A repository is made for one session and one tenant; its queries are built by this class, which adds the
+tenant, so that a query without a tenant cannot be written by oversight.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Owned = TypeVar("Owned", bound=TenantOwned)
 
 
 def select_owned(model: type[Owned], *columns: Any) -> Select[Any]:
-    """SELECT rows of `model` of whichever tenant runs it, by `TenantRepository.execute_own`: for a statement
-    that is made once, since putting one together can cost more than PostgreSQL takes.
+    """Returns a SELECT of `model`'s rows for the tenant that `TenantRepository.execute_own` is called for.
+    The statement is built once: building it can cost more than PostgreSQL takes to run it.
     """
     return select(*(columns or (model,))).select_from(model).where(model.tenant_id == owner())
 
 
 def owner() -> BindParameter[str]:
-    """In such a statement, the id of its tenant."""
+    """Returns the parameter that holds the tenant's id in such a statement."""
     return bindparam(_OWNER, type_=Text)
 
 
@@ -54,7 +54,7 @@ _OWNER = "owner_tenant_id"
 
 
 class TenantRepository:
-    """Base of repositories: queries of one tenant's rows in one session."""
+    """Base of repositories: builds queries of one tenant's rows in one session."""
 
     def __init__(self, session: AsyncSession, tenant_id: str) -> None:
         if not tenant_id:
@@ -63,11 +63,11 @@ class TenantRepository:
         self.tenant_id = tenant_id
 
     def select_own(self, model: type[Owned], *columns: Any) -> Select[Any]:
-        """SELECT the tenant's rows of `model`: whole rows, or `columns` of it."""
+        """Returns a SELECT of the tenant's rows of `model`: whole rows, or only `columns`."""
         return select(*(columns or (model,))).select_from(model).where(model.tenant_id == self.tenant_id)
 
     async def execute_own(self, statement: Executable, **values: Any) -> Result[*tuple[Any, ...]]:
-        """Run a statement made of `select_owned`, for the tenant; `values` are of its other parameters."""
+        """Runs a statement made by `select_owned` for the tenant; `values` are its other parameters."""
         return await self.session.execute(statement, {_OWNER: self.tenant_id, **values})
 
     def update_own(self, model: type[Owned]) -> Update:
@@ -76,15 +76,15 @@ class TenantRepository:
     def delete_own(self, model: type[Owned]) -> Delete:
         return delete(model).where(model.tenant_id == self.tenant_id)
 
-    async def hold_tenant(self, what: str) -> None:
-        """Let no other transaction that also holds `what` of the tenant go on until this one ends: whoever
-        counts rows before adding one.
+    async def advisory_lock(self, what: str) -> None:
+        """Blocks other transactions that hold `what` of the tenant until this one ends. Call it before
+        counting rows to decide whether one may be added.
         """
         lock = func.pg_advisory_xact_lock(func.hashtextextended(f"{what}:{self.tenant_id}", 0))
         await self.session.execute(select(lock))
 
     def add_own(self, row: Base) -> None:
-        """Insert a row of this tenant. A row made for another is a bug, not a request."""
+        """Inserts a row of this tenant. A row of another tenant is a bug, not a user's mistake."""
         assert isinstance(row, TenantOwned)
         assert row.tenant_id == self.tenant_id, "a row of another tenant"
         self.session.add(row)

@@ -1,9 +1,9 @@
-"""The PostgreSQL role that serves: what it is granted, and the refusal to serve as any mightier one.
+"""Grants rights to the PostgreSQL role that serves, and rejects roles that row-level security does not bind.
 
-Two roles: the owner of the tables migrates, the serving role only reads and writes rows, and those of one
-tenant at a time (row-level security, made by the migrations). A superuser, a role that bypasses row-level
-security or the tables' owner would serve as well and be held by none of it: so processes ask before they
-serve. Knows no table but the few that need other grants than the rest.
+There are two roles: the tables' owner migrates; the serving role only reads and writes rows, and only one
+tenant's rows at a time (row-level security, set up by the migrations). A superuser, a role with BYPASSRLS or
+the tables' owner would work too, but without that protection, so each process checks its role before it
+serves.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from sqlalchemy import Connection, text
 from db.errors import UnusableDatabase
 
 READ_ONLY = ("alembic_version",)
-ADDED_TO_ONLY = ("audit_log", "charges", "incident_notes", "reversals")
-OWNERS_FUNCTIONS = ("secure_tenant_rows", "ensure_month_partitions")
+APPEND_ONLY = ("audit_log", "charges", "incident_notes", "reversals")
+OWNER_FUNCTIONS = ("secure_tenant_rows", "ensure_month_partitions")
 
 _MIGHT = text("""
 SELECT current_user AS role, rolsuper AS superuser, rolbypassrls AS bypasses,
@@ -31,8 +31,8 @@ AND relkind IN ('r', 'p') AND NOT relispartition AND NOT has_table_privilege(oid
 """)
 
 
-class RoleTooMighty(UnusableDatabase):
-    """The role is not held to the rows of one tenant."""
+class PrivilegedRole(UnusableDatabase):
+    """Row-level security does not confine the role to one tenant's rows."""
 
     def __init__(self, role: str, why: str) -> None:
         super().__init__(
@@ -42,9 +42,9 @@ class RoleTooMighty(UnusableDatabase):
         self.role = role
 
 
-class RightsMissing(UnusableDatabase):
-    """The role that serves was not granted what it needs: the tables are another application's, or were
-    migrated for another role.
+class MissingGrants(UnusableDatabase):
+    """The serving role lacks grants that it needs: the tables belong to another application, or were migrated
+    for another role.
     """
 
     def __init__(self, role: str, tables: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ class RightsMissing(UnusableDatabase):
 
 
 class RoleMissing(RuntimeError):
-    """The role that is to serve does not exist."""
+    """The role that should serve does not exist."""
 
     def __init__(self, role: str) -> None:
         super().__init__(
@@ -67,30 +67,30 @@ class RoleMissing(RuntimeError):
 
 
 def assert_exists(connection: Connection, role: str) -> None:
-    """Raises RoleMissing."""
+    """Raises RoleMissing if there is no such role."""
     if connection.execute(text("SELECT FROM pg_roles WHERE rolname = :role"), {"role": role}).first() is None:
         raise RoleMissing(role)
 
 
 def grant(connection: Connection, role: str) -> None:
-    """Let `role`, which exists, read and write rows, and no more; after migrations, by the owner."""
+    """Lets the existing `role` read and write rows, and nothing more. The owner calls it after migrations."""
     found = connection.execute(
         text("SELECT quote_ident(rolname), rolname = current_user FROM pg_roles WHERE rolname = :role"),
         {"role": role},
     ).one()
     quoted, is_owner = found
     if is_owner:
-        return  # it may all that already, and will be refused when it is to serve
+        return  # the owner may do all that already; it is rejected when it tries to serve
     schema = connection.execute(text("SELECT quote_ident(current_schema())")).scalar_one()
     for statement in (
-        f"REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC",  # everybody's before PostgreSQL 15
+        f"REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC",  # granted to PUBLIC before PostgreSQL 15
         f"GRANT USAGE ON SCHEMA {schema} TO {quoted}",
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {quoted}",
         f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {quoted}",
         f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {quoted}",
         *(f"REVOKE INSERT, UPDATE, DELETE ON {table} FROM {quoted}" for table in READ_ONLY),
-        *(f"REVOKE UPDATE, DELETE ON {table} FROM {quoted}" for table in ADDED_TO_ONLY),
-        *(f"REVOKE EXECUTE ON FUNCTION {function} FROM {quoted}" for function in OWNERS_FUNCTIONS),
+        *(f"REVOKE UPDATE, DELETE ON {table} FROM {quoted}" for table in APPEND_ONLY),
+        *(f"REVOKE EXECUTE ON FUNCTION {function} FROM {quoted}" for function in OWNER_FUNCTIONS),
     ):
         connection.execute(text(statement))
 
@@ -100,7 +100,7 @@ def current_role(connection: Connection) -> str:
 
 
 def assert_confined(connection: Connection) -> None:
-    """Raise RoleTooMighty unless row-level security holds the role of this connection."""
+    """Raises PrivilegedRole unless row-level security binds the role of this connection."""
     might = connection.execute(_MIGHT).one()
     for is_so, why in (
         (might.superuser, "is a superuser"),
@@ -108,9 +108,9 @@ def assert_confined(connection: Connection) -> None:
         (might.owns, "owns the tables"),
     ):
         if is_so:
-            raise RoleTooMighty(might.role, why)
+            raise PrivilegedRole(might.role, why)
 
 
 def unreadable_tables(connection: Connection) -> list[str]:
-    """Tables that the role of this connection was not granted."""
+    """Returns the tables on which the role of this connection lacks SELECT."""
     return list(connection.execute(_UNREADABLE).scalars())

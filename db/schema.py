@@ -1,7 +1,4 @@
-"""The schema's version: bring a database to it, and refuse to work on any that this code cannot serve.
-
-Knows Alembic and no table.
-"""
+"""Migrates a database to this release's schema version, and rejects databases that this code cannot serve."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from sqlalchemy import Connection, create_engine, make_url, pool
 from sqlalchemy.exc import DBAPIError
 
 from db import compatibility, roles
-from db.errors import UnusableDatabase, unavailable_when_unreachable
+from db.errors import UnusableDatabase, translated_errors
 
 if TYPE_CHECKING:
     from db.session import Database
@@ -39,7 +36,7 @@ class SchemaMismatch(UnusableDatabase):
 
 
 class MigrationFailed(RuntimeError):
-    """The schema stays at the last revision that was applied whole."""
+    """A migration failed; the schema stays at the last revision that was applied completely."""
 
     def __init__(self, found: str | None, expected: str, reason: str) -> None:
         super().__init__(
@@ -50,15 +47,15 @@ class MigrationFailed(RuntimeError):
 
 
 def upgrade(url: str, serving_url: str | None = None) -> None:
-    """Migrate the database at `url`, the owner's, to this code's revision. Blocking; safe to run from several
-    machines at once.
+    """Migrates the database at `url`, with the owner's role, to this code's revision. Blocks; safe to run
+    from several machines at once.
 
     Args:
-        serving_url: whose role is granted what serving needs. Raises `db.roles.RoleMissing` before anything
-            is migrated.
+        serving_url: URL whose role is granted what serving needs. Raises `db.roles.RoleMissing` before any
+            migration runs.
 
     Raises SchemaMismatch when the database is at a revision unknown to this code, MigrationFailed when
-    PostgreSQL refuses a statement.
+    PostgreSQL rejects a statement.
     """
     role = make_url(serving_url).username if serving_url is not None else None
     with _connected(url) as (config, connection):
@@ -77,7 +74,7 @@ def upgrade(url: str, serving_url: str | None = None) -> None:
 
 
 def downgrade(url: str, revision: str) -> None:
-    """Migrate back. Loses what later revisions added."""
+    """Migrates back to `revision`. Loses the data of later revisions."""
     with _connected(url) as (config, _):
         command.downgrade(config, revision)
 
@@ -89,12 +86,12 @@ def expected_revision() -> str:
 
 
 async def assert_fit_to_serve(database: Database) -> None:
-    """Raise `db.errors.UnusableDatabase` unless this code can work here: SchemaMismatch for a database at
-    another revision (a newer one that only expanded is served), `db.roles.RoleTooMighty` where row-level
-    security would not hold us, `db.roles.RightsMissing`. Every process's first queries. Raises
-    DatabaseUnavailable.
+    """Raises `db.errors.UnusableDatabase` unless this code can serve from this database: SchemaMismatch at
+    another revision (a newer one that only expanded is served), `db.roles.PrivilegedRole` if row-level
+    security would not bind this role, `db.roles.MissingGrants`. Raises DatabaseUnavailable. Every process
+    calls it before its first query.
     """
-    with unavailable_when_unreachable():
+    with translated_errors():
         async with database.engine.connect() as connection:
             await connection.run_sync(_assert_fit)
 
@@ -107,7 +104,7 @@ def _assert_fit(connection: Connection) -> None:
         if found != expected and not _may_serve(found, compatibility.recorded(connection), expected):
             raise SchemaMismatch(found, expected)
     if unreadable:
-        raise roles.RightsMissing(roles.current_role(connection), unreadable)
+        raise roles.MissingGrants(roles.current_role(connection), unreadable)
 
 
 def _may_serve(found: str | None, oldest_code: str | None, ours: str) -> bool:

@@ -1,7 +1,7 @@
-"""Sessions: reads that cannot write, writes committed once at the edge, jobs sent only after the commit.
+"""Opens database sessions: reads that cannot write, writes that commit once, jobs that run after the commit.
 
-Knows no table. A `ReadSession` and a `WriteSession` are different types, so that a function's signature says
-which it needs; PostgreSQL holds a read session to it, and either to the rows of the tenant it was opened for.
+`ReadSession` and `WriteSession` are different types, so that a function's signature says which one it needs.
+PostgreSQL enforces that a read session does not write, and confines both to the rows of their tenant.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from contextlib import asynccontextmanager
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from db.errors import unavailable_when_unreachable
+from db.errors import translated_errors
 
 logger = logging.getLogger(__name__)
 
 AfterCommit = Callable[[], Awaitable[None]]
 
 PREPARE_AFTER = 5
-"""Times a statement is run on a connection before the server keeps it prepared."""
+"""Executions of a statement on a connection before the server keeps it prepared."""
 EVERY_TENANT = "*"
-"""The scope of work that is no one tenant's: finding whose a key is, metering, sweeping, the operator."""
+"""The scope of work that belongs to no single tenant: key look-up, metering, clean-up, the operator."""
 
-# Until the transaction ends, and all in one statement. Row-level security reads the tenant. The others are
-# not set for the connection: PgBouncer refuses that at start-up and may give each transaction another one.
+# All in one statement, until the transaction ends. Row-level security reads the tenant. The others are not
+# set for the connection: PgBouncer rejects that at start-up and may give each transaction another connection.
 _SETTINGS = (
     "SELECT set_config('rootstock.tenant', :tenant, true), set_config('statement_timeout', :timeout, true), "
     "set_config('timezone', 'UTC', true)"
@@ -39,25 +39,25 @@ class ReadSession(AsyncSession):
 
 
 class WriteSession(AsyncSession):
-    """A transaction that `Database.write` commits. Work for others is queued with `after_commit`."""
+    """A transaction that `Database.write` commits. Queue side effects with `after_commit`."""
 
     def after_commit(self, job: AfterCommit) -> None:
-        """Run `job` once this transaction is committed, never if it is rolled back.
+        """Runs `job` once this transaction is committed, never if it is rolled back.
 
-        Nothing is told of rows that may still vanish. A job that fails is logged and does not fail the
-        transaction, which is done: what must not be lost belongs in a table.
+        A job that fails is logged and does not fail the transaction, which is already committed: work that
+        must not be lost belongs in a table (`db.outbox`).
         """
         self.info.setdefault("after_commit", []).append(job)
 
 
 class Database:
-    """Connections to one PostgreSQL, made at first use. `close` it at the end of the process.
+    """Connections to one PostgreSQL, opened at first use. `close` it at the end of the process.
 
-    Every use raises `db.errors.DatabaseUnavailable` when the server is away, too busy, or took too long.
+    Every use raises `db.errors.DatabaseUnavailable` when the server is away, overloaded, or took too long.
 
     Args:
-        prepared_statements: let the server keep statements that are run again and again. Not behind a
-            PgBouncer before 1.21 that pools transactions: it gives a statement to a connection without it.
+        prepared_statements: lets the server keep statements that run often. Not behind a PgBouncer before
+            1.21 that pools transactions: it may run a statement on a connection where it was not prepared.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Database:
 
     @asynccontextmanager
     async def read(self, tenant: str) -> AsyncIterator[ReadSession]:
-        """A read-only transaction over the rows of `tenant`; they stay readable after it ends."""
-        with unavailable_when_unreachable():
+        """Opens a read-only transaction over the rows of `tenant`; they stay readable after it ends."""
+        with translated_errors():
             async with ReadSession(self.engine, expire_on_commit=False) as session:
                 await session.execute(_READ, {"tenant": tenant, "timeout": self._timeout})
                 yield session
@@ -96,10 +96,10 @@ class Database:
 
     @asynccontextmanager
     async def write(self, tenant: str) -> AsyncIterator[WriteSession]:
-        """A transaction over the rows of `tenant`, committed when the block ends, after which its jobs are
-        sent; rolled back when it raises.
+        """Opens a transaction over the rows of `tenant`: committed when the block ends, after which its jobs
+        run; rolled back if the block raises.
         """
-        with unavailable_when_unreachable():
+        with translated_errors():
             async with WriteSession(self.engine, expire_on_commit=False) as session, session.begin():
                 await session.execute(_WRITE, {"tenant": tenant, "timeout": self._timeout})
                 yield session
@@ -111,11 +111,11 @@ class Database:
 
     @property
     def checked_out(self) -> int:
-        """Connections in use now."""
+        """Returns the number of connections in use."""
         return self.engine.pool.checkedout()  # type: ignore[attr-defined]
 
     async def ping(self) -> None:
-        """Raise DatabaseUnavailable unless PostgreSQL answers."""
+        """Raises DatabaseUnavailable unless PostgreSQL answers."""
         async with self.read(EVERY_TENANT):
             pass
 

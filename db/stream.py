@@ -1,7 +1,7 @@
-"""Reading a Redis stream for the database: every entry by one consumer, gone once its rows are committed.
+"""Consumes a Redis stream with a consumer group: an entry leaves the stream once its rows are committed.
 
-Owns the consumer group. An entry that a consumer took and did not take off the stream is taken again, by
-another after a while: whoever writes rows of entries must bear seeing one twice. Knows no table and no entry.
+An entry that a consumer read but did not acknowledge is delivered again, after a while to another consumer:
+code that writes rows from entries must tolerate duplicates.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 FORGET_CONSUMER_AFTER = 3600.0
-"""Seconds without a sign of life after which a consumer that owes nothing is removed from the group."""
+"""Seconds of idleness after which a consumer without pending entries is removed from the group."""
 
 Entry = tuple[bytes, dict[bytes, bytes]]
-"""Its id and fields."""
+"""An entry's id and fields."""
 
 
 class StreamConsumer:
-    """One consumer of a stream. `name` must differ between consumers that read at once."""
+    """One consumer of a stream. `name` must be unique among consumers that run at the same time."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class StreamConsumer:
         batch_size: int = 1000,
         stale_after: float = 10.0,
     ) -> None:
-        """`redis_client` answers bytes. Entries another consumer took `stale_after` seconds ago count as
-        abandoned.
+        """`redis_client` must return bytes. Entries that another consumer read more than `stale_after`
+        seconds ago count as abandoned.
         """
         self._redis = redis_client
         self._stream, self._group, self._name = stream, group, name
@@ -41,7 +41,7 @@ class StreamConsumer:
         self._stale_ms = round(stale_after * 1000)
 
     async def batches(self, most: int) -> AsyncGenerator[list[Entry], None]:
-        """Abandoned entries first, then new ones, each until a batch comes back short or `most` came."""
+        """Yields abandoned entries, then new ones: each until a batch is short or `most` batches came."""
         await self._ensure_group()
         for take in (self._take_abandoned, self._take_new):
             for _ in range(most):
@@ -51,18 +51,20 @@ class StreamConsumer:
                 if len(entries) < self._batch_size:
                     break
 
-    def take_off(self, pipe: Any, entries: list[Entry]) -> None:
-        """Queue on a Redis pipeline: these entries are done with."""
+    def acknowledge(self, pipe: Any, entries: list[Entry]) -> None:
+        """Queues the acknowledgement and deletion of `entries` on a Redis pipeline."""
         ids = [entry_id for entry_id, _ in entries]
         pipe.xack(self._stream, self._group, *ids)
         pipe.xdel(self._stream, *ids)
 
     async def backlog(self) -> int:
-        """Entries in the stream, taken or not."""
+        """Returns the number of entries in the stream, read or not."""
         return await self._redis.xlen(self._stream)
 
     async def forget_idle_consumers(self) -> int:
-        """Remove consumers that owe nothing and have long been silent; every worker that ever ran was one."""
+        """Removes idle consumers without pending entries (every worker that ever ran left one); returns how
+        many.
+        """
         removed = 0
         await self._ensure_group()
         for consumer in await self._redis.xinfo_consumers(self._stream, self._group):
@@ -72,7 +74,7 @@ class StreamConsumer:
         return removed
 
     async def _ensure_group(self) -> None:
-        """From the first entry on: what was written before the first consumer ran counts too."""
+        """Creates the group from the first entry on: entries older than the first consumer count too."""
         try:
             await self._redis.xgroup_create(self._stream, self._group, id="0", mkstream=True)
         except ResponseError as error:
@@ -80,7 +82,7 @@ class StreamConsumer:
                 raise
 
     async def _take_abandoned(self) -> list[Entry]:
-        """Entries taken by a consumer that died, or by this one before an error."""
+        """Returns entries that were read by a consumer that died, or by this one before an error."""
         claimed = await self._redis.xautoclaim(
             self._stream,
             self._group,
@@ -89,8 +91,7 @@ class StreamConsumer:
             start_id="0-0",
             count=self._batch_size,
         )
-        # Redis before 7 answers (None, None) for an entry that was deleted from the stream while it was
-        # pending.
+        # Redis before 7 returns (None, None) for an entry that was deleted from the stream while pending.
         return [(entry_id, fields or {}) for entry_id, fields in claimed[1] if entry_id is not None]
 
     async def _take_new(self) -> list[Entry]:

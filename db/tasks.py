@@ -1,7 +1,7 @@
-"""Sending tasks to the workers: queues, which task goes into which, the broker's address in Celery's words.
+"""Sends tasks to the workers' queues: routes each task to its queue and adapts the broker's URL for Celery.
 
-Owns the sending half of the task queue, for processes that run no tasks themselves. Refuses to know what a
-task does: its name and its arguments are all that senders and workers share.
+Used by processes that run no tasks themselves: a task's name and arguments are all that senders and workers
+share.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 QUEUE = "rootstock"
-"""Short tasks: metering, sweeping, passing on."""
+"""The queue of short tasks: metering, clean-up, relaying."""
 JOBS_QUEUE = "rootstock.jobs"
-"""Jobs that take seconds to minutes, so that nothing short ever waits behind one."""
+"""The queue of jobs that take seconds to minutes, so that short tasks never wait behind one."""
 QUEUES = (QUEUE, JOBS_QUEUE)
 
 SWEEP_STORAGE = "adapters.sweep_storage"
@@ -32,13 +32,14 @@ RECONCILE = "billing.reconcile"
 RECONCILE_NOW = "billing.reconcile_now"
 RUN_JOB = "adapters.run_job"
 RUN_JOB_EXPIRES = 120.0
-"""Seconds after which a message that nobody took is dropped unrun. Whoever waits for the job sends another by
-then, so of one job there is about one message at a time."""
+"""Seconds after which a message that no worker took expires. Waiting callers send another one by then, so
+that there is about one message per job at a time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a task's messages go, and how long they are good for."""
+    """A task's queue, and the seconds after which its messages expire."""
 
     queue: str = QUEUE
     expires: float | None = None
@@ -53,18 +54,18 @@ ROUTES: dict[str, Route] = {
     RECONCILE: Route(JOBS_QUEUE),
     RECONCILE_NOW: Route(JOBS_QUEUE),
 }
-"""Tasks that do not go to `QUEUE` for good."""
+"""Tasks that do not go to `QUEUE` without expiry."""
 
 
 class TaskQueueUnavailable(RuntimeError):
-    """Redis did not take a message: the same call may succeed later."""
+    """Redis did not accept a message: a retry may succeed."""
 
 
 class TaskSender:
-    """A process's way into the queues. Connects at the first send; `close` it at the end."""
+    """A process's connection to the task queues, opened at the first send. `close` it at the end."""
 
     def __init__(self, redis_url: str, *, timeout: float = 2.0) -> None:
-        """`timeout`: seconds to wait for Redis, for each of connecting and answering."""
+        """`timeout`: seconds to wait for Redis, both to connect and for an answer."""
         self._app = Celery("rootstock-sender", broker=broker_url(redis_url), set_as_current=False)
         self._app.conf.update(
             task_serializer="json",
@@ -72,7 +73,7 @@ class TaskSender:
             task_queues=[Queue(name) for name in QUEUES],
             task_create_missing_queues=False,
             broker_connection_timeout=timeout,
-            # Not Celery's patience, which is a worker's: a sender that waits keeps somebody waiting.
+            # Celery's defaults suit workers: they would keep the caller of a request waiting.
             broker_transport_options={
                 "max_retries": 0,
                 "socket_timeout": timeout,
@@ -81,11 +82,12 @@ class TaskSender:
                 "health_check_interval": 10,
             },
         )
-        # The producer blocks. Its own threads: Redis hanging must not use up the process's common ones.
+        # The producer blocks. It has its own threads: a hanging Redis must not exhaust the process's default
+        # ones.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="task-sender")
 
     async def send(self, task: str, arguments: Mapping[str, Any]) -> None:
-        """Put a task into its queue. Raises TaskQueueUnavailable, after which it may be there or not."""
+        """Queues a task. Raises TaskQueueUnavailable, after which it may be queued or not."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._threads, self._send, task, dict(arguments))
 
@@ -102,8 +104,8 @@ class TaskSender:
 
 
 def broker_url(redis_url: str) -> str:
-    """The same Redis in Celery's words: it spells a Unix socket `redis+socket://`, and the database
-    `virtual_host`.
+    """Returns the URL of the same Redis as Celery spells it: a Unix socket is `redis+socket://`, and the
+    database `virtual_host`.
     """
     parts = urlsplit(redis_url)
     if parts.scheme != "unix":

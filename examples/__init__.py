@@ -1,1 +1,1 @@
-"""Programs and data to learn Rootstock from. Nothing in the product imports them."""
+"""Programs and data to learn Rootstock from. The product does not import them."""

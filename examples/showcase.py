@@ -1,9 +1,9 @@
-"""What Rootstock does, shown with the stock `openai` client against a running `rootstock up --demo`.
+"""Shows what Rootstock does, with the stock `openai` client against a running `rootstock up --demo`.
 
     python -m examples.showcase --demo var/demo/demo.json
 
 Lists the models, sends requests for every adapter and the base at once, streams one answer, and checks that
-the usage API counts exactly the tokens that the answers reported. Ends with status 1 when anything is wrong.
+the usage API counts exactly the tokens that the answers reported. Exits with status 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ USAGE_PATIENCE_S = 15.0
 
 @dataclass
 class Totals:
-    """Tokens and requests; what the answers said, or what the ledger says."""
+    """Requests and tokens, as reported by responses or by the ledger."""
 
     requests: int = 0
     prompt: int = 0
@@ -38,7 +38,7 @@ class Totals:
     completion: int = 0
 
     def add(self, usage: Any) -> None:
-        """Count one answer's `usage`."""
+        """Adds one response's `usage`."""
         self.requests += 1
         self.prompt += usage.prompt_tokens
         self.completion += usage.completion_tokens
@@ -76,13 +76,13 @@ class Showcase:
     problems: list[str] = field(default_factory=list)
 
     async def run(self) -> list[str]:
-        """Show everything; the problems found."""
+        """Runs all parts; returns the problems found."""
         client = AsyncOpenAI(
             base_url=self.demo["base_url"],
             api_key=self.demo["api_key"],
             admin_api_key=self.demo["admin_api_key"],
         )
-        # The usage API answers by the minute, so what this minute already holds is taken off.
+        # The usage API reports by the minute, so what this minute already holds is subtracted.
         since = int(time.time())
         async with client:
             await self.list_models(client)
@@ -123,7 +123,7 @@ class Showcase:
             table.add_row(answer.model, answer.prompt, answer.text, str(answer.tokens))
         self.out.print(table)
         tokens = sum(answer.tokens for answer in answers)
-        self.out.print(f"[dim]{tokens} tokens in {seconds:.2f} s together[/]\n")
+        self.out.print(f"[dim]{tokens} tokens in {seconds:.2f} s in total[/]\n")
 
     async def ask(self, client: AsyncOpenAI, model: str, prompt: str) -> Answer:
         started = time.perf_counter()
@@ -171,7 +171,7 @@ class Showcase:
         self.out.print(f"[dim]first token after {first * 1000:.0f} ms, {rate:.0f} tokens a second[/]\n")
 
     async def settled_usage(self, client: AsyncOpenAI, since: int) -> dict[str, Totals]:
-        """What the ledger holds before we ask for anything: read until two readings agree."""
+        """Returns the ledger's usage before the showcase: reads until two readings agree."""
         earlier = await self.read_usage(client, since)
         while earlier:
             await asyncio.sleep(1.5)
@@ -206,12 +206,14 @@ class Showcase:
         table.add_row("answers", *map(str, (spent.requests, spent.prompt, spent.cached, spent.completion)))
         self.out.print(table)
         if billed == spent:
-            self.out.print("[bold green]✓[/] every token the answers reported is in the ledger, once\n")
+            self.out.print(
+                "[bold green]✓[/] every token the answers reported is in the ledger exactly once\n"
+            )
         else:
             self.problems.append(f"the ledger counts {billed}, the answers reported {spent}")
 
     async def read_usage(self, client: AsyncOpenAI, since: int) -> dict[str, Totals]:
-        """What the ledger holds, by model, from the minute of `since` on."""
+        """Returns the ledger's usage by model, from the minute of `since` on."""
         by_model: dict[str, Totals] = {}
         page: str | None = None
         while True:
@@ -249,7 +251,7 @@ def main() -> int:
     except OpenAIError as error:
         problems = [f"{type(error).__name__}: {error}"]
     for problem in problems:
-        print(f"wrong: {problem}", file=sys.stderr)
+        print(f"error: {problem}", file=sys.stderr)
     return 1 if problems else 0
 
 

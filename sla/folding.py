@@ -56,7 +56,7 @@ class SlaFolding:
             async for entries in batches:
                 await self._count(entries)
                 async with self._redis.pipeline(transaction=True) as pipe:
-                    self._stream.take_off(pipe, entries)
+                    self._stream.acknowledge(pipe, entries)
                     await pipe.execute()
                 num_entries += len(entries)
         return num_entries

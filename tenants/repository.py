@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from db.cursors import page_beyond
+from db.cursors import fetch_page
 from db.repository import TenantRepository
 from tenants.limits.repository import limits_of_key
 from tenants.models import (
@@ -221,7 +221,7 @@ class KeyRepository(TenantRepository):
     ) -> Sequence[ShownKey]:
         listed = self._shown().where(*conditions)
         filters = () if with_revoked else (ApiKey.revoked_at.is_(None),)
-        page = await page_beyond(
+        page = await fetch_page(
             self.session, listed, ApiKey.id, *filters, after=after, limit=limit, newest_first=newest_first
         )
         return page.all()

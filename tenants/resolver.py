@@ -84,7 +84,7 @@ class KeyResolver:
         unknown; DatabaseUnavailable if the key is not cached.
         """
         digest_hex = self._hasher.digest(plaintext).hex()
-        known = self._cache.at_hand(digest_hex, "")
+        known = self._cache.peek(digest_hex, "")
         if known is None:
             if not well_formed(plaintext):  # checked only now: cached keys are well-formed
                 raise InvalidApiKey

@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack
 
 import torch
 
-from adapters.announcing import Announcer
+from adapters.announcer import Announcer
 from adapters.arithmetic_threads import bound_arithmetic_threads
 from adapters.inspection import Sandbox
 from adapters.pinning import Pinning
 from adapters.pipeline import AdapterPipeline
-from adapters.steps import AdapterSteps, Base
+from adapters.pipeline_steps import AdapterSteps, Base
 from tokenization.codec import TextCodec
 from worker.cpu_priority import computing_threads
 from worker.runtime import Runtime

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import redis.asyncio
 
-from adapters.jobs.execution import Pipeline, attempt, patiently
+from adapters.jobs.execution import Pipeline, attempt, retry_unavailable
 from adapters.jobs.lease import Lease, claim
 from adapters.jobs.repository import JobLeases
 from adapters.storage import ObjectStore, StorageSettings, open_store
@@ -137,7 +137,7 @@ class Runtime:
         """Makes one attempt at a job, unless it is leased or has ended. Raises DatabaseUnavailable."""
         assert self.jobs is not None, "a worker without jobs listens to no queue of jobs"
         pipeline = await self._pipeline()  # before the lease: if it fails here, another worker may succeed
-        lease = await patiently(lambda: self._claim(job_id))
+        lease = await retry_unavailable(lambda: self._claim(job_id))
         if lease is not None:
             await attempt(lease, pipeline, self.outbox, max_attempts=self.jobs.max_attempts)
             await self.outbox.settle()

@@ -1,8 +1,7 @@
-"""What rounding an adapter's weights does to what it adds, layer by layer, on real activations.
+"""Measures how rounding an adapter's weights changes its output on real activations, per layer and module.
 
-Owns the sums behind two figures per layer and module: how large the adapter's output is beside the base's,
-and by how much the output of the stored adapter (bf16, FP8) is off, both as ratios of root mean squares.
-Refuses to know where activations come from.
+Computes two ratios of root mean squares: the adapter's output to the base's, and the error of the stored
+adapter's output (bf16, FP8) to the adapter's output.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from adapters.calibration.source import Pair
 from engine.lora.artifact import GROUPS, STORAGE, PackedAdapter
 
 MAX_ROWS = 1024
-"""Tokens per layer and module that are measured: more change nothing."""
+"""Tokens measured per layer and module: more do not change the result."""
 _STORED = {
     STORAGE["bfloat16"]: torch.bfloat16,
     STORAGE["float32"]: torch.float32,
@@ -30,7 +29,7 @@ _STORED = {
 
 
 class Contribution:
-    """Sums of squares, module by module."""
+    """Accumulates sums of squares per module."""
 
     def __init__(self, artifacts: Mapping[str, PackedAdapter], device: torch.device) -> None:
         self._artifacts = dict(artifacts)
@@ -41,7 +40,7 @@ class Contribution:
         self._squares: dict[tuple[int, str], dict[str, float]] = {}
 
     def begin_layer(self, index: int, pairs: Mapping[str, Pair]) -> None:
-        """What `add` is told of next belongs to this layer."""
+        """Makes this the layer of the following calls of `add`."""
         self._layer = index
         self._stored = {
             dtype: {name: self._pair(packed, index, name) for name in pairs}
@@ -49,7 +48,7 @@ class Contribution:
         }
 
     def add(self, module: str, x_TK: Tensor, delta_TN: Tensor, base_TN: Tensor) -> None:
-        """What the module reads, what the adapter adds, what the base's module gives."""
+        """Adds a module's input, the adapter's output and the output of the base's module."""
         place = self._layer, module
         left = MAX_ROWS - self._rows.get(place, 0)
         if left <= 0 or not self._artifacts:
@@ -64,7 +63,7 @@ class Contribution:
             _add(sums, dtype, F.linear(F.linear(x, a_RK), b_NR).mul_(scale).sub_(delta))
 
     def modules(self) -> list[ModuleError]:
-        """Of all that was added, in the order of layers."""
+        """Returns the figures of everything added, in order of layers."""
         return [
             ModuleError(
                 layer,
@@ -90,7 +89,7 @@ class Contribution:
 
 
 def _wide(words: np.ndarray) -> Tensor:
-    """fp32 of what a slab holds: an artifact's own words, without the scales of FP8."""
+    """Returns the fp32 values of an artifact's stored words, without the scales of FP8."""
     return torch.from_numpy(words).view(_STORED[words.dtype]).float()
 
 
@@ -99,5 +98,5 @@ def _add(sums: dict[str, float], name: str, values: Tensor) -> None:
 
 
 def _ratio(part: float, whole: float) -> float:
-    """Of root mean squares; 0 where there is nothing to be off from."""
+    """Returns the ratio of root mean squares; 0 if there is no output to compare with."""
     return math.sqrt(part / whole) if whole > 0 else 0.0

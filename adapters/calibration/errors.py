@@ -1,4 +1,4 @@
-"""What keeps a calibration from being done; what it finds is in its report, not here."""
+"""Defines the errors that prevent a calibration; its findings are in its report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from adapters.errors import AdapterError
 
 
 class SamplesInvalid(AdapterError):
-    """The file of samples cannot be used. `line` is 0 where the file as a whole is at fault."""
+    """The file of samples cannot be used. `line` is 0 if no single line is wrong."""
 
     def __init__(self, line: int, field: str, reason: str) -> None:
         where = " ".join(part for part in (f"line {line}" if line else "", field) if part)
@@ -17,11 +17,11 @@ class SamplesInvalid(AdapterError):
 
 
 class ServingUnavailable(AdapterError):
-    """The engine did not take, or did not finish, a request for as long as was waited. Trying again helps."""
+    """The engine did not accept or finish a request in time. A retry may succeed."""
 
 
 class ServingRefused(AdapterError):
-    """The engine will not score these samples with this adapter, however often it is asked."""
+    """The engine rejects scoring these samples with this adapter; a retry would not help."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"the engine refuses to score: {message} ({code})")
@@ -29,7 +29,7 @@ class ServingRefused(AdapterError):
 
 
 class SourceInvalid(AdapterError):
-    """The uploaded adapter is not what was inspected and packed. `field` is a file's name or a tensor's."""
+    """The uploaded adapter differs from what was inspected and packed. `field` names a file or a tensor."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")

@@ -1,12 +1,12 @@
-"""Ready or failed, and in which dtype: thresholds on what was measured, each rule with its figure and bound.
+"""Decides from a calibration's measures whether an adapter is ready, and in which dtype it serves.
 
-Owns the thresholds, their defaults and the words a tenant reads. Refuses to know how anything was measured,
-and what becomes of an adapter that fails: an operator may let it pass, with a reason.
+Each rule compares a measure with a threshold and explains the result to the tenant. An operator may override
+a failure, with a reason.
 
-On the tenant's own samples the adapter must be better than the base alone, beyond chance: that is what
-catches weights in the wrong place, a wrong scale, another base's adapter. A default set says nothing about
-what the adapter is for, so that there only a blow-up fails; and agreement with the reference, which any text
-can show.
+On the tenant's own samples the adapter must be better than the base alone, beyond chance: that detects
+weights in the wrong place, a wrong scale, an adapter of another base. A default set does not show what the
+adapter is for, so there only a breakdown of the model fails, and poor agreement with the reference, which any
+text shows.
 """
 
 from __future__ import annotations
@@ -25,34 +25,36 @@ SMALL: StoredDtype = "float8_e4m3"
 EXACT: StoredDtype = "bfloat16"
 _NAMES = {SMALL: "FP8", EXACT: "bf16"}
 UNSURE_NLL = 1.0
-"""Nats per right token of an adapter that does not know the samples: one was not trained on texts of which
-it gives the next token a third."""
+"""Nats per right token from which an adapter does not know the samples: it cannot have been trained on texts
+whose tokens it gives a probability of a third.
+"""
 
 
 class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Thresholds. Likelihoods are in nats per scored token."""
 
     min_gain: float = 0.0
-    """On the tenant's samples: how much better than the base alone the adapter must be, at the low end of the
-    interval."""
+    """On the tenant's samples: minimum gain over the base alone, at the low end of the interval."""
     max_doubling_gain: float = 0.1
-    """On the tenant's samples: how much better the adapter may be at twice its scale, at the low end of the
-    interval. One whose alpha, rank and rsLoRA setting are those of its training is no better there."""
+    """On the tenant's samples: maximum gain at twice the adapter's scale, at the low end of the interval. An
+    adapter with the alpha, rank and rsLoRA setting of its training gains nothing there.
+    """
     max_loss: float = 4.0
-    """On a default set: how much worse than the base alone the adapter may be."""
+    """On a default set: maximum loss against the base alone."""
     max_nll_rise: float = 0.1
-    """On the tenant's samples: how much likelihood of the right tokens quantising may cost."""
+    """On the tenant's samples: maximum likelihood of the right tokens that quantising may cost."""
     max_nll_rise_default: float = 0.5
-    """The same on a default set, whose tokens an adapter was not trained on."""
+    """The same on a default set, which an adapter was not trained on."""
     min_top1: float = 0.95
-    """On the tenant's samples: on how many tokens serving and reference must agree."""
+    """On the tenant's samples: share of tokens on which serving and reference must agree."""
     min_top1_default: float = 0.75
-    """The same on a default set, where many tokens are nearly a draw."""
+    """The same on a default set, where many tokens are nearly tied."""
     fp8_max_nll_rise: float = 0.02
-    """How much likelihood FP8 may cost beside bf16 and still be chosen; at the low end of the interval on a
-    default set, whose tokens are not the adapter's own and scatter widely."""
+    """Maximum likelihood that FP8 may cost against bf16 to be chosen; on a default set, whose tokens are not
+    the adapter's own and vary widely, at the low end of the interval.
+    """
     fp8_max_top1_loss: float = 0.02
-    """How much less it may agree with the reference."""
+    """Maximum loss of agreement with the reference that FP8 may cost against bf16."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -64,7 +66,7 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of_plan(cls, thresholds: Mapping[str, Any]) -> Gate:
-        """The defaults, with what a plan says otherwise. Raises ValueError naming the field."""
+        """Returns the defaults, overridden by a plan's thresholds. Raises ValueError naming the field."""
         try:
             return msgspec.convert(dict(thresholds), cls)
         except (msgspec.ValidationError, ValueError) as error:
@@ -72,35 +74,35 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One threshold, and what was measured against it."""
+    """One threshold and the measure compared with it."""
 
     name: str
     passed: bool
     measured: float
     bound: float
     message: str
-    """For the tenant."""
+    """Explanation for the tenant."""
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The outcome."""
+    """The outcome of a calibration."""
 
     ready: bool
     dtype: StoredDtype
-    """To serve in; of a failed adapter, the one it was judged in."""
+    """The dtype to serve; for a failed adapter, the one it was judged in."""
     dtype_reason: str
     rules: list[Rule]
 
     @property
     def why_not(self) -> list[str]:
-        """The rules that failed, in words; empty when ready."""
+        """Returns the messages of the rules that failed; empty when ready."""
         return [rule.message for rule in self.rules if not rule.passed]
 
 
 def decide(
     gate: Gate, measures: Measures, origin: Origin, forced_dtype: StoredDtype | None = None
 ) -> Decision:
-    """Choose a dtype and judge the adapter as it would be served in it.
+    """Chooses a dtype and judges the adapter as it would be served in it.
 
     Args:
         forced_dtype: the tenant's own choice, which must be among those measured.
@@ -119,17 +121,17 @@ def decide(
 
 def _choose(gate: Gate, measures: Measures, own: bool, forced: StoredDtype | None) -> tuple[StoredDtype, str]:
     if forced is not None:
-        return forced, f"{_NAMES[forced]}, as asked for"
+        return forced, f"{_NAMES[forced]}, as requested"
     if measures.comparison is None:
         only: StoredDtype = EXACT if EXACT in measures.gain else SMALL
-        return only, f"{_NAMES[only]}, the only one there is"
+        return only, f"{_NAMES[only]}, the only one available"
     rise = measures.comparison.nll_rise
     loss = measures.fidelity[EXACT].top1.value - measures.fidelity[SMALL].top1.value
     figures = (
         f"{rise.value:+.4f} nats per token {_interval(rise)} and {-loss:+.2%} of agreement with the "
         "reference beside bf16"
     )
-    # Not a number is within no bound.
+    # NaN satisfies no bound.
     if (rise.value if own else rise.low) <= gate.fp8_max_nll_rise and loss <= gate.fp8_max_top1_loss:
         return SMALL, f"FP8, half the bytes: {figures}"
     bounds = f"{gate.fp8_max_nll_rise:g} nats and {gate.fp8_max_top1_loss:.2%} are allowed"

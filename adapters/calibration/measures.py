@@ -1,8 +1,8 @@
-"""What the scores say, per sample and in all: likelihoods, agreement, gain, and how sure each figure is.
+"""Computes a calibration's measures from scores, per sample and in total: likelihoods, agreement, gain,
+intervals.
 
-Owns the arithmetic. All figures are per scored token, in nats where they are likelihoods; intervals are of
-95 %, from resampling whole samples (Efron's percentile bootstrap), drawn from a fixed seed so that the same
-scores give the same report. Refuses to know which figures are good.
+All figures are per scored token, likelihoods in nats. Intervals are 95 % intervals from resampling whole
+samples (Efron's percentile bootstrap) with a fixed seed, so that the same scores give the same report.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RESAMPLES = 1000
 LEVEL = 0.95
 SEED = 20_261_121
 BASE = "base"
-"""Served without an adapter, among the dtypes it is served in."""
+"""The key, among the served dtypes, of the base without an adapter."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -32,21 +32,21 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Fidelity(msgspec.Struct, frozen=True):
-    """One way of serving (a dtype of the adapter, or the base alone) against the reference of the same."""
+    """One way of serving (a dtype of the adapter, or the base alone) against its reference."""
 
     nll: Estimate
     perplexity: float
     nll_rise: Estimate
     """Served minus reference, of the right tokens."""
     top1: Estimate
-    """Share of tokens where both hold the same token the likeliest."""
+    """Share of tokens for which both have the same most likely token."""
 
 
 class Gain(msgspec.Struct, frozen=True):
-    """What the adapter is worth where it is served: the base's likelihoods against its own."""
+    """What the adapter gains as it is served: the base's likelihoods against its own."""
 
     nats: Estimate
-    """Base's minus adapter's nats per token: above 0 the adapter is better."""
+    """The base's nats per token minus the adapter's: above 0 the adapter is better."""
     perplexity_base: float
     perplexity: float
 
@@ -64,35 +64,35 @@ class ModuleError(msgspec.Struct, frozen=True):
     layer: int
     module: str
     share: float
-    """What the adapter adds, relative to what the base's module gives."""
+    """The adapter's output relative to that of the base's module."""
     errors: dict[str, float]
-    """By stored dtype: how far what it adds then is off, relative to what it should add."""
+    """By stored dtype: the error of the adapter's output, relative to that output."""
 
 
 class SampleMeasures(msgspec.Struct, frozen=True):
-    """One sample; what is served by dtype, with `BASE` for the base alone."""
+    """One sample; served figures by dtype, with `BASE` for the base alone."""
 
     line: int
     num_scored: int
     nll_reference: float
-    """Nats per token, as all of these."""
+    """Nats per token, like all of these."""
     nll_reference_base: float
     nll: dict[str, float]
     top1: dict[str, float]
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """All of it."""
+    """All measures of a calibration."""
 
     num_samples: int
     num_tokens: int
-    """Scored."""
+    """Number of scored tokens."""
     nll_reference: Estimate
     nll_reference_base: Estimate
     reference_gain: Estimate
-    """What the adapter is worth without any quantising."""
+    """The adapter's gain without any quantising."""
     doubling_gain: Estimate | None
-    """What twice the adapter's scale would add to that; None where it was not tried."""
+    """The additional gain at twice the adapter's scale; None where it was not measured."""
     fidelity: dict[str, Fidelity]
     gain: dict[str, Gain]
     comparison: DtypeComparison | None
@@ -106,7 +106,9 @@ def measure(
     served: Mapping[str, Sequence[Scores]],
     doubled: Sequence[Scores] = (),
 ) -> Measures:
-    """`served` has `BASE` and at least one dtype of the adapter; `doubled` may be empty."""
+    """Computes the measures. `served` has `BASE` and at least one dtype of the adapter; `doubled` may be
+    empty.
+    """
     bootstrap = _Bootstrap([sample.num_scored for sample in samples])
     nll, nll_base = _nlls(reference), _nlls(reference_base)
     nlls = {name: _nlls(scores) for name, scores in served.items()}
@@ -170,7 +172,7 @@ def _comparison(
 
 
 class _Bootstrap:
-    """Draws of samples with replacement, the same ones for every figure."""
+    """Draws of samples with replacement, the same for every figure."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = np.array(sizes, np.float64)
@@ -178,7 +180,7 @@ class _Bootstrap:
         self._draws = rng.integers(0, len(sizes), (RESAMPLES, len(sizes)))
 
     def per_token(self, sums: np.ndarray) -> Estimate:
-        """Of a sum per sample, per scored token."""
+        """Estimates a figure per scored token from a sum per sample."""
         value = float(sums.sum() / self._sizes.sum())
         if not math.isfinite(value):
             return Estimate(value, value, value)
@@ -188,12 +190,12 @@ class _Bootstrap:
 
 
 def _nlls(scores: Sequence[Scores]) -> np.ndarray:
-    """Of every sample, summed over its tokens."""
+    """Returns each sample's negative log likelihood, summed over its tokens."""
     return np.array([score.nll for score in scores], np.float64)
 
 
 def _same(scores: Sequence[Scores], others: Sequence[Scores]) -> np.ndarray:
-    """Of every sample, on how many tokens both agree what is the likeliest."""
+    """Returns for each sample the number of tokens on whose most likely candidate both agree."""
     pairs = zip(scores, others, strict=True)
     return np.array(
         [sum(a == b for a, b in zip(one.likeliest, other.likeliest, strict=True)) for one, other in pairs],
@@ -202,7 +204,7 @@ def _same(scores: Sequence[Scores], others: Sequence[Scores]) -> np.ndarray:
 
 
 def _perplexity(nll: float) -> float:
-    """Infinite beyond what a float holds."""
+    """Returns the perplexity; infinite beyond the range of a float."""
     try:
         return math.exp(nll)
     except OverflowError:

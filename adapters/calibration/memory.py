@@ -1,4 +1,4 @@
-"""How much memory a stretch of work took, as the operating system sees it."""
+"""Measures the memory used by a stretch of work, as the operating system reports it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _STATUS = Path("/proc/self/status")
 
 
 class MemoryWatch:
-    """The largest amount held at any look, beyond what was held at the first: anonymous pages alone, since
-    pages of mapped files are the system's to take back.
+    """Tracks the peak of memory beyond the start: anonymous pages only, since the system can reclaim the
+    pages of mapped files.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class MemoryWatch:
 
 
 def _anonymous_bytes() -> int:
-    """0 where the system does not say."""
+    """Returns 0 where the system does not report it."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:

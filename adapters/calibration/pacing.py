@@ -1,11 +1,9 @@
-"""How hard a calibration may work beside others: fully while nobody else is served, else a part of the time.
+"""Throttles calibrations while the engine serves other requests: full speed when idle, a share of the time
+otherwise.
 
-Owns telling from an engine's counters whether it works for others, and the rests that follow from it. What is
-behind others in a queue still makes steps longer, and what runs on the engine's own cores takes caches and
-memory from it, whatever its priority: the one remedy is to be there seldom. Never not at all: a calibration
-beside an engine that is always busy comes to its end, later.
-
-Refuses to know what the work is.
+Reads from the engine's counters whether it serves others, and rests accordingly. Low priority alone is not
+enough: queued work still makes steps longer, and work on the engine's own cores takes caches and memory
+bandwidth. The share is never zero: a calibration beside a busy engine finishes, but later.
 """
 
 from __future__ import annotations
@@ -18,18 +16,20 @@ from dataclasses import dataclass
 from engine.protocol import EngineStats, PriorityClass
 
 SERVING_SHARE = 0.5
-"""Of the time, how long a sample is in an engine that works for others."""
+"""Share of the time that a sample is in an engine that serves others."""
 REFERENCE_SHARE = 0.1
-"""Of the time, how long the reference computes on the cores of such an engine."""
+"""Share of the time that the reference computes on the cores of such an engine."""
 LONGEST_REST = 1.0
-"""Seconds after a sample. A long one has been in the engine in small parts, by the share of its class."""
+"""Seconds of rest after a sample, at most. A long sample enters the engine in small parts, by its tier's
+share.
+"""
 LOOK = 0.1
-"""Seconds between two looks whether the others are done: then the rest is over."""
+"""Seconds between two checks whether the engine still serves others; if not, the rest ends."""
 _OTHERS = [str(priority) for priority in PriorityClass if priority is not PriorityClass.FLEX]
 
 
-class Others:
-    """Whether an engine works for anybody but calibrations, as of its last heartbeat."""
+class OtherTraffic:
+    """Tells from an engine's last heartbeat whether it serves anything but calibrations."""
 
     def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
         self._stats = stats
@@ -38,8 +38,8 @@ class Others:
 
     @property
     def are_served(self) -> bool:
-        """Calibrations generate nothing, so whatever is generated is for others. An engine that has not told
-        yet works for nobody.
+        """True if the engine generates or has waiting requests: calibrations generate nothing, so generated
+        tokens are other requests'. False before the first heartbeat.
         """
         now, last = self._stats(), self._last
         if now is None or now is last:
@@ -56,21 +56,21 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of one kind of work."""
+    """The pace of one kind of work."""
 
-    others: Others
+    others: OtherTraffic
     share: float
-    """Of the time, while others are served; 1: never rests."""
+    """Share of the time while others are served; 1: never rests."""
     longest: float = LONGEST_REST
-    """Seconds of one rest."""
+    """Seconds of one rest, at most."""
 
     @property
     def is_slow(self) -> bool:
         return self.share < 1 and self.others.are_served
 
     async def rest(self, worked: float) -> None:
-        """After `worked` seconds of work, as long as the share asks for; over as soon as nobody else is
-        served.
+        """Rests after `worked` seconds of work as long as the share requires; ends early when no other
+        request is served.
         """
         if self.share >= 1:
             return

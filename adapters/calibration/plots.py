@@ -1,7 +1,4 @@
-"""A report's figures as charts: layer by layer, and sample by sample.
-
-Owns what is drawn. Refuses to know how (`telemetry.svg`) and where it is shown.
-"""
+"""Draws a calibration report's charts: layer by layer, and sample by sample."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ _MODULES = [name for names in GROUPS.values() for name in names]
 
 
 def charts(samples: Sequence[SampleMeasures], modules: Sequence[ModuleError], dtype: str) -> dict[str, str]:
-    """By name, as SVG; without those there is nothing to draw for."""
+    """Returns charts by name, as SVG, without those that have no data."""
     stored = sorted({name for module in modules for name in module.errors})
     found = {
         "layer-share": _by_layer(
-            "What the adapter adds, beside what the base gives", modules, lambda module: module.share
+            "The adapter's output relative to the base's", modules, lambda module: module.share
         ),
         **{
             f"layer-error-{name}": _by_layer(
-                f"How far off that is when stored in {NAMES[name]}",
+                f"Its error when stored in {NAMES[name]}",
                 modules,
                 lambda module, name=name: module.errors[name],  # type: ignore[misc]
             )
@@ -40,7 +37,7 @@ def charts(samples: Sequence[SampleMeasures], modules: Sequence[ModuleError], dt
 def _by_layer(
     title: str, modules: Sequence[ModuleError], value: Callable[[ModuleError], float]
 ) -> str | None:
-    """A line per module, over the layers that have it."""
+    """Draws a line per module, over the layers that have it."""
     series = []
     for name in _MODULES:
         points = [(float(module.layer), value(module)) for module in modules if module.module == name]
@@ -53,14 +50,14 @@ def _by_layer(
 
 
 def _likelihoods(samples: Sequence[SampleMeasures], dtype: str) -> str | None:
-    """Every sample, the worst last: the base alone, the reference, and as it is served."""
+    """Draws every sample, the worst last: the base alone, the reference, and as it is served."""
     ordered = sorted(samples, key=lambda sample: _finite(sample.nll[dtype]))
     series = [
         Series("base alone", _points(ordered, lambda sample: sample.nll[BASE]), line=False),
         Series("unquantised, with the adapter", _points(ordered, lambda one: one.nll_reference), line=False),
         Series(f"served, {NAMES[dtype]}", _points(ordered, lambda sample: sample.nll[dtype]), line=False),
     ]
-    return _over_samples("The right answer's nats per token, sample by sample", "the least likely", series)
+    return _over_samples("Nats per token of the right answer, sample by sample", "least likely", series)
 
 
 def _rises(samples: Sequence[SampleMeasures], dtype: str) -> str | None:
@@ -69,7 +66,7 @@ def _rises(samples: Sequence[SampleMeasures], dtype: str) -> str | None:
 
     ordered = sorted(samples, key=lambda sample: _finite(rise(sample)))
     series = [Series(f"served, {NAMES[dtype]}", _points(ordered, rise))]
-    return _over_samples("What quantising costs, sample by sample", "the dearest", series)
+    return _over_samples("Cost of quantising, sample by sample", "most costly", series)
 
 
 def _over_samples(title: str, last: str, series: Sequence[Series]) -> str | None:
@@ -86,5 +83,5 @@ def _points(
 
 
 def _finite(value: float) -> float:
-    """To sort by: what is no number comes last."""
+    """Returns a sort key that puts values that are not finite last."""
     return value if math.isfinite(value) else math.inf

@@ -1,12 +1,11 @@
-"""The unquantised base with the adapter as it was uploaded, in fp32: what serving is measured against.
+"""Computes the reference: the unquantised base with the adapter as it was uploaded, in fp32.
 
-Owns a forward pass that is streamed from the checkpoint on disk: the weights of one layer are in memory at a
-time, and the hidden states of a pass's samples are carried from layer to layer, the base's alone and those
-under the adapter side by side. Memory is bounded by the largest layer and by `PASS_BYTES`, whatever the model
-and however many the samples: more of them are more passes. Embeddings and the output head are read by rows.
+The forward pass is streamed from the checkpoint on disk: one layer's weights are in memory at a time, and the
+hidden states of a pass's samples are carried from layer to layer, for the base alone and with the adapter
+side by side. Memory is bounded by the largest layer and by `PASS_BYTES`, whatever the model and the number of
+samples: more samples take more passes. Embeddings and the output head are read by rows.
 
-Refuses to know the engine, and how scores are compared. Nothing is shared with the serving path but the
-reading of the checkpoint and the table of rotations.
+It shares nothing with the serving path but the reading of the checkpoint and the table of rotations.
 """
 
 from __future__ import annotations
@@ -32,20 +31,22 @@ from engine.model.rope import RotaryTable
 from engine.model.weights import EMBEDDING, Checkpoint, layer_module, open_checkpoint
 
 PASS_BYTES = 256 << 20
-"""Of the hidden states of one pass."""
+"""Bytes of the hidden states of one pass."""
 CHUNK_BYTES = 64 << 20
-"""Of what a layer needs for the rows it works on at a time, and of the rows of the head read at a time."""
+"""Bytes that a layer needs for the rows it processes at a time, and of the rows of the head read at a
+time.
+"""
 STREAMS = {"base": 0.0, "adapter": 1.0}
-"""The base alone, and the base under the adapter: by what the adapter's scale is multiplied."""
+"""Factor of the adapter's scale, by stream: the base alone, and the base with the adapter."""
 DOUBLED = {"doubled": 2.0}
-"""What shows that an adapter's alpha, rank or rsLoRA setting is not what it was trained with: under a scale
-that is too small it does better at twice the scale.
+"""Shows a wrong alpha, rank or rsLoRA setting: with a scale that is too small, an adapter does better at
+twice the scale.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer in fp32, by module."""
+    """The weights of one decoder layer in fp32, by module."""
 
     input_norm_H: Tensor
     post_norm_H: Tensor
@@ -56,7 +57,7 @@ class LayerWeights:
 
 
 def passes(samples: Sequence[Sample], config: ModelConfig, pass_bytes: int = PASS_BYTES) -> list[range]:
-    """Which samples go through the model together; at least one each."""
+    """Returns the samples of each pass through the model; at least one each."""
     per_token = len(STREAMS | DOUBLED) * config.hidden_size * 4
     found, first, num_tokens = [], 0, 0
     for place, sample in enumerate(samples):
@@ -69,12 +70,12 @@ def passes(samples: Sequence[Sample], config: ModelConfig, pass_bytes: int = PAS
 
 
 class Reference:
-    """A checkpoint and an adapter, both open, ready for passes. Use as a context.
+    """An open checkpoint and adapter, ready for passes. Use it as a context manager.
 
     Args:
-        artifacts: packed forms by dtype, whose rounding is measured on the way; none: it is not.
-        doubled: score the adapter at twice its scale, too.
-        base: score the base alone, too.
+        artifacts: packed forms by dtype, whose rounding errors are measured on the way; None: they are not.
+        doubled: also score the adapter at twice its scale.
+        base: also score the base alone.
     """
 
     def __init__(
@@ -110,12 +111,12 @@ class Reference:
 
     @property
     def num_steps(self) -> int:
-        """Of a pass: the layers, and the head."""
+        """Returns the steps of a pass: the layers, and the head."""
         return self.config.num_layers + 1
 
     @torch.inference_mode()
     def begin(self, samples: Sequence[Sample]) -> Pass:
-        """The samples' embeddings, in every stream."""
+        """Returns the samples' embeddings, in every stream."""
         ids = torch.tensor([token for sample in samples for token in sample.token_ids])
         wanted, places = ids.unique(return_inverse=True)
         name, width = EMBEDDING, self.config.hidden_size
@@ -131,7 +132,7 @@ class Reference:
 
     @torch.inference_mode()
     def layer(self, states: Pass, index: int) -> None:
-        """Take every stream through one layer, whose weights are read and let go."""
+        """Takes every stream through one layer, whose weights are read and freed."""
         weights, pairs = self._read_layer(index), self._source.layer(index)
         self.memory.look()
         self.contribution.begin_layer(index, pairs)
@@ -142,8 +143,8 @@ class Reference:
 
     @torch.inference_mode()
     def scores(self, states: Pass) -> dict[str, list[Scores]]:
-        """By stream, for every sample: the logarithm of each scored token's probability, and the likeliest
-        token, with the head read a piece at a time.
+        """Returns scores by stream for every sample: each scored token's log probability and the most likely
+        token. The head is read in parts.
         """
         norm_H = self._checkpoint.tensor("model.norm.weight")
         name = self._checkpoint.head_name
@@ -154,7 +155,7 @@ class Reference:
             stream: _Best(self._norm(hidden[places.to(self.device)], norm_H), targets.to(self.device))
             for stream, hidden in states.hidden.items()
         }
-        # Rows of the head at a time: their own bytes, and the logits of all positions on them.
+        # A part's size counts its own bytes, and the logits of all positions on it.
         step = max(1, CHUNK_BYTES // (4 * max(self.config.hidden_size, len(places))))
         for first in range(0, self.config.vocab_size, step):
             head_VH = self._checkpoint.rows(name, first, min(first + step, self.config.vocab_size))
@@ -184,7 +185,7 @@ class Reference:
     def _decode(
         self, weights: LayerWeights, adapter: dict[str, Pair], states: Pass, stream: str, rows: list[range]
     ) -> None:
-        """One layer over some whole samples, in place."""
+        """Runs one layer over some whole samples, in place."""
         config, factor = self.config, self._streams[stream]
         hidden = states.hidden[stream][rows[0].start : rows[-1].stop]
 
@@ -214,7 +215,7 @@ class Reference:
         return F.rms_norm(x, weight_H.shape, weight_H, self.config.rms_eps)
 
     def _heads(self, x_TN: Tensor, norm_D: Tensor | None, rotary_T2D: Tensor) -> Tensor:
-        """[T, heads, D]: normed where the model does so, and turned by position."""
+        """Returns [T, heads, D]: normalised if the model does so, and rotated by position."""
         x = x_TN.unflatten(1, (-1, self.config.head_dim))
         if norm_D is not None:
             x = self._norm(x, norm_D)
@@ -227,7 +228,7 @@ class Reference:
 
 
 class Pass:
-    """Samples on their way through the model, and where they stand."""
+    """Hidden states of samples between two layers."""
 
     def __init__(self, samples: list[Sample], hidden: dict[str, Tensor]) -> None:
         self.samples = samples
@@ -235,14 +236,14 @@ class Pass:
         """By stream, [T, H]: the samples one after the other."""
 
     def each(self) -> Iterator[tuple[Sample, range]]:
-        """Every sample and its rows."""
+        """Yields every sample with its rows."""
         first = 0
         for sample in self.samples:
             yield sample, range(first, first + len(sample.token_ids))
             first += len(sample.token_ids)
 
     def chunks(self, num_rows: int) -> Iterator[list[range]]:
-        """Rows of whole neighbouring samples, about `num_rows` together."""
+        """Yields rows of neighbouring whole samples, about `num_rows` at a time."""
         chunk: list[range] = []
         for _, rows in self.each():
             if chunk and rows.stop - chunk[0].start > num_rows:
@@ -254,7 +255,7 @@ class Pass:
 
 
 class _Best:
-    """Logits of a vocabulary that comes in pieces: the targets', the largest, and the sum of all."""
+    """Logits of a vocabulary that is processed in parts: the targets', the largest, and the sum of all."""
 
     def __init__(self, hidden_TH: Tensor, targets_T: Tensor) -> None:
         self._hidden_TH, self._targets_T = hidden_TH, targets_T
@@ -269,7 +270,7 @@ class _Best:
         rows = inside.nonzero()[:, 0]
         self._target[rows] = logits_TV[rows, self._targets_T[rows] - first]
         largest, likeliest = logits_TV.max(-1)
-        better = largest > self._largest  # of equals the lowest id, as the engine has it
+        better = largest > self._largest  # among equals the lowest id, as in the engine
         self._likeliest[better] = likeliest[better] + first
         self._largest = torch.maximum(self._largest, largest)
         self._log_sum = torch.logaddexp(self._log_sum, logits_TV.logsumexp(-1))
@@ -281,7 +282,7 @@ class _Best:
 
 
 def _attention(q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, lengths: list[int]) -> Tensor:
-    """Causal, every sample by itself: [T, H * D]."""
+    """Computes causal attention within every sample: [T, H * D]."""
     parts = [part.split(lengths) for part in (q_THD, k_THD, v_THD)]
     mixed = []
     for q, k, v in zip(*parts, strict=True):

@@ -1,7 +1,7 @@
-"""The report of a calibration: one JSON document, and one page that shows it and needs nothing else.
+"""Builds a calibration's report: one JSON document, and one self-contained HTML page that shows it.
 
-Owns the document's form, which is versioned: fields are added, never renamed. Refuses to judge: it tells what
-`measures` found and `gate` decided. No text of a sample is in it, only line numbers of the tenant's file.
+The document's form is versioned: fields are added, never renamed. It contains no text of a sample, only line
+numbers of the tenant's file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _ORIGINS = {
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """What was measured, on what."""
+    """The adapter and the serving configuration that were measured."""
 
     model: str
-    """Pinned name."""
+    """The pinned model name."""
     adapter_id: str
     version: int
     base_digest: str
@@ -37,15 +37,15 @@ class Subject(msgspec.Struct, frozen=True):
     device: str
     build: str
     artifacts: dict[str, str]
-    """By dtype, the digest that was served."""
+    """Digest of each served artifact, by dtype."""
 
 
 class Data(msgspec.Struct, frozen=True):
-    """What it was measured with."""
+    """The samples it was measured with."""
 
     origin: Origin
     digest: str
-    """SHA-256 over the samples' token ids: equal means the same samples."""
+    """SHA-256 of the samples' token ids: equal digests mean equal samples."""
     num_lines: int
     num_samples: int
     num_tokens: int
@@ -55,7 +55,7 @@ class Data(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What it took. Not part of what was found: another run of the same takes another time."""
+    """Time and memory of the run. Not part of the findings: another run takes another time."""
 
     serving_seconds: float
     reference_seconds: float
@@ -65,7 +65,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class CalibrationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """A calibration's report."""
 
     kind: Literal["calibration.report"] = msgspec.field(default="calibration.report", name="object")
     schema_version: int = SCHEMA
@@ -78,11 +78,11 @@ class CalibrationReport(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
 
     def to_json(self) -> bytes:
-        """Figures that are no finite number become null."""
+        """Returns the document; values that are not finite become null."""
         return msgspec.json.encode(self)
 
     def summary(self) -> dict[str, Any]:
-        """The few figures that stand beside a version in lists."""
+        """Returns the few figures that lists show for a version."""
         dtype, measures = self.decision.dtype, self.measures
         figures = {
             "ready": self.decision.ready,
@@ -98,15 +98,15 @@ class CalibrationReport(msgspec.Struct, frozen=True, kw_only=True):
             "perplexity": measures.gain[dtype].perplexity,
             "perplexity_base": measures.gain[dtype].perplexity_base,
         }
-        # As the document has it: what is no finite number is null there.
+        # As in the document, where values that are not finite are null.
         return dict(msgspec.json.decode(msgspec.json.encode(figures)))
 
     def to_plots(self) -> dict[str, str]:
-        """By name, as SVG."""
+        """Returns the charts by name, as SVG."""
         return charts(self.measures.samples, self.modules, self.decision.dtype)
 
     def to_html(self) -> str:
-        """A page of its own: no scripts, nothing loaded from anywhere."""
+        """Returns a self-contained page, without scripts or external resources."""
         return _page(self)
 
 

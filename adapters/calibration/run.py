@@ -1,10 +1,9 @@
-"""A whole calibration: samples, scores as served, scores of the reference, verdict, report.
+"""Runs a whole calibration: reads samples, scores them on the engine and on the reference, decides, reports.
 
-Owns the order, and going on where an earlier run ended: what is finished (a chunk of samples served, a pass
-of the reference) is saved under a name that tells what it was made of, so that nothing of another adapter,
-base or file of samples is ever taken for it. Serving and reference run side by side. What the base alone
-scores is taken from other calibrations on the same samples. Refuses to know jobs, leases, object stores and
-plans: it is given where to save, whom to tell, and thresholds.
+A finished part (a chunk of served samples, a pass of the reference) is saved under a name that contains
+everything it depends on, so that an interrupted run resumes and never uses results of another adapter, base
+or file of samples. Serving and reference run at the same time. The base's own scores are shared between
+calibrations on the same samples.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ import torch
 from adapters.calibration.errors import ServingUnavailable
 from adapters.calibration.gate import Gate, StoredDtype, decide
 from adapters.calibration.measures import BASE, ModuleError, measure
-from adapters.calibration.pacing import REFERENCE_SHARE, Others, Pace
+from adapters.calibration.pacing import REFERENCE_SHARE, OtherTraffic, Pace
 from adapters.calibration.reference import Reference, passes
 from adapters.calibration.report import CalibrationReport, Cost, Data, Subject
 from adapters.calibration.samples import Sample, SampleLimits, SampleSet, default_set, read_samples
 from adapters.calibration.scores import Scores, decode_scores, encode_scores
-from adapters.calibration.serving import Asker, ScoringEngine, Served
+from adapters.calibration.serving import EngineScorer, ScoringAccount, ScoringEngine
 from adapters.calibration.shared import SharedScores
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.protocol import AdapterRef, EngineInfo
@@ -39,17 +38,19 @@ from tokenization.codec import TextCodec
 log = structlog.get_logger(__name__)
 
 CHUNK = 32
-"""Samples served between two savings."""
+"""Samples served between two checkpoints."""
 PHASES = ("samples", "serving", "reference", "report")
-"""In the words of `Progress`."""
+"""The phases that `Progress` reports."""
 
 Progress = Callable[[str, int, int], Awaitable[None]]
-"""(phase, done, total), told now and then. What it raises interrupts the calibration, and comes out of it."""
+"""Called now and then with (phase, done, total). An exception it raises ends the calibration and passes
+through.
+"""
 T = TypeVar("T")
 
 
 class Checkpoint(Protocol):
-    """Keeps what is finished, from run to run of one job."""
+    """Stores finished parts between runs of one job."""
 
     async def load(self, name: str) -> bytes | None: ...
 
@@ -58,40 +59,40 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRequest:
-    """What is to be calibrated."""
+    """The adapter to calibrate, and how."""
 
-    asker: Asker
+    asker: ScoringAccount
     peft_dir: Path
-    """With the adapter's two files, as they were uploaded."""
+    """Folder of the adapter's two files as they were uploaded."""
     artifacts: Mapping[StoredDtype, AdapterRef]
-    """By dtype, packed and lying where the engine looks for them."""
+    """Packed artifacts by dtype, stored where the engine looks for them."""
     samples: Path | None = None
-    """The tenant's JSONL; None: a default set."""
+    """The tenant's JSONL file; None: a default set."""
     gate: Gate = field(default_factory=Gate)
     dtype: StoredDtype | None = None
-    """What the tenant wants it served in; None: whatever is good enough."""
+    """The dtype the tenant requested; None: chosen by the gate."""
     limits: SampleLimits = field(default_factory=SampleLimits)
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationStack:
-    """What it is calibrated on."""
+    """The engine, base and devices to calibrate on."""
 
     engine: ScoringEngine
     codec: TextCodec
     base_dir: Path
     artifacts_dir: Path
     device: str = "cpu"
-    """Of the reference; never the one that serves."""
+    """Device of the reference; never the one that serves."""
     patience: float = 300.0
     """Seconds a sample waits for a busy engine."""
     shared: SharedScores | None = None
-    """Where scores of the base alone are kept for other calibrations; None: they are made every time."""
+    """Store of the base's own scores, shared between calibrations; None: they are computed every time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Referred:
-    """What the passes of the reference gave."""
+    """The results of the reference's passes."""
 
     adapter: list[Scores]
     base: list[Scores]
@@ -103,25 +104,25 @@ class _Referred:
 class _SavedPass(msgspec.Struct, array_like=True):
     adapter: list[Scores]
     base: list[Scores]
-    """Empty where they were known."""
+    """Empty if they were known."""
     doubled: list[Scores]
-    """Empty where that is not tried."""
+    """Empty if not measured."""
     modules: list[ModuleError]
-    """Of the first pass alone: it has tokens enough."""
+    """Only of the first pass: it has enough tokens."""
 
 
 async def calibrate(
     request: CalibrationRequest, stack: CalibrationStack, progress: Progress, checkpoint: Checkpoint
 ) -> CalibrationReport:
-    """Measure an adapter and judge it.
+    """Measures an adapter and judges it.
 
     Raises:
         SamplesInvalid: the tenant's file cannot be used.
         SourceInvalid: the uploaded adapter is not what was packed.
-        ServingRefused: the engine will not score with it.
+        ServingRefused: the engine rejects scoring with it.
         ServingUnavailable: the engine was away or busy for too long; run it again later.
-        ArtifactError, OSError: an artifact is damaged or gone.
-        Whatever `progress` raises: run it again to go on.
+        ArtifactError, OSError: an artifact is damaged or missing.
+        What `progress` raises: run it again to continue.
     """
     info = stack.engine.info
     if info is None:
@@ -131,12 +132,12 @@ async def calibrate(
     await progress("samples", 1, 1)
     calibration = await asyncio.to_thread(
         _Calibration, request, stack, info, samples, progress, checkpoint
-    )  # it hashes the adapter's files
+    )  # hashes the adapter's files
     (served, serving_seconds), (referred, reference_seconds) = await _both(
         _timed(calibration.serve()), _timed(calibration.refer())
     )
     if (now := stack.engine.info) is None or _stack_name(now) != _stack_name(info):
-        raise ServingUnavailable("the engine came back as another one in the middle")
+        raise ServingUnavailable("the engine was replaced by a different one during the calibration")
     await progress("report", 0, 1)
     measures = await asyncio.to_thread(
         measure, samples.samples, referred.adapter, referred.base, served, referred.doubled
@@ -156,7 +157,7 @@ async def calibrate(
 
 
 class _Calibration:
-    """One run's two halves."""
+    """The two halves of one run."""
 
     def __init__(
         self,
@@ -171,23 +172,23 @@ class _Calibration:
         self._request, self._stack = request, stack
         self._samples = samples.samples
         self._progress, self._checkpoint = progress, checkpoint
-        # A base that is served otherwise from now on has other scores.
+        # Scores depend on how the base is served.
         self._served_by = _name(_stack_name(info), _digest(samples))
-        # A tenant's own samples are its own also in this: nobody learns from a cache that another has them.
+        # A tenant's own samples are not shared: a cache hit must not reveal that another tenant has them.
         whose = request.asker.tenant if samples.origin == "tenant" else ""
         arithmetic = f"{torch.__version__} {stack.device}"
         self._base_served = f"served-{_name(self._served_by, whose)}"
         self._base_referred = f"reference-{_name(info.base_digest, arithmetic, _digest(samples), whose)}"
-        # A reference on the cores of a busy engine takes more from it than its threads' policy can tell.
+        # On the cores of a busy engine, the reference disturbs it more than thread priorities can prevent.
         share = REFERENCE_SHARE if info.device == stack.device else 1.0
-        self._pace = Pace(Others(lambda: stack.engine.stats), share, longest=math.inf)
+        self._pace = Pace(OtherTraffic(lambda: stack.engine.stats), share, longest=math.inf)
         source = [_file_digest(path) for path in sorted(request.peft_dir.iterdir()) if path.is_file()]
         artifacts = [f"{dtype}:{ref.digest}" for dtype, ref in sorted(request.artifacts.items())]
         self._referred_by = _name(info.base_digest, *source, *artifacts, _digest(samples))
 
     async def serve(self) -> dict[str, list[Scores]]:
-        """By dtype and for the base alone, of all samples."""
-        served = Served(self._stack.engine, self._request.asker, patience=self._stack.patience)
+        """Returns the scores of all samples, by dtype and for the base alone."""
+        served = EngineScorer(self._stack.engine, self._request.asker, patience=self._stack.patience)
         ways: dict[str, AdapterRef | None] = {BASE: None} | dict(self._request.artifacts)
         total = len(ways) * len(self._samples)
         found: dict[str, list[Scores]] = {name: [] for name in ways}
@@ -213,7 +214,7 @@ class _Calibration:
         return found
 
     async def refer(self) -> _Referred:
-        """The reference's passes."""
+        """Runs the reference's passes."""
         stack, request = self._stack, self._request
         packed: dict[str, PackedAdapter] = {
             dtype: await asyncio.to_thread(
@@ -227,7 +228,7 @@ class _Calibration:
             request.peft_dir,
             packed,
             stack.device,
-            # On samples that are not the adapter's own its best scale says nothing.
+            # The best scale on samples that are not the adapter's own means nothing.
             doubled=request.samples is not None,
             base=known is None,
         )
@@ -253,7 +254,7 @@ class _Calibration:
         return replace(found, base=known or found.base, peak_bytes=reference.memory.peak_bytes)
 
     async def _pass(self, reference: Reference, samples: list[Sample], done: int, total: int) -> _SavedPass:
-        """One pass: a step per layer, so that it can be interrupted between any two."""
+        """Runs one pass in steps of a layer, so that it can be interrupted between them."""
         states = await self._computed(lambda: reference.begin(samples))
         for index in range(reference.config.num_layers):
             await self._computed(lambda index=index: reference.layer(states, index))  # type: ignore[misc]
@@ -267,14 +268,14 @@ class _Calibration:
         )
 
     async def _computed(self, work: Callable[[], T]) -> T:
-        """A step of a pass, and the rest it calls for."""
+        """Runs a step of a pass, and rests after it as the pace requires."""
         began = time.monotonic()
         found = await _in_thread(work)
         await self._pace.rest(time.monotonic() - began)
         return found
 
     async def _known(self, name: str) -> list[Scores] | None:
-        """What the base alone scores, from another calibration."""
+        """Returns the base's own scores from another calibration, if known."""
         shared = self._stack.shared
         return None if shared is None else await asyncio.to_thread(shared.load, name, self._samples)
 
@@ -283,7 +284,9 @@ class _Calibration:
             await asyncio.to_thread(self._stack.shared.save, name, scores)
 
     async def _saved(self, key: str, decode: Callable[[bytes], T]) -> T | None:
-        """What an earlier run finished; None too for what cannot be read, which is then made again."""
+        """Returns what an earlier run finished; None also for what cannot be read, which is computed
+        again.
+        """
         data = await self._checkpoint.load(key)
         if data is None:
             return None
@@ -331,7 +334,7 @@ def _read(request: CalibrationRequest, stack: CalibrationStack, info: EngineInfo
 
 
 def _stack_name(info: EngineInfo) -> str:
-    """Of all that decides what an engine's scores are."""
+    """Returns a name for everything that an engine's scores depend on."""
     return f"{info.base_digest} {info.quantization} {info.device} {info.build}"
 
 
@@ -349,7 +352,7 @@ def _file_digest(path: Path) -> str:
 
 
 def _name(*parts: str) -> str:
-    """Short enough for an object's key."""
+    """Returns a hash short enough for an object's key."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
@@ -360,7 +363,7 @@ async def _timed(work: Coroutine[Any, Any, T]) -> tuple[T, float]:
 
 
 async def _both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, Any]) -> tuple[T, Any]:
-    """Side by side; when one fails the other is cancelled, waited for, and the failure passed on."""
+    """Runs both at the same time; when one fails, cancels the other, waits for it and raises the failure."""
     tasks = asyncio.create_task(first), asyncio.create_task(second)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -375,7 +378,9 @@ async def _both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, Any])
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """As `asyncio.to_thread`, but not left before the thread is done with it: files may be closed after."""
+    """Runs `work` like `asyncio.to_thread`, but returns only after the thread has ended: files are closed
+    next.
+    """
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)

@@ -1,13 +1,12 @@
-"""A tenant's JSONL, or a default set, as token ids: what the model is given, and what it should say.
+"""Reads a tenant's JSONL, or a default set, as token ids: a prompt and the answer to score.
 
-Owns the form of a line, the limits, and what is cut or left out. Refuses to know what the samples are scored
-with. Every line is one JSON object, in one of two forms:
+Every line is one JSON object, in one of two forms:
 
     {"prompt": "...", "completion": "..."}
     {"messages": [{"role": "user", "content": "..."}, ..., {"role": "assistant", "content": "..."}]}
 
-The completion, or the assistant's last turn with the token that ends it, is what is scored. A field that
-would change what the model reads and is not served (tools, images) is refused by name.
+The completion, or the assistant's last turn with its end token, is scored. A field that would change the
+model's input and is not supported (tools, images) is rejected by name.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from tokenization.chat_template import TemplateRefusal
 from tokenization.codec import TextCodec
 
 Origin = Literal["tenant", "base", "general"]
-"""Whose samples: the tenant's own file, the set that comes with the base, or the one that comes with us."""
+"""Origin of the samples: the tenant's own file, the base's set, or the general set shipped with Rootstock."""
 
 BASE_SET = "calibration.jsonl"
-"""Beside the base's weights, where it has one."""
+"""Name of the base's own set, beside its weights."""
 GENERAL_SET = Path(__file__).with_name("default.jsonl")
 ROLES = ("system", "developer", "user", "assistant")
 _IGNORED = {"id", "metadata"}
@@ -38,27 +37,27 @@ _MESSAGE_FIELDS = {"role", "content", "name", "weight"}
 
 @dataclass(frozen=True, slots=True)
 class SampleLimits:
-    """How much is read and how much of it is scored."""
+    """Limits on the samples that are read and scored."""
 
     max_bytes: int = 16 << 20
-    """Of the file; a larger one is refused."""
+    """Bytes of the file; a larger one is rejected."""
     max_lines: int = 10_000
-    """A longer file is refused."""
+    """Lines of the file; a longer one is rejected."""
     max_line_bytes: int = 1 << 20
-    """Of one line: as JSON it may take twenty times as much memory."""
+    """Bytes of one line: parsed JSON may take twenty times as much memory."""
     max_samples: int = 256
-    """Scored; of a longer file evenly spaced lines are taken."""
+    """Scored samples; of a longer file, evenly spaced lines are chosen."""
     max_sample_tokens: int = 4096
-    """Prompt and answer of one sample: the answer's end is cut off, or the sample is left out."""
+    """Prompt and answer of one sample: the answer is cut off at the end, or the sample is left out."""
     max_tokens: int = 131_072
-    """Of all samples together: what follows is left out."""
+    """Tokens of all samples together: later samples are left out."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """One text, of which the tokens from `start` on are scored."""
+    """One text, whose tokens from `start` on are scored."""
 
     line: int
-    """In the file, from 1 on."""
+    """Line number in the file, from 1."""
     token_ids: list[int]
     start: int
 
@@ -68,19 +67,19 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, array_like=True):
-    """A line that is not scored, or whose answer is scored in part."""
+    """A line that is not scored, or whose answer is only scored in part."""
 
     line: int
     reason: str
 
 
 class SampleSet(msgspec.Struct, frozen=True):
-    """What is scored, in the file's order."""
+    """The samples to score, in the file's order."""
 
     origin: Origin
     samples: list[Sample]
     num_lines: int
-    """That hold a sample, in the whole file."""
+    """Lines with a sample, in the whole file."""
     cut: list[LeftOut] = []
     left_out: list[LeftOut] = []
 
@@ -94,7 +93,7 @@ class SampleSet(msgspec.Struct, frozen=True):
 
 
 def default_set(base_dir: Path) -> tuple[Path, Origin]:
-    """What is scored where a tenant gives nothing: the base's own set, else the general one."""
+    """Returns the set to score when a tenant gives none: the base's own, else the general one."""
     own = base_dir / BASE_SET
     return (own, "base") if own.is_file() else (GENERAL_SET, "general")
 
@@ -102,10 +101,10 @@ def default_set(base_dir: Path) -> tuple[Path, Origin]:
 def read_samples(
     path: Path, origin: Origin, codec: TextCodec, context_length: int, limits: SampleLimits | None = None
 ) -> SampleSet:
-    """Read, check and encode every line that is scored. It takes a while: not on an event loop.
+    """Reads, checks and encodes every line that is scored. Slow: not for an event loop.
 
     Args:
-        context_length: tokens the engine takes for a prompt.
+        context_length: tokens that the engine accepts for a prompt.
 
     Raises:
         SamplesInvalid: naming line and field. Lines of a default set are left out instead.
@@ -116,7 +115,7 @@ def read_samples(
         raise SamplesInvalid(0, "", "the file holds no samples")
     chosen = _evenly(lines, limits.max_samples)
     if origin == "tenant" and len(chosen) < len(lines):
-        for number, text in lines:  # an error in a line that is not scored is an error nevertheless
+        for number, text in lines:  # lines that are not scored must be valid too
             _conversation(number, _object(number, text))
     longest = min(context_length, limits.max_sample_tokens)
     samples: list[Sample] = []
@@ -153,7 +152,7 @@ def read_samples(
 
 
 def _lines(path: Path, limits: SampleLimits) -> Iterator[tuple[int, bytes]]:
-    """(number, text) of lines that are not blank."""
+    """Yields (number, text) of lines that are not blank."""
     size = path.stat().st_size
     if size > limits.max_bytes:
         raise SamplesInvalid(0, "", f"the file has {size} bytes, more than {limits.max_bytes}")
@@ -186,7 +185,7 @@ def _object(number: int, text: bytes) -> dict[str, Any]:
         value = json.loads(text)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SamplesInvalid(number, "", f"is not valid JSON: {error}") from None
-    except ValueError:  # Python's own bound on converting digits
+    except ValueError:  # Python's limit on converting digits
         raise SamplesInvalid(number, "", "has a number of more than 4300 digits") from None
     if not isinstance(value, dict):
         raise SamplesInvalid(number, "", "must be a JSON object")
@@ -194,7 +193,7 @@ def _object(number: int, text: bytes) -> dict[str, Any]:
 
 
 def _encoded(number: int, value: dict[str, Any], codec: TextCodec) -> tuple[list[int], int]:
-    """(all token ids, how many of them are the prompt's)"""
+    """Returns (all token ids, number of the prompt's ids)."""
     found = _conversation(number, value)
     if isinstance(found, tuple):
         prompt_ids, answer_ids = codec.encode_completion(*found)
@@ -208,7 +207,7 @@ def _encoded(number: int, value: dict[str, Any], codec: TextCodec) -> tuple[list
             prompt_ids, answer_ids = codec.encode_conversation(found)
         except TemplateRefusal as error:
             raise SamplesInvalid(
-                number, "messages", f"the model's chat template refuses them: {error}"
+                number, "messages", f"the model's chat template rejects them: {error}"
             ) from None
         asked, answered = "messages", f"messages[{len(found) - 1}].content"
     if not prompt_ids:
@@ -219,7 +218,7 @@ def _encoded(number: int, value: dict[str, Any], codec: TextCodec) -> tuple[list
 
 
 def _conversation(number: int, value: dict[str, Any]) -> tuple[str, str] | list[dict[str, str]]:
-    """(prompt, completion), or the messages as a template takes them."""
+    """Returns (prompt, completion), or the messages in the form of a template's input."""
     known = {"messages"} if "messages" in value else {"prompt", "completion"}
     for field in value:
         if field not in known | _IGNORED:
@@ -247,9 +246,9 @@ def _messages(number: int, value: Any) -> list[dict[str, str]]:
     messages = [_message(number, f"messages[{place}]", message) for place, message in enumerate(value)]
     last = f"messages[{len(messages) - 1}]"
     if messages[-1]["role"] != "assistant":
-        raise SamplesInvalid(number, f"{last}.role", "must be 'assistant': its turn is what is scored")
+        raise SamplesInvalid(number, f"{last}.role", "must be 'assistant': the last turn is scored")
     if len(messages) == 1:
-        raise SamplesInvalid(number, "messages", "must hold what the assistant answers to")
+        raise SamplesInvalid(number, "messages", "must contain a message before the assistant's answer")
     return messages
 
 
@@ -258,7 +257,7 @@ def _message(number: int, where: str, value: Any) -> dict[str, str]:
         raise SamplesInvalid(number, where, f"must be an object, not {_kind(value)}")
     for field in value:
         if field not in _MESSAGE_FIELDS:
-            raise SamplesInvalid(number, f"{where}.{field}", "is not served, so it is not measured")
+            raise SamplesInvalid(number, f"{where}.{field}", "is not supported: remove it")
     role = value.get("role")
     if role not in ROLES:
         raise SamplesInvalid(number, f"{where}.role", f"must be one of {', '.join(ROLES)}")
@@ -277,14 +276,14 @@ def _message(number: int, where: str, value: Any) -> dict[str, str]:
 
 
 def _part(number: int, where: str, value: Any) -> str:
-    """As the API takes contents in parts."""
+    """Returns a text part's text, in the form of the API's content parts."""
     if not isinstance(value, dict) or value.get("type") != "text" or not isinstance(value.get("text"), str):
         raise SamplesInvalid(number, where, 'must be {"type": "text", "text": ...}')
     return str(value["text"])
 
 
 def _check_encodable(number: int, field: str, text: str) -> None:
-    """JSON may spell half a surrogate pair, which is no text."""
+    """Rejects half a surrogate pair, which JSON can express but UTF-8 cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

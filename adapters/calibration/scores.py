@@ -1,4 +1,4 @@
-"""What one model says of one sample: how likely it held each scored token, and what it would have said."""
+"""Defines the scores of one sample: the log probability of each scored token, and the most likely token."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import msgspec
 
 
 class Scores(msgspec.Struct, frozen=True, array_like=True):
-    """Parallel to the sample's scored tokens."""
+    """Scores parallel to the sample's scored tokens."""
 
     log_probs: list[float]
     """Natural logarithms, each token given all before it."""
     likeliest: list[int]
-    """Token ids."""
+    """Token ids of the most likely tokens."""
 
     @property
     def nll(self) -> float:
-        """Nats, of all scored tokens together."""
+        """Returns the negative log likelihood of all scored tokens together, in nats."""
         return -sum(self.log_probs)
 
 
@@ -24,5 +24,5 @@ def encode_scores(scores: list[Scores]) -> bytes:
 
 
 def decode_scores(data: bytes) -> list[Scores]:
-    """Raises msgspec.DecodeError."""
+    """Decodes scores. Raises msgspec.DecodeError."""
     return msgspec.msgpack.decode(data, type=list[Scores])

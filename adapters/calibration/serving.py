@@ -1,9 +1,8 @@
-"""Scores from the engine that will serve: through its normal path, behind all paying traffic.
+"""Scores the samples on the serving engine: over its normal path, at lower priority than all paid requests.
 
-Owns asking the engine for the probabilities of tokens that are given, a few samples at a time at FLEX
-priority, one now and then while others are served, and asking again while it is busy or away. Refuses to know
-what the scores are compared with. Samples come back in their own order whatever order they ran in, so that
-the result does not depend on load.
+A few samples at a time run at FLEX priority; while others are served, one now and then. Requests are retried
+while the engine is busy or away. Results are in the order of the samples, whatever order they ran in, so that
+they do not depend on load.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from secrets import token_hex
 from typing import Protocol
 
 from adapters.calibration.errors import ServingRefused, ServingUnavailable
-from adapters.calibration.pacing import SERVING_SHARE, Others, Pace
+from adapters.calibration.pacing import SERVING_SHARE, OtherTraffic, Pace
 from adapters.calibration.samples import Sample
 from adapters.calibration.scores import Scores
 from engine.client import EngineGone, Generation, ReaderStalled, RequestRejected
@@ -31,19 +30,19 @@ from engine.protocol import (
 )
 
 AT_ONCE = 8
-"""Samples in the engine at a time while it serves nobody else; then it is one, with rests between."""
+"""Samples in an otherwise idle engine at a time; in a busy one it is one, with rests between."""
 PATIENCE = 300.0
-"""Seconds one sample is asked for again and again before the calibration gives up for now."""
+"""Seconds one sample is retried before the calibration gives up for now."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds before asking again; doubled each time."""
+"""Seconds before a retry; doubled each time."""
 ENDPOINT = "calibration"
-"""In the ledger, where requests have their endpoint; and the key that a request of no key is booked on."""
+"""The endpoint in the ledger, and the key id of requests without a key."""
 
 _BUSY = {"overloaded", "adapter_loading", "draining", "duplicate"}
 
 
 class ScoringEngine(Protocol):
-    """What is asked of `engine.client.EngineClient`."""
+    """The part of `engine.client.EngineClient` that is used here."""
 
     @property
     def info(self) -> EngineInfo | None: ...
@@ -55,12 +54,12 @@ class ScoringEngine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """On whose account samples are scored, and under which names."""
+class ScoringAccount:
+    """The tenant, model and version that scoring is billed and labelled with."""
 
     tenant: str
     model: str
-    """The pinned form of the name that is being calibrated."""
+    """The pinned name of the model being calibrated."""
     adapter_id: str
     version: int
 
@@ -76,26 +75,26 @@ class Asker:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """Scores as they are served."""
+class EngineScorer:
+    """Scores samples on the engine."""
 
     engine: ScoringEngine
-    asker: Asker
+    asker: ScoringAccount
     at_once: int = AT_ONCE
     patience: float = PATIENCE
     pace: Pace = field(init=False)
     labels: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pace", Pace(Others(lambda: self.engine.stats), SERVING_SHARE))
+        object.__setattr__(self, "pace", Pace(OtherTraffic(lambda: self.engine.stats), SERVING_SHARE))
         object.__setattr__(self, "labels", self.asker.labels())
 
     async def scores(self, samples: Sequence[Sample], adapter: AdapterRef | None) -> list[Scores]:
-        """Of every sample, in order; without an adapter the base's own.
+        """Returns every sample's scores, in order; without an adapter the base's own.
 
         Raises:
-            ServingUnavailable: the engine was busy or away for longer than is waited. Try again later.
-            ServingRefused: it will not do this.
+            ServingUnavailable: the engine was busy or away for too long. Retry later.
+            ServingRefused: the engine rejects the request.
         """
         if not samples:
             return []
@@ -115,13 +114,13 @@ class Served:
         try:
             return list(await asyncio.gather(*tasks))
         finally:
-            # A reader that is cancelled aborts its request: nothing goes on in the engine for nobody.
+            # A cancelled reader aborts its request, so that the engine does not compute unread results.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _asked(self, sample: Sample, adapter: AdapterRef | None) -> Scores:
-        """Again and again until it is answered, refused, or the patience is over."""
+        """Retries until the request is answered or rejected, or the time is up."""
         deadline = time.monotonic() + self.patience
         pause = FIRST_PAUSE
         while True:
@@ -141,7 +140,7 @@ class Served:
     async def _once(self, sample: Sample, adapter: AdapterRef | None) -> Scores:
         generation = self.engine.submit(
             Submit(
-                # A new one each time: an answer that was lost may still be running under the last.
+                # A new id each time: the request of a lost answer may still be running.
                 request_id=f"calib-{token_hex(16)}",
                 tenant=self.asker.tenant,
                 prompt_ids=sample.token_ids,
@@ -155,12 +154,12 @@ class Served:
             )
         )
         async for _ in generation:
-            pass  # nothing is generated
+            pass  # generates nothing
         return _read(sample, generation.scores)
 
 
 def _read(sample: Sample, scores: Sequence[TokenLogprob]) -> Scores:
-    """Raises ServingRefused when the engine scored something else than it was given."""
+    """Converts the engine's scores. Raises ServingRefused when they are not for the sample's tokens."""
     expected = sample.token_ids[sample.start :]
     found = [score.token_id for score in scores]
     if found != expected:

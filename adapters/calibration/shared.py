@@ -1,8 +1,7 @@
-"""What calibrations of many adapters have in common: the scores of the base alone, on the same samples.
+"""Shares the base's own scores between calibrations on the same samples, as files.
 
-Owns files of such scores: named by all that decides what is in them, checked whenever they are read, few.
-One that is damaged, or not of these samples, counts as none and is removed. Refuses to know how scores are
-made, and whose samples they are: that is part of the name.
+A file's name contains everything its scores depend on, its content is verified when it is read, and the total
+size is bounded. A file that is damaged or of other samples counts as missing and is removed.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from adapters.calibration.scores import Scores, decode_scores, encode_scores
 log = structlog.get_logger(__name__)
 
 FOLDER = "calibration"
-"""In the directory of packed adapters."""
+"""Name of the folder, below the directory of packed adapters."""
 SUFFIX = ".scores"
 MAX_BYTES = 64 << 20
-"""Of all files together; those read longest ago go first. One has at most about 2 MB."""
+"""Bytes of all files together; the least recently read are evicted first. One file has at most about 2 MB."""
 _DIGEST_BYTES = 32
 
 
 class SharedScores:
-    """A directory of them, for any number of processes at once. Blocking: not on an event loop."""
+    """A directory of scores, for any number of processes at once. Blocks: not for an event loop."""
 
     def __init__(self, directory: Path, max_bytes: int = MAX_BYTES) -> None:
         self._directory = directory
         self._max_bytes = max_bytes
 
     def load(self, name: str, samples: Sequence[Sample]) -> list[Scores] | None:
-        """What was saved under that name, bit by bit; None when there is nothing that can be trusted."""
+        """Returns the scores saved under that name, bit for bit; None when there are none that verify."""
         path = self._path(name)
         try:
             data = path.read_bytes()
@@ -51,16 +50,16 @@ class SharedScores:
         try:
             scores = _checked(name, data, samples)
         except ValueError as error:
-            log.warning("shared scores are damaged, and made again", path=str(path), error=str(error))
+            log.warning("shared scores are damaged and computed again", path=str(path), error=str(error))
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # read just now
+            os.utime(path)  # marks it as recently read
         return scores
 
     def save(self, name: str, scores: list[Scores]) -> None:
-        """Keep them, if that can be done: a full disk costs time, not the calibration."""
+        """Saves scores if possible: a full disk costs time, not the calibration."""
         payload = encode_scores(scores)
         path = self._path(name)
         written = path.with_suffix(f".{token_hex(4)}.part")
@@ -70,7 +69,7 @@ class SharedScores:
             written.replace(path)
             self._trim()
         except OSError as error:
-            log.warning("shared scores are not kept", path=str(path), error=str(error))
+            log.warning("shared scores were not saved", path=str(path), error=str(error))
             with contextlib.suppress(OSError):
                 written.unlink()
 
@@ -78,7 +77,7 @@ class SharedScores:
         return self._directory / f"{name}{SUFFIX}"
 
     def _trim(self) -> None:
-        """Whatever lies there counts, what a process left half written too."""
+        """Evicts files beyond the size limit; partially written ones count too."""
         files = [(path.stat(), path) for path in self._directory.iterdir()]
         files.sort(key=lambda file: file[0].st_mtime, reverse=True)
         total = 0
@@ -89,22 +88,22 @@ class SharedScores:
 
 
 def _checked(name: str, data: bytes, samples: Sequence[Sample]) -> list[Scores]:
-    """Raises ValueError."""
+    """Decodes and verifies scores. Raises ValueError."""
     digest, payload = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     if digest != _digest(name, payload):
-        raise ValueError("the digest is another")
+        raise ValueError("the digest differs")
     try:
         scores = decode_scores(payload)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from error
     found = [(len(one.log_probs), len(one.likeliest)) for one in scores]
     if found != [(sample.num_scored, sample.num_scored) for sample in samples]:
-        raise ValueError("they are of other samples")
+        raise ValueError("they belong to other samples")
     if not all(math.isfinite(value) for one in scores for value in one.log_probs):
         raise ValueError("not all are numbers")
     return scores
 
 
 def _digest(name: str, payload: bytes) -> bytes:
-    """The name counts: a file under another's name is damaged, too."""
+    """Returns a digest that includes the name, so that a renamed file counts as damaged."""
     return hashlib.sha256(name.encode() + b"\0" + payload).digest()

@@ -1,8 +1,7 @@
-"""The adapter as the tenant uploaded it, a layer at a time, unrounded.
+"""Reads an uploaded adapter layer by layer, unrounded, independently of the packing it is compared with.
 
-Owns reading `adapter_model.safetensors` once more by itself: what was packed is compared with what this
-reads, so it shares no layout and no rounding with the packing. Only the rules of `adapter_config.json`
-(ranks, scales) are the same code. Refuses to know what the weights are applied to.
+It shares no layout and no rounding code with the packing, only the rules of `adapter_config.json` (ranks,
+scales).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Pair(NamedTuple):
 
 
 class SourceAdapter:
-    """An open pair of files."""
+    """An open adapter file and its modules' scales."""
 
     def __init__(self, file: Any, scales: Mapping[tuple[int, str], float], device: torch.device) -> None:
         self._file = file
@@ -38,7 +37,7 @@ class SourceAdapter:
         self._device = device
 
     def layer(self, index: int) -> dict[str, Pair]:
-        """By module ("q_proj" ... "down_proj"), those the adapter has in this layer."""
+        """Returns the layer's adapted modules by name ("q_proj" ... "down_proj")."""
         return {
             name: Pair(self._matrix(layer, name, "A"), self._matrix(layer, name, "B"), scale)
             for (layer, name), scale in self._scales.items()
@@ -52,7 +51,7 @@ class SourceAdapter:
 
 @contextmanager
 def open_source(peft_dir: Path, base: ModelConfig, device: torch.device) -> Iterator[SourceAdapter]:
-    """Opens an adapter that has been inspected. Raises SourceInvalid where it is not what was inspected."""
+    """Opens an inspected adapter. Raises SourceInvalid if it differs from what was inspected."""
     try:
         config = read_config(peft_dir)
     except PackingError as error:
@@ -68,7 +67,7 @@ def open_source(peft_dir: Path, base: ModelConfig, device: torch.device) -> Iter
             }
             known = {_key(layer, name, side) for layer, name in scales for side in "AB"}
             if known != keys:
-                raise SourceInvalid(sorted(known ^ keys)[0], f"does not go with {CONFIG_FILE} and the base")
+                raise SourceInvalid(sorted(known ^ keys)[0], f"does not match {CONFIG_FILE} and the base")
             yield SourceAdapter(file, scales, device)
     except (SafetensorError, OSError) as error:
         raise SourceInvalid(WEIGHTS_FILE, f"cannot be read: {error}") from error

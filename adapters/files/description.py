@@ -1,7 +1,4 @@
-"""What a client says about a file: purpose, name, how long to keep it. Checked here, once.
-
-Owns which files are taken for what. Refuses to know their contents.
-"""
+"""Checks a client's description of a file: purpose, name and lifetime decide whether it is accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ FileKind = Literal["weights", "config"]
 
 MAX_FILENAME = 255
 MIN_LIFETIME, MAX_LIFETIME = 3600, 30 * 24 * 3600
-"""Seconds, as OpenAI has them."""
+"""Seconds, as in OpenAI's API."""
 
 _KINDS: dict[str, FileKind] = {".safetensors": "weights", ".json": "config"}
 _CALIBRATION = frozenset({".jsonl"})
@@ -33,7 +30,7 @@ class FileDescription:
 
     @property
     def kind(self) -> FileKind | None:
-        """As what an adapter's file is inspected."""
+        """Returns how the sandbox inspects an adapter's file; None for other purposes."""
         return _KINDS[_suffix(self.filename)] if self.purpose is Purpose.ADAPTER else None
 
     def expires_at(self, created_at: datetime) -> datetime | None:
@@ -43,11 +40,11 @@ class FileDescription:
 def describe(
     purpose: str, filename: str, lifetime: int | None = None, *, filename_field: str = "filename"
 ) -> FileDescription:
-    """Check a description; `filename_field` is what the request calls the name.
+    """Checks a description; `filename_field` is the request's field for the name.
 
     Raises:
         InvalidFile: naming the field.
-        UnsupportedFile: the name is of a kind that is not taken for the purpose.
+        UnsupportedFile: the name's suffix is not accepted for the purpose.
     """
     if purpose not in Purpose.__members__.values():
         allowed = ", ".join(repr(str(each)) for each in Purpose)
@@ -65,11 +62,11 @@ def describe(
 
 def _check_filename(filename: str, field: str) -> None:
     if not 1 <= len(filename) <= MAX_FILENAME:
-        raise InvalidFile(field, f"a file's name has from 1 to {MAX_FILENAME} characters")
+        raise InvalidFile(field, f"a file's name must have 1 to {MAX_FILENAME} characters")
     if filename.startswith(".") or any(character in "/\\" for character in filename):
-        raise InvalidFile(field, "a file's name is no path and does not begin with a dot")
+        raise InvalidFile(field, "a file's name must not contain a slash or start with a dot")
     if any(unicodedata.category(character).startswith("C") for character in filename):
-        raise InvalidFile(field, "a file's name has no control or invisible characters")
+        raise InvalidFile(field, "a file's name must not contain control or invisible characters")
 
 
 def _suffix(filename: str) -> str:

@@ -1,4 +1,6 @@
-"""What can be wrong with files and uploads. Errors carry data, not HTTP; `field` is the request's."""
+"""Defines the errors of files and uploads. They carry data, not HTTP status codes; `field` is the
+request's.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,15 @@ from adapters.errors import AdapterError
 
 
 class FileError(AdapterError):
-    """Any of the below; `field` is None where no field of the request is at fault."""
+    """Base of the file errors; `field` is None if no field of the request is wrong."""
 
     field: str | None = None
 
 
 class FileNotFound(FileError):
-    """Absent, expired, deleted, or another tenant's: the same error, with only what was asked for."""
+    """The file does not exist, expired, was deleted, or belongs to another tenant: indistinguishable on
+    purpose.
+    """
 
     def __init__(self, file_id: str, field: str | None = None) -> None:
         super().__init__(f"there is no file {file_id[:80]!r}")
@@ -21,7 +25,7 @@ class FileNotFound(FileError):
 
 
 class UploadNotFound(FileError):
-    """Absent, or another tenant's."""
+    """The upload does not exist or belongs to another tenant."""
 
     def __init__(self, upload_id: str, field: str | None = None) -> None:
         super().__init__(f"there is no upload {upload_id[:80]!r}")
@@ -30,7 +34,7 @@ class UploadNotFound(FileError):
 
 
 class InvalidFile(FileError, ValueError):
-    """A field of the request is not what it must be."""
+    """A field of the request is invalid."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -39,7 +43,9 @@ class InvalidFile(FileError, ValueError):
 
 
 class UnsupportedFile(FileError):
-    """A kind of file that is never opened: it may run code, hide others, or is not of the purpose's."""
+    """A kind of file that is never opened: it may run code, contain other files, or does not fit the
+    purpose.
+    """
 
     def __init__(self, field: str, filename: str, wanted: str) -> None:
         super().__init__(f"{field}: {filename[:80]!r} is not accepted, only {wanted}")
@@ -50,13 +56,13 @@ class UnsupportedFile(FileError):
 
 class FileTooLarge(FileError):
     def __init__(self, field: str, limit: int) -> None:
-        super().__init__(f"{field}: larger than the {limit} bytes that are allowed")
+        super().__init__(f"{field}: larger than the limit of {limit} bytes")
         self.field = field
         self.limit = limit
 
 
 class UploadNotPending(FileError):
-    """It takes no more parts: `status` says why."""
+    """The upload accepts no more parts: `status` says why."""
 
     def __init__(self, upload_id: str, status: str) -> None:
         super().__init__(f"the upload {upload_id!r} is {status}")
@@ -72,8 +78,8 @@ class TooManyUploads(FileError):
 
 
 class StorageLimitReached(FileError):
-    """The tenant's files and what its open uploads were announced with fill what it may store."""
+    """The tenant's files and the announced sizes of its open uploads reach its storage limit."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"no room for it: {limit} bytes may be stored, delete files first")
+        super().__init__(f"the storage limit of {limit} bytes is reached: delete files first")
         self.limit = limit

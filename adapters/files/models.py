@@ -1,4 +1,4 @@
-"""Rows of uploaded files, and of uploads that arrive in parts. The bytes are in the object store."""
+"""Defines the tables of files, and of uploads that arrive in parts. The bytes are in the object store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Purpose(StrEnum):
     ADAPTER = "adapter"
     """`adapter_model.safetensors` or `adapter_config.json`."""
     CALIBRATION = "calibration"
-    """JSON lines to measure an adapter on."""
+    """JSON lines for calibrating an adapter."""
 
 
 class UploadStatus(StrEnum):
@@ -57,7 +57,7 @@ class StoredFile(TenantOwned, Base):
 
 
 class Upload(TenantOwned, Base):
-    """A file on its way, in parts."""
+    """A file that arrives in parts."""
 
     __tablename__ = "uploads"
     __table_args__ = (
@@ -75,12 +75,12 @@ class Upload(TenantOwned, Base):
     filename: Mapped[str]
     mime_type: Mapped[str]
     size: Mapped[int] = mapped_column(BigInteger)
-    """Bytes it was announced with: the parts must add up to it."""
+    """Announced size in bytes: the parts must add up to it."""
     status: Mapped[str]
     file_id: Mapped[str | None]
-    """Not a foreign key: the file may be deleted, the upload was completed nevertheless."""
+    """Not a foreign key: the file may be deleted, but the upload stays completed."""
     file_expires_after: Mapped[int | None] = mapped_column(Integer)
-    """Seconds that the file will be kept for; None means until it is deleted."""
+    """Lifetime of the file in seconds; None: until it is deleted."""
     created_by: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime]

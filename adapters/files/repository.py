@@ -1,6 +1,5 @@
-"""Queries on files and uploads.
-
-One tenant's through the scoped `FileRepository`; what the sweep asks across tenants through `FileInventory`.
+"""Queries the tables of files and uploads: one tenant's through `FileRepository`, all tenants' through
+`FileInventory`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from adapters.files.errors import StorageLimitReached
 from adapters.files.models import StoredFile, Upload, UploadPart, UploadStatus
-from db.cursors import page_beyond
+from db.cursors import fetch_page
 from db.repository import TenantRepository
 from tenants.audit.repository import deleted_ids
 from tenants.limits.kinds import Metric
@@ -25,7 +24,7 @@ _ID = re.compile(r"[a-z]{1,10}_[0-9a-z]{1,40}")
 
 
 def _is_id(given: str) -> bool:
-    """What is none is nobody's, and may be what no row can hold."""
+    """Returns whether `given` has the form of an id: anything else may not even be storable."""
     return _ID.fullmatch(given) is not None
 
 
@@ -43,10 +42,10 @@ class FileRepository(TenantRepository):
     async def files(
         self, now: datetime, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
     ) -> list[StoredFile]:
-        """At most `limit`, those that come after the file `after`. Ids are in the order of their making."""
+        """Returns at most `limit` files after the file `after`. Ids sort by creation time."""
         listed = self.select_own(StoredFile)
         filters = [_alive(now)] if purpose is None else [_alive(now), StoredFile.purpose == purpose]
-        page = await page_beyond(
+        page = await fetch_page(
             self.session,
             listed,
             StoredFile.id,
@@ -59,7 +58,7 @@ class FileRepository(TenantRepository):
         return list(page.scalars())
 
     async def delete_file(self, file_id: str, now: datetime) -> str | None:
-        """Delete the row; the key of its object, None when there is no such file."""
+        """Deletes the row; returns the key of its object, or None when there is no such file."""
         if not _is_id(file_id):
             return None
         query = self.delete_own(StoredFile).where(StoredFile.id == file_id, _alive(now))
@@ -72,14 +71,13 @@ class FileRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one()
 
     async def require_room(self, size: int, now: datetime) -> None:
-        """See that `size` more bytes fit into what the tenant may store; nobody else adds any until this
-        transaction ends. An open upload counts with the size it was announced with. Raises
-        StorageLimitReached.
+        """Checks that `size` more bytes fit into the tenant's storage limit, and blocks other additions until
+        this transaction ends. An open upload counts with its announced size. Raises StorageLimitReached.
         """
         limit = await LimitRepository(self.session, self.tenant_id).stored(Metric.STORAGE_BYTES)
         if limit is None:
             return
-        await self.hold_tenant("storage")
+        await self.advisory_lock("storage")
         if await self.stored_bytes(now) + size > limit:
             raise StorageLimitReached(limit)
 
@@ -100,7 +98,7 @@ class FileRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def parts(self, upload_id: str) -> list[UploadPart]:
-        """In the order of their arrival."""
+        """Returns an upload's parts in order of arrival."""
         query = self.select_own(UploadPart).where(UploadPart.upload_id == upload_id)
         return list((await self.session.execute(query.order_by(UploadPart.id))).scalars())
 
@@ -113,7 +111,7 @@ class FileRepository(TenantRepository):
 
 
 class FileInventory:
-    """Files, uploads and parts of all tenants: for the sweep."""
+    """Files, uploads and parts of all tenants, for the clean-up."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
@@ -126,7 +124,7 @@ class FileInventory:
         await self.session.execute(delete(StoredFile).where(StoredFile.id.in_(file_ids)))
 
     async def expire_uploads(self, now: datetime) -> int:
-        """Mark pending uploads whose time is over; how many."""
+        """Marks pending uploads that have expired; returns how many."""
         query = (
             update(Upload)
             .where(Upload.status == UploadStatus.PENDING, Upload.expires_at <= now)
@@ -136,7 +134,7 @@ class FileInventory:
         return len((await self.session.execute(query)).all())
 
     async def dead_parts(self, limit: int) -> list[UploadPart]:
-        """Parts of uploads that will never need them again."""
+        """Returns parts of uploads that have ended."""
         query = select(UploadPart).join(Upload, Upload.id == UploadPart.upload_id)
         query = query.where(Upload.status != UploadStatus.PENDING).limit(limit)
         return list((await self.session.execute(query)).scalars())
@@ -145,7 +143,7 @@ class FileInventory:
         await self.session.execute(delete(UploadPart).where(UploadPart.id.in_(part_ids)))
 
     async def without_file(self, keys: Sequence[str]) -> set[str]:
-        """Those of `keys` that no file and no part has as its object."""
+        """Returns those of `keys` that are no file's and no part's object."""
         known: set[str] = set()
         for column in (StoredFile.object_key, UploadPart.object_key):
             rows: Sequence[Row[str]] = (

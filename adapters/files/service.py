@@ -1,6 +1,6 @@
-"""Tenants' files: create, list, read, delete.
+"""Stores tenants' files: creates, lists, reads and deletes them.
 
-Owns the transactions. No connection to the database is held while bytes move.
+No database connection is held while bytes are transferred.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from adapters.files.description import FileDescription, describe
 from adapters.files.errors import FileNotFound, InvalidFile
-from adapters.files.intake import FileInspector, Intake, now
+from adapters.files.ingestion import FileIngestion, FileInspector, now
 from adapters.files.models import Purpose, StoredFile
 from adapters.files.repository import FileRepository
 from adapters.files.uploads import UploadService, UploadState
@@ -32,12 +32,12 @@ class FilePage:
 
 
 class FileService:
-    """Files on one object store."""
+    """Files in one object store."""
 
     def __init__(self, database: Database, store: ObjectStore, inspector: FileInspector) -> None:
         self._database = database
         self._store = store
-        self._intake = Intake(store, inspector)
+        self._ingestion = FileIngestion(store, inspector)
 
     async def create(
         self,
@@ -51,11 +51,11 @@ class FileService:
         max_bytes: int,
         by: Actor = SYSTEM,
     ) -> StoredFile:
-        """Store a file. `expires_after`: seconds from now; None keeps it until it is deleted.
+        """Stores a file. `expires_after`: seconds from now; None keeps it until it is deleted.
 
         Raises:
             InvalidFile, UnsupportedFile, FileTooLarge, StorageLimitReached
-            inspection's InspectionRefused: an adapter's file of the wrong form.
+            inspection's InspectionRefused: an adapter file with an invalid format.
             StorageUnavailable, DatabaseUnavailable
         """
         said = describe(purpose, filename, expires_after, filename_field="file")
@@ -63,13 +63,13 @@ class FileService:
         return await self.keep(tenant_id, created_by, said, received, by=by)
 
     async def receive(self, stream: AsyncIterator[bytes] | bytes, *, max_bytes: int) -> Received:
-        """The first half of `create`, for bytes that come before what is said of them: `keep` or `discard`
-        them. Raises FileTooLarge, StorageUnavailable.
+        """Does the first half of `create`, for bytes that arrive before their description: `keep` or
+        `discard` the result. Raises FileTooLarge, StorageUnavailable.
         """
-        return await self._intake.receive(stream, max_bytes=max_bytes, field="file")
+        return await self._ingestion.receive(stream, max_bytes=max_bytes, field="file")
 
     async def discard(self, received: Received) -> None:
-        await self._intake.discard(received)
+        await self._ingestion.discard(received)
 
     async def keep(
         self,
@@ -80,22 +80,22 @@ class FileService:
         *,
         by: Actor = SYSTEM,
     ) -> StoredFile:
-        """The second half."""
-        row = await self._intake.keep(tenant_id, created_by, said, received)
+        """Does the second half of `create`: inspects, stores and records the file."""
+        row = await self._ingestion.keep(tenant_id, created_by, said, received)
         try:
             async with self._database.write(tenant_id) as session:
                 repository = FileRepository(session, tenant_id)
                 await repository.require_room(row.size, row.created_at)
                 repository.add_own(row)
-                told = {"purpose": row.purpose, "filename": row.filename, "bytes": row.size}
-                await AuditLog.record(session, tenant_id, by, "file.created", ("file", row.id), told)
+                details = {"purpose": row.purpose, "filename": row.filename, "bytes": row.size}
+                await AuditLog.record(session, tenant_id, by, "file.created", ("file", row.id), details)
         except BaseException:
-            await self._intake.withdraw(row.object_key)
+            await self._ingestion.withdraw(row.object_key)
             raise
         return row
 
     async def get(self, tenant_id: str, file_id: str) -> StoredFile:
-        """Raises FileNotFound."""
+        """Returns a file. Raises FileNotFound."""
         async with self._database.read(tenant_id) as session:
             row = await FileRepository(session, tenant_id).file(file_id, now())
         if row is None:
@@ -111,7 +111,7 @@ class FileService:
         limit: int = MAX_PAGE,
         newest_first: bool = True,
     ) -> FilePage:
-        """A page of the tenant's files. Raises InvalidFile."""
+        """Returns a page of the tenant's files. Raises InvalidFile."""
         if not 1 <= limit <= MAX_PAGE:
             raise InvalidFile("limit", f"must be from 1 to {MAX_PAGE}")
         if purpose is not None and purpose not in Purpose.__members__.values():
@@ -123,22 +123,26 @@ class FileService:
         return FilePage(files[:limit], len(files) > limit)
 
     async def stored_bytes(self, tenant_id: str) -> int:
-        """As the limit of storage counts them: open uploads with what they were announced with."""
+        """Returns the bytes that count towards the storage limit: open uploads count with their announced
+        size.
+        """
         async with self._database.read(tenant_id) as session:
             return await FileRepository(session, tenant_id).stored_bytes(now())
 
     async def delete(self, tenant_id: str, file_id: str, *, by: Actor = SYSTEM) -> None:
-        """The row first: nobody finds a file whose bytes are going. Raises FileNotFound."""
+        """Deletes a file: the row first, so that no request finds a file whose bytes are gone. Raises
+        FileNotFound.
+        """
         async with self._database.write(tenant_id) as session:
             key = await FileRepository(session, tenant_id).delete_file(file_id, now())
             if key is None:
                 raise FileNotFound(file_id)
             await AuditLog.record(session, tenant_id, by, "file.deleted", ("file", file_id))
-        await self._intake.withdraw(key)
+        await self._ingestion.withdraw(key)
 
     async def content(self, tenant_id: str, file_id: str) -> tuple[StoredFile, AsyncIterator[bytes]]:
-        """The file and its bytes, verified as they are read. Raises FileNotFound; StorageUnavailable and
-        DigestMismatch while they are.
+        """Returns the file and its bytes, verified as they are read. Raises FileNotFound; StorageUnavailable
+        and DigestMismatch while they are read.
         """
         row = await self.get(tenant_id, file_id)
         return row, self._store.get(row.object_key)

@@ -1,8 +1,8 @@
-"""Files that arrive in parts: in any order, in parallel, each as often as the client likes.
+"""Receives files in parts: in any order, in parallel, repeatedly if the client retries.
 
-Owns an upload's life: pending, then completed, cancelled or expired. Its parts are objects of their own until
-it is completed. No connection to the database is held while bytes move, and no lock: of two that complete one
-upload at once, one makes the file and both return it.
+An upload is pending, then completed, cancelled or expired. Its parts are separate objects until it is
+completed. Neither a database connection nor a lock is held while bytes are transferred: of two requests that
+complete an upload at once, one creates the file and both return it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from adapters.files.errors import (
     UploadNotFound,
     UploadNotPending,
 )
-from adapters.files.intake import FileInspector, Intake, now
+from adapters.files.ingestion import FileIngestion, FileInspector, now
 from adapters.files.models import Purpose, StoredFile, Upload, UploadPart, UploadStatus
 from adapters.files.repository import FileRepository
 from adapters.inspection.errors import InspectionRefused
@@ -43,9 +43,9 @@ LIFETIME = timedelta(hours=1)
 class UploadState:
     upload: Upload
     parts: list[UploadPart]
-    """In the order of their arrival; empty when the upload is not pending."""
+    """In order of arrival; empty when the upload is not pending."""
     file: StoredFile | None
-    """Once completed, until it is deleted."""
+    """The file of a completed upload, until it is deleted."""
 
     @property
     def status(self) -> str:
@@ -57,34 +57,36 @@ class UploadState:
 
 
 class Follower(Protocol):
-    """Whoever waits for uploads to become files."""
+    """Is notified when an upload ends."""
 
     async def completed(self, tenant_id: str, upload_id: str) -> None:
-        """It is a file, and that is committed. Perhaps it was told before. Outages are the follower's own."""
+        """Called after the commit that completed the upload, possibly again. Must handle outages itself."""
         ...
 
     async def ended(self, session: WriteSession, upload: Upload, refused: InspectionRefused | None) -> None:
-        """It is cancelled, in this transaction, in which it is locked; because it was `refused`, if so."""
+        """Called in the transaction that cancels the upload, which is locked; `refused` if inspection
+        rejected it.
+        """
         ...
 
 
 class UploadService:
-    """Uploads on one object store.
+    """Uploads to one object store.
 
     Args:
-        max_pending: uploads that a tenant may have pending at once.
+        max_pending: pending uploads that a tenant may have at once.
     """
 
     def __init__(
         self, database: Database, store: ObjectStore, inspector: FileInspector, *, max_pending: int = 100
     ) -> None:
         self._database = database
-        self._intake = Intake(store, inspector)
+        self._ingestion = FileIngestion(store, inspector)
         self._max_pending = max_pending
         self._completing: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()
         self.follower: Follower | None = None
-        """Told of uploads that end. Made after this service, which it uses."""
+        """Notified when uploads end. Set after construction, because it uses this service."""
 
     async def create(
         self,
@@ -99,7 +101,7 @@ class UploadService:
         max_bytes: int,
         by: Actor = SYSTEM,
     ) -> UploadState:
-        """Announce a file of `size` bytes. Raises InvalidFile, UnsupportedFile, FileTooLarge,
+        """Announces a file of `size` bytes. Raises InvalidFile, UnsupportedFile, FileTooLarge,
         TooManyUploads, StorageLimitReached.
         """
         said = describe(purpose, filename, expires_after)
@@ -125,22 +127,22 @@ class UploadService:
         )
         async with self._database.write(tenant_id) as session:
             repository = FileRepository(session, tenant_id)
-            await repository.hold_tenant("uploads")
+            await repository.advisory_lock("uploads")
             if await repository.num_pending_uploads(made) >= self._max_pending:
                 raise TooManyUploads(self._max_pending)
             await repository.require_room(size, made)
             repository.add_own(row)
-            told = {"purpose": row.purpose, "filename": filename, "bytes": size}
-            await AuditLog.record(session, tenant_id, by, "upload.created", ("upload", row.id), told)
+            details = {"purpose": row.purpose, "filename": filename, "bytes": size}
+            await AuditLog.record(session, tenant_id, by, "upload.created", ("upload", row.id), details)
         return UploadState(row, [], None)
 
     async def get(self, tenant_id: str, upload_id: str) -> UploadState:
-        """Raises UploadNotFound."""
+        """Returns an upload. Raises UploadNotFound."""
         async with self._database.read(tenant_id) as session:
             return await self._state(FileRepository(session, tenant_id), upload_id)
 
     async def expect_part(self, tenant_id: str, upload_id: str) -> None:
-        """Whether a part would be taken: asked before its bytes come. Raises UploadNotFound,
+        """Checks that a part would be accepted, before its bytes are received. Raises UploadNotFound,
         UploadNotPending, FileTooLarge.
         """
         async with self._database.read(tenant_id) as session:
@@ -149,23 +151,23 @@ class UploadService:
     async def add_part(
         self, tenant_id: str, upload_id: str, stream: AsyncIterator[bytes] | bytes
     ) -> UploadPart:
-        """Store a part. Raises UploadNotFound, UploadNotPending, InvalidFile, FileTooLarge,
+        """Stores a part. Raises UploadNotFound, UploadNotPending, InvalidFile, FileTooLarge,
         StorageUnavailable.
         """
         await self.expect_part(tenant_id, upload_id)
         return await self.keep_part(tenant_id, upload_id, await self.receive(stream))
 
     async def receive(self, stream: AsyncIterator[bytes] | bytes) -> Received:
-        """The first half of `add_part`: `keep_part` or `discard` what it returns."""
-        return await self._intake.receive(stream, max_bytes=MAX_PART_BYTES, field="data", md5=True)
+        """Does the first half of `add_part`: `keep_part` or `discard` the result."""
+        return await self._ingestion.receive(stream, max_bytes=MAX_PART_BYTES, field="data", md5=True)
 
     async def discard(self, received: Received) -> None:
-        await self._intake.discard(received)
+        await self._ingestion.discard(received)
 
     async def keep_part(self, tenant_id: str, upload_id: str, received: Received) -> UploadPart:
-        """The second half."""
+        """Does the second half of `add_part`: stores and records the part."""
         if not received.size:
-            await self._intake.discard(received)
+            await self._ingestion.discard(received)
             raise InvalidFile("data", "the part is empty")
         part = UploadPart(
             id=new_id("part"),
@@ -177,14 +179,14 @@ class UploadService:
             created_at=now(),
         )
         part.object_key = f"tenants/{tenant_id}/uploads/{upload_id}/{part.id}"
-        await self._intake.store.put_file(part.object_key, received.path, sha256=received.sha256)
+        await self._ingestion.store.put_file(part.object_key, received.path, sha256=received.sha256)
         try:
             async with self._database.write(tenant_id) as session:
                 repository = FileRepository(session, tenant_id)
                 await self._room_for(repository, upload_id, part.size, lock=True)
                 repository.add_own(part)
         except BaseException:
-            await self._intake.withdraw(part.object_key)
+            await self._ingestion.withdraw(part.object_key)
             raise
         return part
 
@@ -197,12 +199,12 @@ class UploadService:
         *,
         by: Actor = SYSTEM,
     ) -> UploadState:
-        """Make the file of the parts in this order. Completing again returns the same file.
+        """Joins the parts in this order to the file. Completing again returns the same file.
 
         Raises:
             UploadNotFound, UploadNotPending
             InvalidFile: the parts are not the upload's, do not add up, or have another MD5. It stays pending.
-            inspection's InspectionRefused: the file is none of an adapter's. The upload is cancelled.
+            inspection's InspectionRefused: not a valid adapter file. The upload is cancelled.
             StorageUnavailable, DatabaseUnavailable
         """
         state = await self._complete(tenant_id, upload_id, part_ids, md5, by)
@@ -224,25 +226,25 @@ class UploadService:
                 Purpose(state.upload.purpose), state.upload.filename, state.upload.file_expires_after
             )
             keys = [part.object_key for part in parts]
-            received = await self._intake.receive(
-                joined(self._intake.store, keys),
+            received = await self._ingestion.receive(
+                joined(self._ingestion.store, keys),
                 max_bytes=state.upload.size,
                 field="part_ids",
                 md5=md5 is not None,
             )
             if md5 is not None and received.md5 != md5.lower():
-                await self._intake.discard(received)
+                await self._ingestion.discard(received)
                 raise InvalidFile("md5", f"the parts' MD5 in this order is {received.md5}")
             try:
-                file = await self._intake.keep(tenant_id, state.upload.created_by, said, received)
+                file = await self._ingestion.keep(tenant_id, state.upload.created_by, said, received)
             except InspectionRefused as refused:
                 await self._cancel(tenant_id, upload_id, by, refused)
                 raise
             return await self._completed(tenant_id, upload_id, file, by)
 
     async def cancel(self, tenant_id: str, upload_id: str, *, by: Actor = SYSTEM) -> UploadState:
-        """Take no more parts and drop those there are. Cancelling again changes nothing. Raises
-        UploadNotFound, UploadNotPending.
+        """Cancels an upload and drops its parts. Cancelling again changes nothing. Raises UploadNotFound,
+        UploadNotPending.
         """
         return await self._cancel(tenant_id, upload_id, by)
 
@@ -261,13 +263,15 @@ class UploadService:
             if self.follower is not None:
                 await self.follower.ended(session, upload, refused)
             if status != UploadStatus.CANCELLED:
-                told = {} if refused is None else {"reason": str(refused)}
-                await AuditLog.record(session, tenant_id, by, "upload.cancelled", ("upload", upload_id), told)
+                details = {} if refused is None else {"reason": str(refused)}
+                await AuditLog.record(
+                    session, tenant_id, by, "upload.cancelled", ("upload", upload_id), details
+                )
         await self._drop_parts(tenant_id, upload_id)
         return UploadState(upload, [], None)
 
     async def _completed(self, tenant_id: str, upload_id: str, file: StoredFile, by: Actor) -> UploadState:
-        """Write down that the upload became `file`, unless somebody was faster."""
+        """Records that the upload became `file`, unless another request was first."""
         try:
             async with self._database.write(tenant_id) as session:
                 repository = FileRepository(session, tenant_id)
@@ -276,27 +280,29 @@ class UploadService:
                     raise UploadNotPending(upload_id, upload.status if upload else UploadStatus.CANCELLED)
                 upload.status, upload.file_id = UploadStatus.COMPLETED, file.id
                 repository.add_own(file)
-                told = {"file_id": file.id}
-                await AuditLog.record(session, tenant_id, by, "upload.completed", ("upload", upload_id), told)
+                details = {"file_id": file.id}
+                await AuditLog.record(
+                    session, tenant_id, by, "upload.completed", ("upload", upload_id), details
+                )
         except UploadNotPending as error:
-            await self._intake.withdraw(file.object_key)
+            await self._ingestion.withdraw(file.object_key)
             if error.status == UploadStatus.COMPLETED:
                 return await self.get(tenant_id, upload_id)
             raise
         except BaseException:
-            await self._intake.withdraw(file.object_key)
+            await self._ingestion.withdraw(file.object_key)
             raise
         await self._drop_parts(tenant_id, upload_id)
         return UploadState(upload, [], file)
 
     async def _drop_parts(self, tenant_id: str, upload_id: str) -> None:
-        """Objects before rows: a row is how the sweep finds what is left."""
+        """Deletes objects before rows: the clean-up finds what is left by its row."""
         async with self._database.read(tenant_id) as session:
             parts = await FileRepository(session, tenant_id).parts(upload_id)
         if not parts:
             return
         for part in parts:
-            await self._intake.withdraw(part.object_key)
+            await self._ingestion.withdraw(part.object_key)
         async with self._database.write(tenant_id) as session:
             await FileRepository(session, tenant_id).forget_parts(upload_id)
 
@@ -313,7 +319,9 @@ class UploadService:
     async def _room_for(
         self, repository: FileRepository, upload_id: str, size: int, *, lock: bool = False
     ) -> None:
-        """Parts may come again, so there may be more of them than the file is long; but not without end."""
+        """Checks that a part fits: parts may be repeated, so they may exceed the file's size, but not without
+        limit.
+        """
         upload = await repository.upload(upload_id, lock=lock)
         if upload is None:
             raise UploadNotFound(upload_id)
@@ -325,7 +333,9 @@ class UploadService:
 
     @asynccontextmanager
     async def _one_at_a_time(self, upload_id: str) -> AsyncIterator[None]:
-        """Within this process: whoever waits then finds the upload completed, and reads nothing twice."""
+        """Serialises completions within this process: the second one finds the upload completed and reads
+        nothing.
+        """
         lock = self._completing.setdefault(upload_id, asyncio.Lock())
         self._waiting[upload_id] += 1
         try:
@@ -338,14 +348,14 @@ class UploadService:
 
 
 def status_of(upload: Upload) -> UploadStatus:
-    """As of now: the sweep writes down later that an upload has expired."""
+    """Returns the current status: the clean-up records later that an upload has expired."""
     if upload.status == UploadStatus.PENDING and upload.expires_at <= now():
         return UploadStatus.EXPIRED
     return UploadStatus(upload.status)
 
 
 def _chosen(state: UploadState, part_ids: Sequence[str]) -> list[UploadPart]:
-    """The parts of these ids. Raises InvalidFile."""
+    """Returns the parts with these ids. Raises InvalidFile."""
     if not 1 <= len(part_ids) <= MAX_PARTS:
         raise InvalidFile("part_ids", f"must name from 1 to {MAX_PARTS} parts")
     known = {part.id: part for part in state.parts}
@@ -358,5 +368,7 @@ def _chosen(state: UploadState, part_ids: Sequence[str]) -> list[UploadPart]:
         seen.add(part_id)
     size = sum(known[part_id].size for part_id in part_ids)
     if size != state.upload.size:
-        raise InvalidFile("part_ids", f"{size} bytes in all, and the upload was made for {state.upload.size}")
+        raise InvalidFile(
+            "part_ids", f"the parts have {size} bytes in all, the upload was created for {state.upload.size}"
+        )
     return [known[part_id] for part_id in part_ids]

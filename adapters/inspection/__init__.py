@@ -1,7 +1,7 @@
-"""Looking at files that nobody trusts, in processes that can do no harm.
+"""Inspection of untrusted adapter files, in sandboxed processes that can do no harm.
 
-What others use of it is here; it loads neither torch nor numpy. The checks themselves run in the sandbox
-(`inspector`); packing shares `config`, `header` and `modules` with them.
+This package's public names load neither torch nor numpy. The checks run in the sandbox (`inspector`); packing
+shares `config`, `header` and `modules` with them.
 """
 
 from adapters.inspection.errors import InspectionRefused, SandboxUnavailable

@@ -1,7 +1,6 @@
-"""What an `adapter_config.json` asks for, read as PEFT reads it, or the field that cannot be served.
+"""Parses `adapter_config.json` as PEFT does, and rejects fields that cannot be served.
 
-Fields are allowed, not forbidden: one that is unknown and set may change the output, so that it is refused.
-Owns the file's meaning. Refuses to know tensors and files of weights.
+Fields are allowed explicitly: an unknown field that is set may change the output, so it is rejected.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from engine.lora.manifest import MAX_RANK
 MAX_CONFIG_BYTES = 1 << 20
 MAX_PATTERNS = 1024
 MAX_ALPHA = 1e6
-"""People train with alpha between 1 and 1024; far beyond, the number is a mistake or an attack."""
+"""Usual values are between 1 and 1024; a much larger one is a mistake or an attack."""
 
 UNPACKABLE = ("lm_head", "model.embed_tokens")
-"""What PEFT can adapt and the kernels do not."""
+"""Modules that PEFT can adapt and the kernels cannot."""
 ALL_LINEAR: Final = "all-linear"
-"""PEFT's word for every linear module but the output layer."""
+"""PEFT's name for every linear module but the output layer."""
 
 _TAIL = r"(?:.*\.)?(?:{})"
-"""PEFT's rule for ranks and alphas: the pattern matches a whole tail of the path, from a dot on."""
+"""PEFT's rule for ranks and alphas: the pattern matches a tail of the path that starts after a dot."""
 _LAYER_INDEX = r"(?:^|.*?\.){}\.(?P<index>\d+)\."
 _ANY_LIST = r"[^.]*"
 
@@ -51,7 +50,7 @@ _READ = {
     "init_lora_weights",
 }
 _HARMLESS = {
-    # Provenance, and settings of training or initialisation: the trained weights hold their effect.
+    # Provenance, and settings of training or initialisation: their effect is in the trained weights.
     "auto_mapping",
     "base_model_name_or_path",
     "revision",
@@ -81,18 +80,18 @@ REFUSED = {
     "megatron_config": "Megatron's parallel layers are not served",
 }
 _INITS = (True, False, None, "gaussian", "orthogonal", "eva")
-"""Initialisations that leave the base as it is; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA subtract from it."""
+"""Initialisations that do not change the base; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA subtract from it."""
 
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """The fields of `adapter_config.json` that decide what is computed."""
+    """The fields of `adapter_config.json` that affect what is computed."""
 
     rank: int
     alpha: float
     use_rslora: bool
     rank_pattern: list[tuple[Pattern, int]]
-    """The first that matches counts."""
+    """The first match counts."""
     alpha_pattern: list[tuple[Pattern, float]]
     target_modules: Pattern | frozenset[str] | Literal["all-linear"]
     exclude_modules: Pattern | frozenset[str]
@@ -104,13 +103,13 @@ class LoraConfig:
         return _first_match(self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (arXiv 2312.03732)."""
+        """Returns alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (arXiv 2312.03732)."""
         rank = self.rank_of(module)
         alpha = _first_match(self.alpha_pattern, module, self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def targets(self, module: str) -> bool:
-        """Whether PEFT would put an adapter on the module of this path."""
+        """Returns whether PEFT would put an adapter on the module with this path."""
         if names_module(self.exclude_modules, module):
             return False
         if isinstance(self.target_modules, str):
@@ -127,7 +126,7 @@ class LoraConfig:
 
 
 def read_config(descriptor: int) -> tuple[LoraConfig, dict[str, Any]]:
-    """Read and check an open `adapter_config.json`: what it means, and those of its fields that say so.
+    """Reads and checks an open `adapter_config.json`; returns its meaning and the fields that determine it.
     Raises InspectionRefused.
     """
     size = os.fstat(descriptor).st_size
@@ -138,7 +137,7 @@ def read_config(descriptor: int) -> tuple[LoraConfig, dict[str, Any]]:
 
 
 def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
-    """Raises InspectionRefused naming the field."""
+    """Parses the config. Raises InspectionRefused naming the field."""
     _refuse_unserved(raw)
     layers = raw.get("layers_to_transform")
     layers = [layers] if isinstance(layers, int) and not isinstance(layers, bool) else layers
@@ -153,7 +152,7 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
     if not targets:
         raise InspectionRefused("target_modules", "must name at least one module")
     if isinstance(raw["target_modules"], str) and layers is not None:
-        raise InspectionRefused("layers_to_transform", "cannot go with target_modules as a pattern")
+        raise InspectionRefused("layers_to_transform", "cannot be combined with target_modules as a pattern")
     return LoraConfig(
         rank=_rank("r", raw.get("r", 8)),
         alpha=_alpha("lora_alpha", raw.get("lora_alpha", 8)),
@@ -186,7 +185,7 @@ def _refuse_unserved(raw: Mapping[str, Any]) -> None:
     for field, value in raw.items():
         if field in _READ or field in _HARMLESS:
             continue
-        # What PEFT adds over time is off by default and changes the output when on.
+        # Features that PEFT adds are off by default, and change the output when they are on.
         if value not in (None, False, 0, "") and value != [] and value != {}:
             raise InspectionRefused(
                 field, REFUSED.get(field, "this setting is unknown and may change the output")
@@ -223,7 +222,7 @@ def _patterns(raw: Mapping[str, Any], field: str, steps: Steps) -> Iterator[tupl
 
 
 def _module_names(raw: Mapping[str, Any], field: str, steps: Steps) -> Pattern | frozenset[str]:
-    """A pattern of whole paths, or names that paths end in; no names when not given."""
+    """Returns a pattern of whole paths, or names that paths end in; no names when the field is not set."""
     value = raw.get(field)
     if isinstance(value, str) and value:
         return Pattern(field, value, steps)
@@ -231,7 +230,7 @@ def _module_names(raw: Mapping[str, Any], field: str, steps: Steps) -> Pattern |
 
 
 def _names(raw: Mapping[str, Any], field: str) -> list[str]:
-    """Of a field that holds a string or a list of strings."""
+    """Returns the names in a field that holds a string or a list of strings."""
     value = raw.get(field)
     if value is None or value == "":
         return []
@@ -245,14 +244,16 @@ def _names(raw: Mapping[str, Any], field: str) -> list[str]:
 
 
 def names_module(targets: Pattern | frozenset[str], module: str) -> bool:
-    """PEFT's rule for targets: a pattern of the whole path, or names that the path ends in, from a dot on."""
+    """Applies PEFT's rule for targets: a pattern matches the whole path, a name matches a tail after
+    a dot.
+    """
     if isinstance(targets, Pattern):
         return targets.matches(module)
     return not targets.isdisjoint(path_tails(module))
 
 
 def path_tails(module: str) -> Iterator[str]:
-    """The path, and what of it follows each dot."""
+    """Yields the path and its tails after each dot."""
     parts = module.split(".")
     return (".".join(parts[start:]) for start in range(len(parts)))
 

@@ -1,9 +1,8 @@
-"""Taking rights away from a process: from the one that waits, and more from each child that looks at a file.
+"""Removes privileges from the sandbox's processes: from the zygote, and more from each child that reads a
+file.
 
-Every measure stands alone, because any of them may be refused by the kernel, a container or a missing
-privilege: limits always hold; seccomp, Landlock, an empty network and another user where permitted.
-
-Owns the calls to the kernel. Refuses to know what is inspected.
+Every measure is independent, because the kernel, a container or a missing privilege may deny any of them:
+resource limits always apply; seccomp, Landlock, an empty network namespace and another user where permitted.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x08000000, 0x10000000, 0x4000000
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _LANDLOCK_FILES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
-"""Version of the interface -> all rights to files that it knows; later versions as 5."""
+"""Version of the interface -> all file rights that it knows; later versions as 5."""
 _LANDLOCK_FILES_5 = (1 << 16) - 1
 _LANDLOCK_TCP = 3
 _CAPABILITIES_VERSION = 0x20080522
@@ -43,21 +42,21 @@ class _Program(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one child may use."""
+    """Resource limits of one child."""
 
     memory: int
-    """Bytes of address space beyond what it begins with."""
+    """Bytes of address space in addition to what it starts with."""
     cpu_s: int
     wall_s: int
 
 
 def isolate() -> dict[str, bool]:
-    """For the process that waits, once it has loaded all it needs: no network, nobody's rights. Returns which
-    measures hold, for it and for its children.
+    """Removes network access and the user's rights from the zygote, once it has loaded everything. Returns
+    which measures apply to it and its children.
     """
     network = _unshare(_CLONE_NEWNET | _CLONE_NEWIPC)
     harmless = _become_nobody() if os.geteuid() == 0 else True
-    # Without privileges, a namespace of users has to come first; where those are permitted.
+    # Without privileges, a user namespace has to come first, where those are permitted.
     network = network or _unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC)
     _drop_capabilities()
     no_new_privileges = _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
@@ -70,12 +69,12 @@ def isolate() -> dict[str, bool]:
 
 
 def confine(bounds: Bounds, parent: int) -> None:
-    """For a child, before it looks at anything: it keeps its memory, its open files and the right to open
-    more for reading, until `seal`.
+    """Confines a child before it reads untrusted data: it keeps its memory, its open files and the right to
+    open files for reading, until `seal`.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # it died before the line above
+        os._exit(1)  # the parent died before the line above
     signal.alarm(bounds.wall_s)
     with open("/proc/self/statm", "rb") as file:
         begun = int(file.read().split()[0]) * resource.getpagesize()
@@ -87,14 +86,14 @@ def confine(bounds: Bounds, parent: int) -> None:
         (resource.RLIMIT_AS, begun + bounds.memory),
     ):
         _lower(limit, value, value)
-    # The soft limit's signal tells it apart from other deaths.
+    # The soft limit's signal distinguishes it from other causes of death.
     _lower(resource.RLIMIT_CPU, bounds.cpu_s, bounds.cpu_s + 1)
     _restrict_files()
     _install(confining_filter())
 
 
 def seal() -> None:
-    """For a confined child: from here on it opens nothing."""
+    """Takes from a confined child the right to open files."""
     _install(sealing_filter())
 
 
@@ -125,7 +124,7 @@ def _drop_capabilities() -> None:
 
 
 def _has_seccomp() -> bool:
-    # Without a program the kernel fails with EFAULT; without seccomp, with EINVAL.
+    # Without a program the kernel fails with EFAULT; without seccomp support, with EINVAL.
     _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None, 0, 0)
     return ctypes.get_errno() == errno.EFAULT
 
@@ -141,7 +140,7 @@ def _landlock_version() -> int:
 
 
 def _restrict_files() -> None:
-    """No rule allows anything, so that no file on any disk can be opened."""
+    """Installs a Landlock ruleset that allows nothing: no file on any disk can be opened."""
     version = _landlock_version()
     if version < 1:
         return

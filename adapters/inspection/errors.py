@@ -1,6 +1,5 @@
-"""What can be wrong with an uploaded adapter, and with looking at it.
-
-Both carry text from files that nobody trusts, so that text is cut and made printable here, once.
+"""Defines the errors of inspections. They quote untrusted files, so their text is truncated and made
+printable.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ MAX_REASON = 400
 
 
 class InspectionRefused(AdapterError, ValueError):
-    """The adapter cannot be served. `field` is a field of the config, a tensor's key or a file's name."""
+    """The adapter cannot be served. `field` is a config field, a tensor's key or a file name."""
 
     def __init__(self, field: str, reason: str) -> None:
         self.field = printable(field, MAX_FIELD) or "(empty)"
@@ -24,7 +23,7 @@ class InspectionRefused(AdapterError, ValueError):
 
 
 class SandboxUnavailable(AdapterError):
-    """No process could be started to inspect in: says nothing about the adapter."""
+    """No process could be started for the inspection: this does not mean that the adapter is invalid."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"adapters cannot be inspected at the moment: {reason}")
@@ -32,8 +31,10 @@ class SandboxUnavailable(AdapterError):
 
 
 def printable(text: str, longest: int) -> str:
-    """`text` on one line of printable ASCII, the rest escaped as Python would; `longest` characters."""
-    # Cut first: escaping makes ten characters of one.
+    """Returns `text` as one line of at most `longest` printable ASCII characters, others escaped as in
+    Python.
+    """
+    # Truncated first: escaping can make ten characters of one.
     shown = text[: longest + 1].encode("unicode_escape").decode("ascii")
     shown = shown.replace("\\\\", "\\")
     return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."

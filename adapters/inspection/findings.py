@@ -1,4 +1,6 @@
-"""What an inspection found out about an adapter that can be served. Plain data: it crosses processes."""
+"""Defines the result of an inspection of a valid adapter. Plain data, since it is passed between
+processes.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +10,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ModuleFacts:
-    """One adapted module. Norms are Frobenius norms, None where values were not read."""
+    """One adapted module. Norms are Frobenius norms, None if values were not read."""
 
     path: str
-    """In the base, such as `model.layers.3.self_attn.q_proj`."""
+    """Path in the base, such as `model.layers.3.self_attn.q_proj`."""
     rank: int
     scale: float
     dtype: str
-    """Of A and B in the file: F32, F16, BF16; "F32/F16" where they differ."""
+    """Type of A and B in the file: F32, F16, BF16; "F32/F16" if they differ."""
     norm_a: float | None = None
     norm_b: float | None = None
     norm_delta: float | None = None
-    """Of scale * B A, what is added to the base's weight."""
+    """Norm of scale * B A, which is added to the base's weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,13 @@ class Inspection:
     """An adapter that fits its base."""
 
     config: dict[str, Any]
-    """The fields of `adapter_config.json` that decide what is computed."""
+    """The fields of `adapter_config.json` that affect what is computed."""
     num_tensors: int
     num_bytes: int
-    """Of the file of weights."""
+    """Size of the weights file."""
     rank: int
-    """Largest of any module."""
+    """Largest rank of any module."""
     modules: list[ModuleFacts]
-    """Layer by layer."""
+    """Ordered by layer."""
     warnings: list[str] = field(default_factory=list)
-    """Odd, and no reason to refuse."""
+    """Unusual properties that do not prevent serving."""

@@ -1,10 +1,8 @@
-"""The header of a safetensors file, read more strictly than the library reads it.
+"""Parses the header of a safetensors file, more strictly than the library does.
 
 A file is `length of the header (u64) | header (JSON) | data`. The header maps names to `{dtype, shape,
-data_offsets}`. Here tensors stand in the data in the header's order, side by side, from its first byte to
-its last, each exactly as long as its shape says: one file, one reading.
-
-Owns the header's form. Refuses to know modules, values, and where files come from.
+data_offsets}`. Tensors must be in the header's order and fill the data without gaps, each exactly as long as
+its shape requires: a file has only one interpretation.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from adapters.inspection.errors import WEIGHTS_FILE, InspectionRefused
 from adapters.inspection.strict_json import decode_object
 
 MAX_HEADER_BYTES = 1 << 20
-"""Seven modules in each of a hundred layers take 0.2 MB."""
+"""Bytes; seven modules in each of a hundred layers take 0.2 MB."""
 MAX_TENSORS = 2048
 """Seven modules in each of 128 layers take 1792."""
 MAX_NAME = 256
@@ -28,7 +26,7 @@ MAX_DIMENSIONS = 8
 PREFIX_BYTES = 8
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-"""The types that LoRA weights are trained in; any other is refused."""
+"""The types that LoRA weights are trained in; any other is rejected."""
 
 _METADATA = "__metadata__"
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
@@ -47,13 +45,13 @@ _OTHER_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What the header says of one tensor; verified."""
+    """One tensor's entry in the header, verified."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     start: int
-    """Of its data, in bytes from the beginning of the file."""
+    """Start of its data, in bytes from the beginning of the file."""
     end: int
 
 
@@ -63,11 +61,11 @@ class Header:
     """By name, in the order of the file."""
     metadata: dict[str, str]
     num_bytes: int
-    """Of the whole file."""
+    """Size of the whole file."""
 
 
 def read_header(descriptor: int) -> Header:
-    """Read and check the header of an open file. Raises InspectionRefused naming the tensor's key, or the
+    """Reads and checks the header of an open file. Raises InspectionRefused naming the tensor's key, or the
     file.
     """
     size = os.fstat(descriptor).st_size
@@ -92,12 +90,12 @@ def read_header(descriptor: int) -> Header:
 
 
 def read_exactly(descriptor: int, start: int, length: int) -> bytes:
-    """Bytes of an open file. Raises InspectionRefused where it ends too early."""
+    """Reads bytes of an open file. Raises InspectionRefused if it is too short."""
     pieces = []
     while length:
         piece = os.pread(descriptor, length, start)
         if not piece:
-            raise InspectionRefused(WEIGHTS_FILE, "ends before the data that its header promises")
+            raise InspectionRefused(WEIGHTS_FILE, "ends before the data that its header announces")
         pieces.append(piece)
         start += len(piece)
         length -= len(piece)
@@ -105,7 +103,9 @@ def read_exactly(descriptor: int, start: int, length: int) -> bytes:
 
 
 def header_length(descriptor: int, size: int) -> int:
-    """What the first eight bytes say, checked against the file. Raises InspectionRefused."""
+    """Returns the header's length from the first eight bytes, checked against the file. Raises
+    InspectionRefused.
+    """
     if size < PREFIX_BYTES:
         raise InspectionRefused(WEIGHTS_FILE, f"{size} bytes are too few for a safetensors file")
     prefix = read_exactly(descriptor, 0, PREFIX_BYTES)
@@ -114,28 +114,28 @@ def header_length(descriptor: int, size: int) -> int:
             raise InspectionRefused(WEIGHTS_FILE, f"is {what}; only safetensors are read")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
-        reason = f"its header is said to be {length} bytes long, at most {MAX_HEADER_BYTES} are allowed"
+        reason = f"its header claims a length of {length} bytes, at most {MAX_HEADER_BYTES} are allowed"
         raise InspectionRefused(WEIGHTS_FILE, reason)
     if length > size - PREFIX_BYTES:
-        reason = f"its header is said to be {length} bytes long, but the file has {size} bytes"
+        reason = f"its header claims a length of {length} bytes, but the file has {size} bytes"
         raise InspectionRefused(WEIGHTS_FILE, reason)
     if length < 2:
-        raise InspectionRefused(WEIGHTS_FILE, f"its header is said to be {length} bytes long")
+        raise InspectionRefused(WEIGHTS_FILE, f"its header claims a length of {length} bytes")
     return length
 
 
 def _read_text(descriptor: int, size: int) -> bytes:
     text = read_exactly(descriptor, PREFIX_BYTES, header_length(descriptor, size))
     if not text.startswith(b"{"):
-        raise InspectionRefused(WEIGHTS_FILE, "its header does not begin with '{'")
-    # Counted again once it is understood; most of what has far too many need not be.
+        raise InspectionRefused(WEIGHTS_FILE, "its header does not start with '{'")
+    # Counted exactly after parsing; this rejects most headers with far too many tensors before.
     _check_count(text.count(b'"data_offsets"'))
     return text
 
 
 def _check_count(tensors: int) -> None:
     if tensors > MAX_TENSORS:
-        raise InspectionRefused(WEIGHTS_FILE, f"has {tensors} tensors, at most {MAX_TENSORS} may be")
+        raise InspectionRefused(WEIGHTS_FILE, f"has {tensors} tensors, at most {MAX_TENSORS} are allowed")
 
 
 def _metadata(value: Any) -> dict[str, str]:
@@ -146,7 +146,7 @@ def _metadata(value: Any) -> dict[str, str]:
 
 def _tensor(name: str, entry: Any, first: int, size: int) -> Tensor:
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
-        reason = f"is no tensor's name: letters, digits, '_' and '-' between dots, at most {MAX_NAME}"
+        reason = f"is not a tensor's name: letters, digits, '_' and '-' between dots, at most {MAX_NAME}"
         raise InspectionRefused(name or WEIGHTS_FILE, reason)
     if not isinstance(entry, dict) or entry.keys() != _PARTS:
         raise InspectionRefused(name, "must have dtype, shape and data_offsets, and nothing else")
@@ -158,7 +158,7 @@ def _tensor(name: str, entry: Any, first: int, size: int) -> Tensor:
     needed = math.prod(shape) * ITEM_BYTES[dtype]
     if end - begin != needed:
         raise InspectionRefused(
-            name, f"has {end - begin} bytes, {dtype} of shape {list(shape)} takes {needed}"
+            name, f"has {end - begin} bytes, but {dtype} of shape {list(shape)} takes {needed}"
         )
     if end > size - first:
         raise InspectionRefused(name, f"ends at byte {end} of the data, which has {size - first}")
@@ -169,10 +169,12 @@ def _shape(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(length) is int for length in value):
         raise InspectionRefused(name, "shape must be a list of integers")
     if len(value) > MAX_DIMENSIONS:
-        raise InspectionRefused(name, f"shape has {len(value)} dimensions, at most {MAX_DIMENSIONS} may be")
-    # 2^63 elements of any type are more than any file has; beyond, the library counts in 64 bits.
+        raise InspectionRefused(
+            name, f"shape has {len(value)} dimensions, at most {MAX_DIMENSIONS} are allowed"
+        )
+    # No file has 2^63 elements of any type; beyond that the library's 64-bit counts overflow.
     if not all(0 < length < 1 << 63 for length in value):
-        raise InspectionRefused(name, f"shape {value} must be positive and within reason")
+        raise InspectionRefused(name, f"shape {value} must be positive and below 2^63")
     return tuple(value)
 
 

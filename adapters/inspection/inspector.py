@@ -1,7 +1,6 @@
-"""The inspection itself, on files that are already open. Runs inside the sandbox and nowhere else.
+"""Inspects open files: parses config and header, matches tensors with modules, then reads values.
 
-Owns the order of the checks: from the cheapest and most general to the values. Refuses to know processes and
-limits: it is handed a `seal` to call once it needs to open nothing more.
+Runs only inside the sandbox. The caller passes `seal`, which is called once no more files need to be opened.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ _LARGEST_DELTA = float(np.finfo(np.float32).max)
 
 
 def check_config(config: int) -> None:
-    """The form of an open `adapter_config.json`. Raises InspectionRefused."""
+    """Checks the form of an open `adapter_config.json`. Raises InspectionRefused."""
     read_config(config)
 
 
 def check_weights(weights: int, shadow: int | None, seal: Seal) -> None:
-    """The form of an open `adapter_model.safetensors`. Raises InspectionRefused."""
+    """Checks the form of an open `adapter_model.safetensors`. Raises InspectionRefused."""
     _ask_library(read_header(weights), shadow, seal)
 
 
 def inspect(
     weights: int, config: int, base_config: int, shadow: int | None, seal: Seal, *, values: bool
 ) -> Inspection:
-    """Everything there is to check; the values where `values`. Raises InspectionRefused."""
+    """Checks everything; the values only if `values`. Raises InspectionRefused."""
     lora, fields = read_config(config)
     header = read_header(weights)
     pairs = match_tensors(header, lora, _base_shape(base_config))
@@ -47,7 +46,9 @@ def inspect(
     norms = [measure(weights, pair) if values else None for pair in pairs]
     for pair, found in zip(pairs, norms, strict=True):
         if found is not None and found.delta > _LARGEST_DELTA:
-            raise InspectionRefused(pair.b.name, "what it adds to the base's weight is beyond float32")
+            raise InspectionRefused(
+                pair.b.name, "its change of the base's weight is beyond the range of float32"
+            )
     return Inspection(
         config=fields,
         num_tensors=len(header.tensors),
@@ -59,13 +60,13 @@ def inspect(
 
 
 def _ask_library(header: Header, shadow: int | None, seal: Seal) -> None:
-    assert shadow is not None, "only headers that are refused have no shadow"
+    assert shadow is not None, "only rejected headers have no shadow"
     check_agreement(header, shadow)
     seal()
 
 
 def _base_shape(descriptor: int) -> BaseShape:
-    """Of our own `config.json`, trusted."""
+    """Reads our own trusted `config.json`."""
     base = parse_config(json.loads(read_exactly(descriptor, 0, os.fstat(descriptor).st_size)))
     return BaseShape(base.num_layers, base.linear_shapes)
 
@@ -81,4 +82,4 @@ def _warnings(norms: Sequence[Norms | None]) -> list[str]:
     idle = sum(1 for found in norms if found is not None and 0 in (found.a, found.b))
     if not idle:
         return []
-    return [f"{idle} of {len(norms)} modules change nothing: their A or B is zero throughout"]
+    return [f"{idle} of {len(norms)} modules have no effect: their A or B is all zeros"]

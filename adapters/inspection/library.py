@@ -1,10 +1,9 @@
-"""The safetensors library's own opinion of a header that ours accepted.
+"""Compares our reading of a safetensors header with the library's: a file that they read differently is
+rejected.
 
-Whoever reads the file later reads it with the library: what the two understand differently is refused. The
-library opens paths only, and would need the right to open files; it is shown a shadow instead: a file in
-memory with the same header and the same length, whose data was never written and takes no memory.
-
-Owns the shadow and the comparison. Refuses to know what is in the data.
+Later readers use the library. It only opens paths, which would need the right to open files, so it is given a
+shadow instead: a file in memory with the same header and length, whose data was never written and takes no
+memory.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from adapters.inspection.header import PREFIX_BYTES, Header, header_length, read
 
 
 def make_shadow(descriptor: int) -> int | None:
-    """A descriptor of the shadow of an open file; None where the header's length alone is refused."""
+    """Returns a descriptor of an open file's shadow; None if the header's length alone is invalid."""
     size = os.fstat(descriptor).st_size
     try:
         length = header_length(descriptor, size)
         text = read_exactly(descriptor, 0, PREFIX_BYTES + length)
     except InspectionRefused:
-        return None  # `read_header` says why
+        return None  # `read_header` reports why
     shadow = os.memfd_create("header", os.MFD_CLOEXEC)
     view = memoryview(text)
     while view:

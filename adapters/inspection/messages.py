@@ -1,4 +1,4 @@
-"""What the sandbox's processes say to each other, as JSON."""
+"""Defines the JSON messages between the sandbox's processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import msgspec
 
 MAX_PACKET = 1 << 16
 MAX_ANSWER = 4 << 20
-"""Bytes: the facts of a hundred layers take a tenth of it."""
+"""Bytes; the facts of a hundred layers take a tenth of it."""
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
-    """To the zygote, with the socket for the answer and the open files that the task is about."""
+    """To the zygote, with the socket for the answer and the open files of the task."""
 
     number: int
     task: str
@@ -18,32 +18,32 @@ class Order(msgspec.Struct, frozen=True, tag=True):
     cpu_s: int
     wall_s: int
     values: bool = True
-    """Whether an inspection reads them."""
+    """Whether an inspection reads the tensors' values."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """To the zygote: the child of an order."""
+    """To the zygote: kill the child of an order."""
 
     number: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """From the zygote, once."""
+    """From the zygote, once, when it has started."""
 
     guards: dict[str, bool]
-    """Measure -> whether the kernel permits it."""
+    """Whether the kernel permits each measure."""
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """From the zygote: an order's child is gone."""
+    """From the zygote: an order's child has ended."""
 
     number: int
     status: int
-    """Its exit code; negative: the signal that killed it."""
+    """Exit code; negative: the signal that killed it."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
-    """From a child, not to be believed beyond its own files. `result` is the task's own JSON."""
+    """From a child; only trusted about its own files. `result` is the task's JSON."""
 
     result: msgspec.Raw
 
@@ -56,13 +56,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """From a child: it did not come to an answer."""
+    """From a child: the inspection itself failed."""
 
     reason: str
 
 
 class Unable(msgspec.Struct, frozen=True, tag=True):
-    """From the zygote, for a child that it could not make: the files were not looked at."""
+    """From the zygote: it could not fork a child, so the files were not inspected."""
 
     reason: str
 

@@ -1,8 +1,7 @@
-"""Which tensors belong to which modules of the base: every key of the file used exactly once, by name.
+"""Matches a file's tensors with the base's modules: every key is used exactly once, by name.
 
-Strict beyond PEFT: a name that matches nothing would silently serve the base, so that every tensor must be a
-module's that the config targets, and every targeted module must have its two. Owns PEFT's names and the
-shapes that a base asks for. Refuses to know values and how a base's config is read.
+It is stricter than PEFT, where a name that matches nothing silently serves the base: every tensor must belong
+to a module that the config targets, and every targeted module must have its two tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _LINEARS = tuple(name for names in GROUPS.values() for name in names)
 
 @dataclass(frozen=True, slots=True)
 class BaseShape:
-    """What an adapter has to fit."""
+    """The dimensions that an adapter has to fit."""
 
     num_layers: int
     linear_shapes: Mapping[str, tuple[int, int]]
@@ -34,7 +33,7 @@ class BaseShape:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One adapted module: where it stands, and its two tensors."""
+    """One adapted module: its place in the base, and its two tensors."""
 
     layer: int
     name: str
@@ -48,13 +47,13 @@ class Pair:
 
 
 def module_path(layer: int, name: str) -> str:
-    """Where a linear module stands in the base, such as `model.layers.3.self_attn.q_proj`."""
+    """Returns the path of a linear module in the base, such as `model.layers.3.self_attn.q_proj`."""
     return f"model.layers.{layer}.{'self_attn' if name in _ATTENTION else 'mlp'}.{name}"
 
 
 def match_tensors(header: Header, config: LoraConfig, base: BaseShape) -> list[Pair]:
-    """The adapter's modules, layer by layer. Raises InspectionRefused naming the key or the config's
-    field.
+    """Returns the adapter's modules, ordered by layer. Raises InspectionRefused naming the key or the
+    config's field.
     """
     targets = _targets(config, base)
     _check_keys(header.tensors.keys(), targets, base)
@@ -71,7 +70,7 @@ def match_tensors(header: Header, config: LoraConfig, base: BaseShape) -> list[P
 
 
 def _targets(config: LoraConfig, base: BaseShape) -> dict[tuple[int, str], str]:
-    """(layer, module name) -> path of every linear module that the config puts an adapter on."""
+    """Returns (layer, module name) -> path of every linear module that the config targets."""
     for module in UNPACKABLE:
         if config.targets(module):
             raise InspectionRefused("target_modules", f"{module} is not served, only {', '.join(_LINEARS)}")
@@ -103,7 +102,7 @@ def _check_keys(keys: Set[str], targets: Mapping[tuple[int, str], str], base: Ba
 
 def _why_unexpected(key: str, base: BaseShape) -> str:
     if not key.startswith(KEY_PREFIX):
-        return f"keys must begin with {KEY_PREFIX!r}"
+        return f"keys must start with {KEY_PREFIX!r}"
     if "lora_magnitude_vector" in key:
         return REFUSED["use_dora"]
     if key.endswith(".bias"):
@@ -113,7 +112,7 @@ def _why_unexpected(key: str, base: BaseShape) -> str:
     layer = re.search(r"\.layers\.([0-9]{1,9})\.", key)
     if layer and int(layer[1]) >= base.num_layers:
         return f"the base has {base.num_layers} layers"
-    return "belongs to no linear module of the base that the config targets"
+    return "does not belong to a linear module of the base that the config targets"
 
 
 def _check_shape(tensor: Tensor, shape: tuple[int, int], rank_axis: int) -> None:

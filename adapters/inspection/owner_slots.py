@@ -1,7 +1,8 @@
-"""Shares a bounded number of concurrent slots among owners, so that one owner's flood waits behind its own.
+"""Shares a limited number of concurrent slots fairly among owners: an owner's burst waits behind its own
+tasks.
 
-An owner takes one of its own slots first and one of the common slots then, both first come, first served:
-however many tasks an owner has waiting, at most its own number of them stand in the common queue.
+An owner takes one of its own slots first and then one of the common slots, both in FIFO order: however many
+tasks an owner has waiting, at most its own number of slots are in the common queue.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 class _Queue:
     slots: asyncio.Semaphore
     tasks: int = 0
-    """That hold or await one of the slots."""
+    """Tasks that hold or await one of the slots."""
 
 
 class OwnerSlots:
@@ -29,7 +30,7 @@ class OwnerSlots:
 
     @asynccontextmanager
     async def of(self, owner: str) -> AsyncIterator[None]:
-        """Hold one of the owner's slots; waits for it."""
+        """Holds one of the owner's slots during the block; waits for it."""
         queue = self._queues.setdefault(owner, _Queue(asyncio.Semaphore(self._per_owner)))
         queue.tasks += 1
         try:

@@ -15,17 +15,18 @@ import re2
 from adapters.inspection.errors import InspectionRefused
 
 MAX_PATTERN = 1024
-"""Characters."""
+"""Characters of one pattern."""
 MAX_REPEATS = 6
 MAX_GROUPS = 100
 MAX_STEPS = 1 << 28
-"""Of one config: about two seconds at the slowest patterns known, and far above what real configs need (two
-patterns for each of 560 modules, as for 70B models, take 30 million)."""
+"""Steps of one config: about two seconds with the slowest known patterns, and far more than real configs need
+(two patterns for each of 560 modules, as for 70B models, take 30 million).
+"""
 
 _COMPILE_STEPS = 500
 """Compiling takes about this many times as long, per instruction, as matching a character."""
 _MEMORY = 1 << 17
-"""Bytes of one compiled pattern and of the states that RE2 remembers for it."""
+"""Bytes of one compiled pattern and of RE2's state cache for it."""
 
 _PLAIN = r"[A-Za-z0-9_\-/ :=<>,!@#%&~;'\"`]"
 _MEMBER = r"(?:[^\\\[\]\-^]|\\[^A-Za-z0-9])"
@@ -41,14 +42,14 @@ _READ = r"letters, digits, . | ^ $ * + ? {n,m} [...] (...) (?:...) \d \w \s \b a
 
 
 class Steps:
-    """What the patterns of one config have left of the steps that they may take together."""
+    """The remaining steps of all patterns of one config."""
 
     def __init__(self, limit: int = MAX_STEPS) -> None:
         self._limit = limit
         self._taken = 0
 
     def take(self, steps: int, field: str) -> None:
-        """Raises InspectionRefused naming `field` once there are none left."""
+        """Counts steps. Raises InspectionRefused naming `field` when there are none left."""
         self._taken += steps
         if self._taken > self._limit:
             raise InspectionRefused(
@@ -59,10 +60,10 @@ class Steps:
 
 
 class Pattern:
-    """A pattern of a config's field, in the form that PEFT gives it there."""
+    """A pattern of a config field, in the form that PEFT uses for that field."""
 
     def __init__(self, field: str, pattern: str, steps: Steps, form: str = "{}") -> None:
-        """Raises InspectionRefused where the pattern is malformed, too complex or not supported."""
+        """Raises InspectionRefused if the pattern is malformed, too complex or not supported."""
         _check(field, pattern)
         self._field = field
         self._steps = steps
@@ -74,17 +75,17 @@ class Pattern:
                 field, f"{pattern!r} is not a regular expression that can be matched: {reason}"
             ) from None
         size = self._compiled.programsize
-        # A literal is in few states at once, which RE2 remembers: a step a character.
+        # A literal has few states, which RE2 caches: a step per character.
         self._width = 1 if _LITERAL.fullmatch(pattern) else size
         steps.take(_COMPILE_STEPS * size, field)
 
     def matches(self, path: str) -> bool:
-        """Whether it matches the whole path."""
+        """Returns whether it matches the whole path."""
         self._steps.take(self._width * len(path), self._field)
         return self._compiled.fullmatch(path.encode()) is not None
 
     def layer_index(self, path: str) -> tuple[bool, int | None]:
-        """Whether it matches the path's beginning, and the number that its group `index` matched there."""
+        """Returns whether it matches the start of the path, and the number that its group `index` matched."""
         self._steps.take(self._width * len(path), self._field)
         found = self._compiled.match(path.encode())
         if found is None:
@@ -95,7 +96,7 @@ class Pattern:
 
 def _options() -> re2.Options:
     options = re2.Options()
-    options.encoding = re2.Options.Encoding.LATIN1  # paths and patterns are ASCII: a byte a character
+    options.encoding = re2.Options.Encoding.LATIN1  # paths and patterns are ASCII: one byte per character
     options.max_mem = _MEMORY
     options.log_errors = False
     return options

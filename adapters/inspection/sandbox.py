@@ -1,10 +1,8 @@
-"""Inspections from an asyncio process that stays small and unharmed whatever the files hold.
+"""Runs inspections in sandboxed processes, from an asyncio process that no file can harm.
 
-A process waits with everything loaded (`zygote`); each inspection is a fork of it that has lost its rights
-(`confinement`), is handed files already open, and answers once. A child that crashes, stalls or answers
-nonsense has refused its file; only when no process can be started at all is there an error of ours.
-
-Owns the limits and what becomes of a child's end. Refuses to know the checks.
+A zygote waits with everything loaded (`zygote`); each inspection is a fork of it that has dropped its
+privileges (`confinement`), gets files already open, and answers once. A child that crashes, hangs or answers
+nonsense rejects its file; SandboxUnavailable is raised only if no process can be started.
 """
 
 from __future__ import annotations
@@ -33,34 +31,34 @@ log = structlog.get_logger(__name__)
 
 _ZYGOTE = "adapters.inspection.zygote"
 _LAST_WORDS_S = 2.0
-"""How long the zygote may take to say how a child ended; past it, it is taken for dead."""
+"""Seconds the zygote may take to report how a child ended; after that it is considered dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What one inspection may use."""
+    """Resource limits of one inspection."""
 
     memory: int = 192 << 20
-    """Bytes, beyond the waiting process's and the file's own length in address space."""
+    """Bytes of address space, in addition to the zygote's and the file's length."""
     cpu_s: int = 20
     wall_s: float = 30.0
     bytes_per_s: int = 32 << 20
-    """Both times grow with the file: this slow an inspection is still no attack."""
+    """Both times grow with the file: an inspection at this speed is not an attack."""
     concurrency: int = 4
-    """Inspections at once; more wait."""
+    """Concurrent inspections; more wait."""
     owner_concurrency: int = 2
-    """Of them those of one owner; more of its own wait behind these, not in front of other owners'."""
+    """Concurrent inspections of one owner; its others wait behind these, not in front of other owners'."""
 
 
 class _Outcome(NamedTuple):
     answer: bytes
     status: int | None
-    """None: its end was not heard of."""
+    """None: its end was not reported."""
     timed_out: bool = False
 
 
 class Sandbox:
-    """Start it with the process, close it at its end; starts itself again when its process was killed."""
+    """Start it with the process, close it at its end; it restarts its zygote when that was killed."""
 
     def __init__(self, limits: SandboxLimits | None = None, *, program: str = _ZYGOTE) -> None:
         self.limits = limits or SandboxLimits()
@@ -71,7 +69,7 @@ class Sandbox:
         self._told_guards = False
 
     async def start(self) -> None:
-        """Have a process waiting. Raises SandboxUnavailable."""
+        """Starts the zygote. Raises SandboxUnavailable."""
         await self._living()
 
     async def close(self) -> None:
@@ -82,11 +80,11 @@ class Sandbox:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that waits."""
+        """Returns the zygote's process id."""
         return self._link.pid if self._link is not None and self._link.alive else None
 
     async def check_file(self, path: Path, kind: Literal["weights", "config"], *, owner: str) -> None:
-        """The form of one file by itself; `owner` is the tenant it belongs to. Raises InspectionRefused,
+        """Checks the form of one file on its own; `owner` is its tenant. Raises InspectionRefused,
         SandboxUnavailable, OSError when it cannot be opened.
         """
         with _opened(path) as files:
@@ -95,8 +93,8 @@ class Sandbox:
     async def inspect(
         self, weights: Path, config: Path, base_config: Path, *, owner: str, values: bool = True
     ) -> Inspection:
-        """Both files against the base of `base_config` (its `config.json`); `values`: all of them are read.
-        Raises as `check_file` does.
+        """Inspects both files against the base of `base_config` (its `config.json`); `values`: read all
+        values. Raises as `check_file` does.
         """
         with _opened(weights, config, base_config) as files:
             result = await self.run("inspect", files, WEIGHTS_FILE, owner=owner, values=values)
@@ -108,15 +106,15 @@ class Sandbox:
     async def run(
         self, task: str, files: Sequence[int], name: str, *, owner: str, values: bool = True
     ) -> msgspec.Raw:
-        """A task of the zygote's on open files, the first of which is called `name`. Returns its result."""
+        """Runs a task on open files, the first of which is called `name`; returns its result."""
         async with self._room.of(owner):
-            # Once more when the zygote died under it, of which the file need not be guilty.
+            # Retried once if the zygote died meanwhile, which may not be the file's fault.
             for _ in range(2):
                 link = await self._living()
                 outcome = await self._attempt(link, task, files, values)
                 if outcome.answer or link.alive:
                     return self._result(outcome, name)
-            raise InspectionRefused(name, "could not be inspected: the process that did so died")
+            raise InspectionRefused(name, "could not be inspected: the inspecting process died")
 
     async def _living(self) -> ZygoteLink:
         async with self._starting:
@@ -144,7 +142,7 @@ class Sandbox:
             task=task,
             memory=limits.memory + size,
             cpu_s=limits.cpu_s + size // limits.bytes_per_s,
-            wall_s=int(wall_s) + 2,  # its own alarm, should nobody be left to end it
+            wall_s=int(wall_s) + 2,  # its own alarm, in case this process dies and cannot end it
             values=values,
         )
         ours, theirs = socket.socketpair()
@@ -162,12 +160,12 @@ class Sandbox:
             except TimeoutError:
                 return _Outcome(b"", await self._ended(link, order.number, end), timed_out=True)
             except BaseException:
-                link.kill(order.number)  # whoever asked is gone
+                link.kill(order.number)  # the caller was cancelled
                 raise
             return _Outcome(answer, await self._ended(link, order.number, end))
 
     async def _ended(self, link: ZygoteLink, number: int, end: asyncio.Future[int]) -> int | None:
-        """How the child ended; makes sure that it has."""
+        """Returns how the child ended, after making sure that it has."""
         link.kill(number)
         await asyncio.wait([end], timeout=_LAST_WORDS_S)
         if end.done():
@@ -211,7 +209,7 @@ def _cause_of_death(status: int | None) -> str:
 
 
 async def _read_all(channel: socket.socket) -> bytes:
-    """Until the child ends; too much is as good as nothing."""
+    """Reads until the child ends; an answer that is too long is replaced by an invalid one."""
     loop = asyncio.get_running_loop()
     answer = bytearray()
     while piece := await loop.sock_recv(channel, 1 << 16):

@@ -1,4 +1,4 @@
-"""A tiny adapter that can be served, and its base: what the waiting process warms up on. In memory files."""
+"""Provides a tiny valid adapter and its base as files in memory, on which the zygote warms up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONFIG: dict[str, Any] = {
 
 
 def specimen(name: Literal["weights", "config", "base"]) -> int:
-    """A descriptor of the file."""
+    """Returns a descriptor of the file."""
     contents = {"weights": _weights, "config": lambda: _json(_CONFIG), "base": lambda: _json(_BASE)}
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     os.write(descriptor, contents[name]())

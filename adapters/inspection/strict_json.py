@@ -1,7 +1,4 @@
-"""JSON that means one thing: no key twice, no NaN, no depth without end.
-
-Owns what "valid JSON" is for uploaded files. Refuses to know what the values stand for.
-"""
+"""Decodes JSON strictly: no duplicate keys, no NaN, limited depth; for uploaded files."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from adapters.inspection.errors import InspectionRefused
 
 
 def decode_object(file: str, text: bytes) -> dict[str, Any]:
-    """The object that `text` is. Raises InspectionRefused naming `file`, or the field of the object that is
-    given twice or has a key twice within it.
+    """Decodes an object. Raises InspectionRefused naming `file`, or the object's field that is duplicated or
+    contains a duplicate key.
     """
     has_repeated_keys = False
 
@@ -24,7 +21,7 @@ def decode_object(file: str, text: bytes) -> dict[str, Any]:
         return found
 
     def refuse_literal(literal: str) -> Any:
-        raise InspectionRefused(file, f"not valid JSON: {literal} is no JSON number")
+        raise InspectionRefused(file, f"not valid JSON: {literal} is not a JSON number")
 
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=keyed, parse_constant=refuse_literal)
@@ -46,16 +43,18 @@ def decode_object(file: str, text: bytes) -> dict[str, Any]:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object as it was written."""
+    """An object as written, with duplicate keys."""
 
 
 def _repeated(file: str, text: bytes) -> InspectionRefused:
-    """Which key is there twice, below which field of the outermost object."""
+    """Returns an error that names the duplicate key and the field of the outermost object that
+    contains it.
+    """
     try:
         value = json.loads(text, object_pairs_hook=_Pairs)
         path = _path_to_repeated(value)
     except (ValueError, RecursionError):
-        path = None  # malformed after the repeated key, too
+        path = None  # also malformed after the duplicate key
     if not path:
         return InspectionRefused(file, "not valid JSON: a key is given twice")
     if len(path) == 1:
@@ -64,7 +63,7 @@ def _repeated(file: str, text: bytes) -> InspectionRefused:
 
 
 def _path_to_repeated(value: object) -> list[str] | None:
-    """The keys that lead to the first one that its object has twice; none of lists' indices."""
+    """Returns the keys that lead to the first duplicate key, without indices of lists."""
     if isinstance(value, _Pairs):
         seen: set[str] = set()
         for key, inner in value:
@@ -78,7 +77,7 @@ def _path_to_repeated(value: object) -> list[str] | None:
 
 
 def _is_text(value: object) -> bool:
-    """Whether every string in it can be written down: an escape can make half of a surrogate pair."""
+    """Returns whether every string can be encoded: an escape can produce half of a surrogate pair."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):

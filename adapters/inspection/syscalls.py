@@ -1,9 +1,7 @@
-"""Which system calls an inspection may make, as a seccomp filter.
+"""Builds the seccomp filters that limit an inspection's system calls.
 
-What is not named fails with EPERM: sockets, processes, signals to others, files. Opening is allowed for
-reading until `SEALED` is laid over it. Memory may never become executable.
-
-Owns the list and its form as BPF instructions. Refuses to know how a filter is installed.
+Calls that are not listed fail with EPERM: sockets, processes, signals to others, files. Opening for reading
+is allowed until the sealing filter is added. Memory can never become executable.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import struct
 from collections.abc import Iterator
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""AUDIT_ARCH_*: numbers of calls mean nothing without it."""
+"""AUDIT_ARCH_*: system call numbers depend on it."""
 
 NUMBERS: dict[str, tuple[int, int]] = {
     # (x86_64, aarch64)
@@ -63,11 +61,11 @@ _KILL = 0x80000000
 _INSTRUCTION = struct.Struct("HBBI")
 _LOAD, _JUMP_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _THIRD_ARGUMENT = 0, 4, 32
-"""Offsets in `struct seccomp_data`; of the argument, its lower half on a little-endian machine."""
+"""Offsets in `struct seccomp_data`; for the argument, its lower half on a little-endian machine."""
 
 
 def confining_filter() -> bytes | None:
-    """Allows what is named, opening for reading alone; None on other processors."""
+    """Returns a filter that allows the listed calls, opening only for reading; None on other processors."""
     index = _column()
     if index is None:
         return None
@@ -82,7 +80,7 @@ def confining_filter() -> bytes | None:
 
 
 def sealing_filter() -> bytes | None:
-    """Laid over the first: refuses to open or find anything."""
+    """Returns an additional filter that denies opening and finding files."""
     index = _column()
     if index is None:
         return None
@@ -107,7 +105,7 @@ def _if_called(name: str, index: int, then: list[bytes]) -> list[bytes]:
 
 
 def _unless_bits(bits: int) -> list[bytes]:
-    """Allow, unless the third argument has one of `bits`."""
+    """Allows the call, unless its third argument has one of `bits`."""
     return [
         _INSTRUCTION.pack(_LOAD, 0, 0, _THIRD_ARGUMENT),
         _INSTRUCTION.pack(_JUMP_ANY_BIT, 0, 1, bits),

@@ -1,10 +1,8 @@
-"""The numbers of an adapter: that all are finite, and how large each module's change is.
+"""Checks that all of an adapter's values are finite, and computes the norms of each module's change.
 
-Read in pieces, so that memory does not follow the size of the file. The norm of the change itself needs no
-product of the matrices: |B A|^2 is the sum over i, j of (B^T B)_ij (A A^T)_ij, both of them rank x rank.
-
-Owns reading tensors' data with numpy alone, which has no bfloat16. Refuses to know names and shapes beyond
-what `Pair` says.
+Data is read in parts, so that memory does not depend on the file's size. The norm of the change needs no
+product of the matrices: |B A|^2 is the sum over i, j of (B^T B)_ij (A A^T)_ij, both of them rank x rank. Data
+is read with numpy alone, which has no bfloat16.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from adapters.inspection.header import ITEM_BYTES, Tensor, read_exactly
 from adapters.inspection.modules import Pair
 
 PIECE_BYTES = 1 << 19
-"""Of a tensor, read and widened at a time."""
+"""Bytes of a tensor that are read and widened at a time."""
 SMALLEST_ORDINARY, LARGEST_ORDINARY = 1e-12, 1e12
-"""Between them the squares of a block add up in fp32 without loss that matters."""
+"""Between these, sums of a block's squares are accurate enough in fp32."""
 ROUNDS_TO_INFINITY = float.fromhex("0x1.ffp127")
 """Half a step beyond the largest bfloat16: from here on an fp32 weight cannot be stored in it."""
 
@@ -34,24 +32,26 @@ class Norms:
     a: float
     b: float
     delta: float
-    """Of scale * B A: what is added to the base's weight."""
+    """Norm of scale * B A, which is added to the base's weight."""
 
 
 def measure(descriptor: int, pair: Pair) -> Norms:
-    """Read one module's weights. Raises InspectionRefused naming the tensor that holds what is not finite."""
+    """Reads one module's weights. Raises InspectionRefused naming a tensor with values that are not
+    finite.
+    """
     gram_a = np.zeros((pair.rank, pair.rank))
     for block in _column_blocks(descriptor, pair.a):
         gram_a += block @ block.T
     gram_b = np.zeros((pair.rank, pair.rank))
     for block in _row_blocks(descriptor, pair.b):
         gram_b += block.T @ block
-    # Rounding may leave a sum of squares that is zero a little below it.
+    # Rounding can make a sum of squares slightly negative.
     delta = math.sqrt(max(float((gram_a * gram_b).sum()), 0.0))
     return Norms(math.sqrt(gram_a.trace()), math.sqrt(gram_b.trace()), abs(pair.scale) * delta)
 
 
 def _row_blocks(descriptor: int, tensor: Tensor) -> Iterator[np.ndarray]:
-    """A matrix from top to bottom."""
+    """Yields a matrix from top to bottom."""
     rows, columns = tensor.shape
     row_bytes = columns * ITEM_BYTES[tensor.dtype]
     step = max(1, PIECE_BYTES // row_bytes)
@@ -62,7 +62,7 @@ def _row_blocks(descriptor: int, tensor: Tensor) -> Iterator[np.ndarray]:
 
 
 def _column_blocks(descriptor: int, tensor: Tensor) -> Iterator[np.ndarray]:
-    """A matrix from left to right. One that is small is one block, read at once."""
+    """Yields a matrix from left to right. A small one is one block, read at once."""
     rows, columns = tensor.shape
     item = ITEM_BYTES[tensor.dtype]
     step = max(1, PIECE_BYTES // (rows * item))
@@ -81,9 +81,9 @@ def _column_blocks(descriptor: int, tensor: Tensor) -> Iterator[np.ndarray]:
 
 
 def _widened(tensor: Tensor, data: bytes) -> np.ndarray:
-    """What is stored as fp32, or fp64 where fp32 could not hold sums of squares; checked."""
+    """Returns the values as fp32, or fp64 if fp32 could not hold sums of squares; checked."""
     if tensor.dtype == "BF16":
-        # The upper half of an fp32.
+        # A bf16 is the upper half of an fp32.
         values = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
     else:
         values = np.frombuffer(data, "<f4" if tensor.dtype == "F32" else "<f2")

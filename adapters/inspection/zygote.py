@@ -1,12 +1,10 @@
-"""The process that waits: everything loaded, nothing trusted, one fork for every inspection.
+"""Forks a confined child for every inspection, from a process that has everything loaded.
 
     python -m adapters.inspection.zygote DESCRIPTOR
 
-`DESCRIPTOR` is a Unix socket of packets. In: an order and the open files it is about, or which child to kill.
-Out: that it is ready, and how each child ended. A child writes its answer to a socket of its own, so that a
-child can lie about its own file only.
-
-Owns the children's lives. Refuses to know who asks, and what an answer means.
+`DESCRIPTOR` is a Unix packet socket. In: orders with their open files, and orders to kill a child. Out:
+readiness, and how each child ended. A child writes its answer to a socket of its own, so that it can lie only
+about its own file.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _MAX_FILES = 8
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a child does with its files: `prepare` before it is confined, on bytes it does not interpret."""
+    """A child's work on its files: `prepare` runs before it is confined, on bytes it does not interpret."""
 
     run: Callable[[Sequence[int], Any, Order], Any]
     prepare: Callable[[Sequence[int]], Any] = lambda files: None
@@ -70,19 +68,19 @@ TASKS: dict[str, Task] = {
 
 
 class Zygote:
-    """Forks a child for every order, and tells how it ended."""
+    """Forks a child for every order, and reports how it ended."""
 
     def __init__(self, channel: socket.socket, tasks: Mapping[str, Task]) -> None:
         self._channel = channel
         self._tasks = tasks
         self._children: dict[int, int] = {}
-        """Process id -> the order's number; only those not waited for, so that no other process is killed."""
+        """Process id -> order number; only of children not waited for, so that no other process is killed."""
         self._woken, self._waking = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._waking, False)
 
     def serve(self) -> None:
-        """Until the other side hangs up."""
+        """Serves until the other side closes the socket."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waking, warn_on_full_buffer=False)
@@ -129,13 +127,13 @@ class Zygote:
             os.close(descriptor)
 
     def _leave(self) -> None:
-        """In the child: forget the parent's side."""
+        """Closes the parent's descriptors in the child."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._channel.close()
         os.close(self._woken)
         os.close(self._waking)
-        os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # nowhere: nothing hostile is written to a log
+        os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # discarded: nothing hostile gets into a log
 
     def _reap(self) -> None:
         while self._children:
@@ -150,7 +148,7 @@ class Zygote:
 
 
 def _live(order: Order, task: Task, answers: int, files: Sequence[int], parent: int) -> None:
-    """A child's whole life. Does not return."""
+    """Runs a child from start to exit. Does not return."""
     try:
         prepared = task.prepare(files)
         confine(Bounds(order.memory, order.cpu_s, order.wall_s), parent)
@@ -170,12 +168,14 @@ def _answer(run: Callable[[], Any]) -> Answer:
         return Refused(refused.field, refused.reason)
     except MemoryError:
         return Failed("ran out of memory")
-    except Exception as error:  # noqa: BLE001 - the end of a process: what failed is told, and refused
+    except Exception as error:  # noqa: BLE001 - the process ends here: the failure is reported and rejected
         return Failed(f"{type(error).__name__}: {error}")
 
 
 def warm_up() -> None:
-    """Inspect a good adapter and a bad one here: no child has to load or allocate what all of them need."""
+    """Inspects a valid and an invalid adapter, so that children need not load or allocate what all of them
+    use.
+    """
     with contextlib.ExitStack() as open_files:
         files = [specimen(name) for name in ("weights", "config", "base")]
         for descriptor in files:
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str], tasks: Mapping[str, Task] = TASKS) -> None:
     channel = socket.socket(fileno=int(arguments[0]))
     zygote = Zygote(channel, tasks)
     gc.collect()
-    gc.freeze()  # a collection in a child would copy the pages it looks at
+    gc.freeze()  # a collection in a child would copy the pages it visits
     channel.send(msgspec.json.encode(Ready(guards)))
     zygote.serve()
 

@@ -1,7 +1,7 @@
-"""The near side of a zygote: starting it, orders with open files, and word of how children ended.
+"""Controls a zygote from the parent process: starts it, sends orders with open files, receives how children
+ended.
 
-Owns one such process and its channel. Refuses to know what orders ask for; who wants another process after
-this one died makes another link.
+A link belongs to one zygote; after its death a new link is made.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from adapters.inspection.messages import MAX_PACKET, Ended, Kill, Order, Ready
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START_S = 60.0
-"""A busy machine may take ten; it is done once."""
+"""Seconds; a busy machine may take ten, once."""
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
-"""Of this process's environment: never a secret."""
+"""Variables of this process's environment that the zygote gets: never a secret."""
 
 
 class ZygoteLink:
@@ -39,7 +39,7 @@ class ZygoteLink:
 
     @classmethod
     async def start(cls, program: str) -> ZygoteLink:
-        """Run `python -m program` and wait until it is ready. Raises SandboxUnavailable."""
+        """Runs `python -m program` and waits until it is ready. Raises SandboxUnavailable."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
@@ -64,7 +64,7 @@ class ZygoteLink:
         except BaseException:
             await link.close()
             raise
-        asyncio.get_running_loop().add_reader(ours, link._hear)
+        asyncio.get_running_loop().add_reader(ours, link._handle)
         return link
 
     @property
@@ -76,8 +76,8 @@ class ZygoteLink:
         return self._numbers
 
     def send(self, order: Order, files: Sequence[int]) -> asyncio.Future[int]:
-        """Have a child run `order`. Returns what becomes its exit code. Raises OSError when it is dead or
-        does not listen.
+        """Has a child run `order`. Returns a future of its exit code. Raises OSError when the zygote is dead
+        or does not receive.
         """
         socket.send_fds(self._channel, [msgspec.json.encode(order)], files)
         end = asyncio.get_running_loop().create_future()
@@ -85,18 +85,18 @@ class ZygoteLink:
         return end
 
     def kill(self, number: int) -> None:
-        """The child of an order, if it lives."""
+        """Kills the child of an order, if it is alive."""
         with contextlib.suppress(OSError):
             self._channel.send(msgspec.json.encode(Kill(number)))
 
     async def close(self) -> None:
-        """Its children die with it."""
+        """Kills the zygote; its children die with it."""
         self._drop()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
 
-    def _hear(self) -> None:
+    def _handle(self) -> None:
         try:
             packet = self._channel.recv(MAX_PACKET)
             if packet:
@@ -125,7 +125,7 @@ class ZygoteLink:
 
 def _environment() -> dict[str, str]:
     kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    # The packages are imported as they stand; one thread, or it could not fork.
+    # The packages are imported as they stand; a single thread, because a threaded process cannot fork safely.
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return kept | threads | {"PYTHONPATH": path}

@@ -1,1 +1,1 @@
-"""Jobs on adapters: long work that survives whoever does it."""
+"""Jobs on adapters: long work that survives the crash of its worker."""

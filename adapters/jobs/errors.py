@@ -1,4 +1,4 @@
-"""What can be wrong with a job. Errors carry data, not HTTP."""
+"""Defines the errors of jobs. They carry data, not HTTP status codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from adapters.errors import AdapterError
 
 
 class JobNotFound(AdapterError):
-    """Absent or another tenant's."""
+    """The job does not exist or belongs to another tenant."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"there is no job {job_id[:80]!r}")
@@ -14,7 +14,7 @@ class JobNotFound(AdapterError):
 
 
 class JobFinished(AdapterError):
-    """It has ended: it can be neither cancelled, paused nor resumed."""
+    """The job has ended: it cannot be cancelled, paused or resumed."""
 
     def __init__(self, job_id: str, status: str) -> None:
         super().__init__(f"the job {job_id} has ended: {status}")
@@ -23,7 +23,7 @@ class JobFinished(AdapterError):
 
 
 class JobUnfinished(AdapterError):
-    """The version has a job already, and can have one at a time."""
+    """The version has an unfinished job, and may have one at a time."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"the version has an unfinished job, {job_id}")
@@ -31,15 +31,15 @@ class JobUnfinished(AdapterError):
 
 
 class ReportNotFound(AdapterError):
-    """The job has not got as far as a report, or its report is gone."""
+    """The job has no report yet, or its report was removed."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"the job {job_id} has no report")
         self.job_id = job_id
 
 
-class VersionGone(AdapterError):
-    """The version a job is about has been deleted."""
+class VersionDeleted(AdapterError):
+    """The version of a job has been deleted."""
 
     def __init__(self, adapter_id: str, version: int) -> None:
         super().__init__(f"version {version} of {adapter_id} is deleted")
@@ -48,7 +48,7 @@ class VersionGone(AdapterError):
 
 
 class LeaseLost(AdapterError):
-    """Somebody else holds the job by now: what this worker does to it changes nothing any more."""
+    """Another worker holds the job now: this worker's writes have no effect."""
 
     def __init__(self, job_id: str, fence: int) -> None:
         super().__init__(f"the lease {fence} of job {job_id} is lost")
@@ -57,7 +57,7 @@ class LeaseLost(AdapterError):
 
 
 class JobFailed(AdapterError):
-    """The job's work came to an end that trying again would not change."""
+    """The job failed for a reason that a retry would not change."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""One attempt at a job, from the claimed lease to whatever comes of it.
+"""Runs one attempt at a job, from the claimed lease to its outcome.
 
-Owns what every end of the work means for the job's row: done, failed, cancelled, paused, given back, to be
-tried again. Refuses to know what the work is: that is the pipeline it is given.
+Decides what every outcome means for the job's row: done, failed, cancelled, paused, handed back, or retried
+later. The work itself is done by a `Pipeline`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from adapters.jobs.errors import JobFailed, LeaseLost, VersionGone
-from adapters.jobs.lease import Held, Interrupted, Lease
+from adapters.jobs.errors import JobFailed, LeaseLost, VersionDeleted
+from adapters.jobs.lease import Interrupted, Lease, LeaseTransaction
 from adapters.jobs.models import JobStatus
 from adapters.jobs.repository import JobRepository, later
 from adapters.jobs.service import cancel, fail, pause
@@ -28,61 +28,59 @@ T = TypeVar("T")
 
 MAX_ATTEMPTS = 5
 FIRST_PAUSE = 2.0
-"""Seconds before a second attempt; doubled for every further one."""
+"""Seconds before the second attempt; doubled for every further one."""
 PATIENCE = 120.0
-"""Seconds an outage of the database or the object store is waited for in the middle of a job."""
+"""Seconds to wait for an unavailable database or object store in the middle of a job."""
 
 
 class Pipeline(Protocol):
-    """What a job does."""
+    """The work of a job."""
 
     async def run(self, lease: Lease) -> None:
-        """All of it, up to the completed job. Everything done already may be found done.
+        """Does all of it, up to the completed job. Parts may have been done by an earlier attempt.
 
-        Raises JobFailed for an end that the tenant is told of, VersionGone; may be cancelled anywhere.
+        Raises JobFailed for a failure that the tenant should see, VersionDeleted; may be cancelled anywhere.
         """
         ...
 
     def announce(self, session: WriteSession, tenant_id: str) -> None:
-        """Have others told, after the commit, that a version of the tenant's is what it was not."""
+        """Announces, after the commit, that a version of the tenant has changed."""
         ...
 
 
 async def attempt(
     lease: Lease, pipeline: Pipeline, outbox: Outbox, *, max_attempts: int = MAX_ATTEMPTS
 ) -> None:
-    """Run the job once and write what came of it. Raises nothing but what a bug, or a long outage, makes."""
+    """Runs the job once and records the outcome. Raises only after a bug or a long outage."""
     job = lease.job
     end = partial(_end, lease, pipeline)
     try:
         if job.attempts > max_attempts:
-            raise JobFailed(
-                "too_many_attempts", f"The job did not come to an end in {max_attempts} attempts."
-            )
+            raise JobFailed("too_many_attempts", f"The job did not finish in {max_attempts} attempts.")
         await lease.run(pipeline.run(lease))
     except LeaseLost as lost:
         logger.warning("%s", lost)
     except Interrupted as interrupted:
         await end(_interruption(interrupted, outbox))
-    except VersionGone:
+    except VersionDeleted:
         await end(_cancelled)
     except JobFailed as failure:
         await end(partial(_failed, failure=failure))
     except (DatabaseUnavailable, StorageUnavailable) as error:
-        logger.warning("job %s is put off: %s", job.id, error)
+        logger.warning("job %s is retried later: %s", job.id, error)
         await end(partial(_put_off, reason=str(error)))
     except Exception as error:
         logger.exception("job %s: attempt %d failed", job.id, job.attempts)
         if job.attempts >= max_attempts:
-            poison = JobFailed("internal_error", "The server failed at this job again and again.")
+            poison = JobFailed("internal_error", "The job failed repeatedly because of a server error.")
             await end(partial(_failed, failure=poison))
         else:
             reason = f"Attempt {job.attempts} failed ({type(error).__name__})."
             await end(partial(_put_off, reason=reason))
 
 
-async def patiently(action: Callable[[], Awaitable[T]], seconds: float = PATIENCE) -> T:
-    """What `action` returns, tried again while the database or the object store is away."""
+async def retry_unavailable(action: Callable[[], Awaitable[T]], seconds: float = PATIENCE) -> T:
+    """Returns what `action` returns; retries it while the database or the object store is unavailable."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     pause = 0.25
@@ -97,7 +95,9 @@ async def patiently(action: Callable[[], Awaitable[T]], seconds: float = PATIENC
         pause = min(2 * pause, 5.0)
 
 
-async def _end(lease: Lease, pipeline: Pipeline, write: Callable[[Held], Awaitable[None]]) -> None:
+async def _end(
+    lease: Lease, pipeline: Pipeline, write: Callable[[LeaseTransaction], Awaitable[None]]
+) -> None:
     async def once() -> None:
         async with lease.give_up() as held:
             await write(held)
@@ -105,12 +105,12 @@ async def _end(lease: Lease, pipeline: Pipeline, write: Callable[[Held], Awaitab
                 pipeline.announce(held.session, held.job.tenant_id)
 
     try:
-        await patiently(once)
+        await retry_unavailable(once)
     except LeaseLost as lost:
         logger.warning("%s", lost)
 
 
-def _interruption(interrupted: Interrupted, outbox: Outbox) -> Callable[[Held], Awaitable[None]]:
+def _interruption(interrupted: Interrupted, outbox: Outbox) -> Callable[[LeaseTransaction], Awaitable[None]]:
     if interrupted.reason == "cancel":
         return _cancelled
     if interrupted.reason == "pause":
@@ -118,19 +118,21 @@ def _interruption(interrupted: Interrupted, outbox: Outbox) -> Callable[[Held], 
     return partial(_given_back, outbox=outbox)
 
 
-async def _cancelled(held: Held) -> None:
+async def _cancelled(held: LeaseTransaction) -> None:
     jobs = JobRepository(held.session, held.job.tenant_id)
     cancel(held.session, held.job, await jobs.lock_version(held.job.adapter_id, held.job.version))
 
 
-async def _failed(held: Held, failure: JobFailed) -> None:
+async def _failed(held: LeaseTransaction, failure: JobFailed) -> None:
     jobs = JobRepository(held.session, held.job.tenant_id)
     version = await jobs.lock_version(held.job.adapter_id, held.job.version)
     fail(held.session, held.job, version, failure)
 
 
-async def _paused(held: Held, outbox: Outbox) -> None:
-    """As wanted by now: the tenant may have resumed or cancelled the job while its work was interrupted."""
+async def _paused(held: LeaseTransaction, outbox: Outbox) -> None:
+    """Follows what the tenant wants by now: the job may have been resumed or cancelled during the
+    interruption.
+    """
     if held.job.wanted == "cancel":
         await _cancelled(held)
     elif held.job.wanted == "pause":
@@ -139,26 +141,28 @@ async def _paused(held: Held, outbox: Outbox) -> None:
         _requeue(held, outbox)
 
 
-async def _given_back(held: Held, outbox: Outbox) -> None:
-    """The worker ends, the job is as it was: at once somebody else's."""
+async def _given_back(held: LeaseTransaction, outbox: Outbox) -> None:
+    """Returns the job to the queue because the worker stops; another one takes it at once."""
     if held.job.wanted is not None:
         await _paused(held, outbox)
         return
     _requeue(held, outbox)
-    held.tell("job.handed_over", "The worker that had the job was stopped; another one goes on with it.")
+    held.record_event("job.handed_over", "The worker of the job was stopped; another one continues it.")
 
 
-def _requeue(held: Held, outbox: Outbox) -> None:
-    """Back into the queue at once; the attempt does not count."""
+def _requeue(held: LeaseTransaction, outbox: Outbox) -> None:
+    """Returns the job to the queue at once; the attempt does not count."""
     held.job.status = JobStatus.QUEUED
     held.job.attempts -= 1
     held.job.lease_until = later(5)  # type: ignore[assignment]  # SQL, like any value of a row
     outbox.add(held.session, RUN_JOB, {"job_id": held.job.id})
 
 
-async def _put_off(held: Held, reason: str) -> None:
-    """Back into the queue, by the sweep, after a pause that grows."""
+async def _put_off(held: LeaseTransaction, reason: str) -> None:
+    """Returns the job to the queue; the sweep sends it again after a pause that grows."""
     seconds = FIRST_PAUSE * 2 ** min(held.job.attempts - 1, 6)
     held.job.status = JobStatus.QUEUED
     held.job.lease_until = later(seconds)  # type: ignore[assignment]  # SQL, like any value of a row
-    held.tell("job.put_off", f"{reason} Another attempt follows in about {seconds:.0f} s.", level="warning")
+    held.record_event(
+        "job.put_off", f"{reason} Another attempt follows in about {seconds:.0f} s.", level="warning"
+    )

@@ -1,11 +1,11 @@
-"""The right to work on one job: taken from the row, kept by a heartbeat, fenced, given back.
+"""Leases one job to one worker: claimed in the job's row, renewed by a heartbeat, fenced, released.
 
-Owns who works on a job, and how whoever does learns that he shall stop: the lease is lost, the tenant wants
-the job cancelled or paused, the worker is told to end. Refuses to know what the work is.
+A lease also tells its worker when to stop: when it is lost, when the tenant cancels or pauses the job, when
+the worker shuts down.
 
-A lease is the job's fence, counted up by every claim. Every write of the work happens in `Lease.write`, which
-locks the job's row and finds the fence as it was, or raises LeaseLost: a worker that slept while another took
-over changes nothing any more, however late it wakes.
+The lease's fencing token is the job's `fence`, incremented by every claim. Every write goes through
+`Lease.write`, which locks the job's row and compares the fence, or raises LeaseLost: a worker that stalled
+while another took over can no longer change anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 from adapters.events import Level
 from adapters.jobs.errors import LeaseLost
 from adapters.jobs.models import Job, JobStatus
-from adapters.jobs.repository import Beat, JobLeases, tell
+from adapters.jobs.repository import Beat, JobLeases, record_job_event
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database, WriteSession
 
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 LEASE_SECONDS = 30.0
 TICK = 0.5
-"""Seconds between two looks at what the tenant wants, and between two notes of progress."""
+"""Seconds between two checks of what the tenant wants, and between two writes of progress."""
 UNWIND_SECONDS = 5.0
-"""How long interrupted work may take to clean up before it is left behind."""
+"""Seconds interrupted work may take to clean up before it is abandoned."""
 
 Reason = Literal["cancel", "pause", "shutdown"]
 
 
 class Interrupted(Exception):
-    """The work shall stop here. Not a failure."""
+    """The work must stop here. Not a failure."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -47,28 +47,28 @@ class Interrupted(Exception):
 
 
 @dataclass
-class Held:
-    """A transaction of the lease's holder: commits with the block."""
+class LeaseTransaction:
+    """A transaction of the lease's holder; it commits when the block ends."""
 
     session: WriteSession
     job: Job
-    """Locked, and as it is now."""
+    """Locked and current."""
 
-    def tell(
+    def record_event(
         self, event_type: str, message: str, *, level: Level = "info", data: dict[str, Any] | None = None
     ) -> None:
-        """Record an event of the job."""
-        tell(self.session, self.job, event_type, message, level=level, data=data)
+        """Records an event of the job."""
+        record_job_event(self.session, self.job, event_type, message, level=level, data=data)
 
 
 class Lease:
-    """Of one job, by one worker. Made by `claim`."""
+    """The lease of one job, held by one worker. Created by `claim`."""
 
     def __init__(
         self, database: Database, job: Job, seconds: float, stopping: asyncio.Event, tick: float = TICK
     ) -> None:
         self.job = job
-        """As it was when it was claimed."""
+        """The job as it was when it was claimed."""
         self.fence = job.fence
         self._database = database
         self._seconds = seconds
@@ -78,9 +78,9 @@ class Lease:
         self._concluding = False
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[Held]:
-        """A transaction that commits only if this lease is the latest. Raises LeaseLost, Interrupted when the
-        tenant has cancelled the job meanwhile, DatabaseUnavailable.
+    async def write(self) -> AsyncIterator[LeaseTransaction]:
+        """Opens a transaction that commits only if this lease is the latest. Raises LeaseLost, Interrupted
+        when the tenant has cancelled the job, DatabaseUnavailable.
         """
         async with self._database.write(self.job.tenant_id) as session:
             job = await JobLeases(session).hold(self.job.id, self.fence)
@@ -88,12 +88,12 @@ class Lease:
                 raise LeaseLost(self.job.id, self.fence)
             if job.wanted == "cancel":
                 raise Interrupted("cancel")
-            yield Held(session, job)
+            yield LeaseTransaction(session, job)
 
     @asynccontextmanager
-    async def conclude(self) -> AsyncIterator[Held]:
-        """As `write`, for the transaction that ends the job; what follows it in the work is not interrupted
-        for the lease, which is over with it.
+    async def conclude(self) -> AsyncIterator[LeaseTransaction]:
+        """Opens the transaction that ends the job, like `write`; work after it is not interrupted although
+        the lease has ended.
         """
         self._concluding = True
         try:
@@ -104,24 +104,27 @@ class Lease:
             raise
 
     @asynccontextmanager
-    async def give_up(self) -> AsyncIterator[Held]:
-        """As `write`, for the last one: whatever the tenant wants, and the lease ends with it."""
+    async def give_up(self) -> AsyncIterator[LeaseTransaction]:
+        """Opens the last transaction, like `write`, even if the tenant cancelled the job; the lease ends with
+        it.
+        """
         async with self._database.write(self.job.tenant_id) as session:
             job = await JobLeases(session).hold(self.job.id, self.fence)
             if job is None:
                 raise LeaseLost(self.job.id, self.fence)
             job.lease_owner = job.lease_until = job.estimated_finish_at = None
-            yield Held(session, job)
-            assert job.status != JobStatus.RUNNING, "nobody would go on with it"
+            yield LeaseTransaction(session, job)
+            assert job.status != JobStatus.RUNNING, "no worker would continue it"
 
     def progress(self, phase: str, share: float, finish_in: float | None = None) -> None:
-        """Note how far the work is. Written at the next tick, so it may be told as often as one likes."""
+        """Notes the progress. It is written at the next tick, so this may be called often."""
         self._note = Beat(phase=phase, progress=min(1.0, max(0.0, share)), finish_in=finish_in)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work` and return what it returns, keeping the lease meanwhile.
+        """Runs `work` and returns its result, renewing the lease meanwhile.
 
-        Raises LeaseLost or Interrupted, having cancelled the work, at most about a second after the reason.
+        Raises LeaseLost or Interrupted, after cancelling the work, at most about a second after the reason
+        arose.
         """
         doing = asyncio.create_task(work, name=f"job {self.job.id}")
         keeping = asyncio.create_task(self._keep(), name=f"lease of {self.job.id}")
@@ -142,7 +145,9 @@ class Lease:
         doing.cancel()
         await asyncio.wait({doing}, timeout=UNWIND_SECONDS)
         if not doing.done():
-            logger.warning("job %s: interrupted work goes on; its writes are fenced off", self.job.id)
+            logger.warning(
+                "job %s: interrupted work is still running; its writes are fenced off", self.job.id
+            )
         elif not doing.cancelled() and doing.exception() is not None:
             logger.info("job %s: interrupted work ended with %r", self.job.id, doing.exception())
 
@@ -158,7 +163,7 @@ class Lease:
                 try:
                     await self._beat(renew=due)
                 except DatabaseUnavailable as error:
-                    # The work goes on. Nobody can take the lease while the database is away.
+                    # The work continues. No worker can take the lease while the database is away.
                     logger.warning("job %s: the lease cannot be renewed now: %s", self.job.id, error)
                     continue
                 if due:
@@ -193,13 +198,16 @@ async def claim(
     owner_gone: str | None = None,
     tick: float = TICK,
 ) -> Lease | None:
-    """Take the lease of a job; None when it has ended, is paused, or somebody else has it.
+    """Takes the lease of a job; returns None when the job has ended, is paused, or is leased to another
+    worker.
 
-    `stopping`: set when this worker shall end. `owner_gone`: see `JobLeases.claim`.
+    `stopping`: set when this worker shuts down. `owner_gone`: see `JobLeases.claim`.
     """
     async with database.write(EVERY_TENANT) as session:
         job = await JobLeases(session).claim(job_id, owner, seconds, owner_gone=owner_gone)
         if job is None:
             return None
-        tell(session, job, "job.started", f"Attempt {job.attempts} begins.", data={"attempt": job.attempts})
+        record_job_event(
+            session, job, "job.started", f"Attempt {job.attempts} started.", data={"attempt": job.attempts}
+        )
     return Lease(database, job, seconds, stopping, tick)

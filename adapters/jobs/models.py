@@ -1,4 +1,4 @@
-"""Rows of jobs. A job belongs to one version of an adapter: it inspects, packs and calibrates it."""
+"""Defines the table of jobs. A job inspects, packs and calibrates one version of an adapter."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from sqlalchemy.orm import Mapped, mapped_column
 from db.base import Base
 from db.repository import TenantOwned
 
-AWAITED = "uploads"
-"""Among a job's parameters while its version waits for its files: the ids of their uploads, by what they will
-be."""
+PENDING_UPLOADS = "uploads"
+"""Name of the job parameter, while its version waits for files, that holds the upload ids by file name."""
 
 
 class JobStatus(StrEnum):
-    """In the words of OpenAI's fine-tuning jobs."""
+    """The statuses of OpenAI's fine-tuning jobs."""
 
     VALIDATING_FILES = "validating_files"
-    """Its version's files are still being uploaded: no worker takes it."""
+    """The version's files are still being uploaded: no worker takes the job."""
     QUEUED = "queued"
     RUNNING = "running"
     PAUSED = "paused"
@@ -56,9 +55,9 @@ class Job(TenantOwned, Base):
     version: Mapped[int] = mapped_column(Integer)
     status: Mapped[str]
     wanted: Mapped[str | None]
-    """What the tenant asked for and whoever runs the job has not done yet."""
+    """What the tenant requested and the worker has not done yet."""
     parameters: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
-    """How to calibrate: the data set's object, a dtype that is asked for, thresholds."""
+    """How to calibrate: the data set's object, a requested dtype, thresholds."""
     phase: Mapped[str | None]
     progress: Mapped[float] = mapped_column(Double, server_default=text("0"))
     """Share of the work that is done."""
@@ -67,7 +66,7 @@ class Job(TenantOwned, Base):
     """`code`, `message`, `param`."""
     result: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
     fence: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
-    """Counts leases. Whoever holds an older one can change nothing any more."""
+    """Counts leases: the fencing token. The holder of an older one can no longer change anything."""
     lease_owner: Mapped[str | None]
     lease_until: Mapped[datetime | None]
     attempts: Mapped[int] = mapped_column(Integer, server_default=text("0"))

@@ -1,7 +1,7 @@
-"""Queries on jobs: one tenant's for the API, and by id for the workers, who serve every tenant.
+"""Queries the table of jobs: one tenant's for the API, and by id for the workers, which serve every tenant.
 
-A worker's writes begin with `JobLeases.hold`: the row of the job, locked, if the worker's lease is still the
-latest. Instants of leases are the database's, so that workers need not agree on the time.
+A worker's writes start with `JobLeases.hold`, which locks the job's row if the worker's lease is still the
+latest. Lease times are the database's, so that workers' clocks need not agree.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from sqlalchemy import ColumnElement, Row, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapters.events import Level, record
-from adapters.jobs.models import AWAITED, Job, JobStatus
+from adapters.jobs.models import PENDING_UPLOADS, Job, JobStatus
 from adapters.models import Adapter, AdapterVersion
-from adapters.objects import SOURCE_FILES
-from db.cursors import page_beyond
+from adapters.object_keys import SOURCE_FILES
+from db.cursors import fetch_page
 from db.repository import TenantRepository
 from tenants.models import Tenant
 
 UNFINISHED = (JobStatus.QUEUED, JobStatus.RUNNING)
-"""A worker has them, or should have."""
+"""A worker has the job, or should have it."""
 WAITING = (JobStatus.VALIDATING_FILES, JobStatus.PAUSED)
-"""No worker shall have them."""
+"""No worker may take the job."""
 OPEN = (*UNFINISHED, *WAITING)
 
 
 def later(seconds: float) -> ColumnElement[datetime]:
-    """So many seconds from now, by the database's clock."""
+    """Returns the time so many seconds from now, by the database's clock."""
     return func.clock_timestamp() + timedelta(seconds=seconds)
 
 
-def tell(
+def record_job_event(
     session: AsyncSession,
     job: Job,
     event_type: str,
@@ -43,7 +43,7 @@ def tell(
     level: Level = "info",
     data: dict[str, Any] | None = None,
 ) -> None:
-    """Record what happened to a job."""
+    """Records an event of a job."""
     record(
         session,
         job.tenant_id,
@@ -61,43 +61,43 @@ class JobRepository(TenantRepository):
     """One tenant's jobs."""
 
     async def find(self, job_id: str, *, lock: bool = False) -> Job | None:
-        """`lock`: held against other writers until the transaction ends."""
+        """Finds a job. `lock`: locked until the transaction ends."""
         query = self.select_own(Job).where(Job.id == job_id)
         return (await self.session.execute(query.with_for_update() if lock else query)).scalar_one_or_none()
 
     async def page(
         self, *, after: str | None, limit: int, newest_first: bool = True, adapter_id: str | None = None
     ) -> list[Job]:
-        """At most `limit`, beyond the job `after`."""
+        """Returns at most `limit` jobs, after the job `after`."""
         listed = self.select_own(Job)
         filters = () if adapter_id is None else (Job.adapter_id == adapter_id,)
-        page = await page_beyond(
+        page = await fetch_page(
             self.session, listed, Job.id, *filters, after=after, limit=limit, newest_first=newest_first
         )
         return list(page.scalars())
 
     async def open_job_of(self, adapter_id: str, version: int) -> Job | None:
-        """The version's job that has not ended."""
+        """Returns the version's job that has not ended."""
         query = self.select_own(Job).where(
             Job.adapter_id == adapter_id, Job.version == version, Job.status.in_(OPEN)
         )
         return (await self.session.execute(query.limit(1))).scalar_one_or_none()
 
     async def open_jobs_of(self, adapter_id: str, version: int | None) -> list[Job]:
-        """Locked. Jobs of a version, or of all versions, that have not ended."""
+        """Returns the jobs of a version, or of all versions, that have not ended, locked."""
         query = self.select_own(Job).where(Job.adapter_id == adapter_id, Job.status.in_(OPEN))
         if version is not None:
             query = query.where(Job.version == version)
         return list((await self.session.execute(query.order_by(Job.id).with_for_update())).scalars())
 
     async def awaiting(self, upload_id: str, *, lock: bool = False) -> list[Job]:
-        """Jobs whose versions wait for the upload, paused ones too."""
+        """Returns jobs whose versions wait for the upload, paused ones included."""
         query = self.select_own(Job).where(Job.status.in_(WAITING), _awaits(upload_id))
         query = query.order_by(Job.id)
         return list((await self.session.execute(query.with_for_update() if lock else query)).scalars())
 
     async def adapters(self, adapter_ids: Collection[str]) -> list[Adapter]:
-        """Those of them that are not deleted."""
+        """Returns those of the adapters that are not deleted."""
         query = self.select_own(Adapter).where(Adapter.id.in_(adapter_ids), Adapter.deleted_at.is_(None))
         return list((await self.session.execute(query)).scalars())
 
@@ -110,18 +110,18 @@ class JobRepository(TenantRepository):
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a worker tells of its job, and for how long it wants to keep it."""
+    """A worker's report on its job, and for how long it extends its lease."""
 
     lease_seconds: float | None = None
-    """None: the lease stays as it is."""
+    """None: the lease is not extended."""
     phase: str | None = None
     progress: float | None = None
     finish_in: float | None = None
-    """Seconds the rest will take, as it looks now."""
+    """Estimated seconds the rest takes."""
 
 
 class JobLeases:
-    """Any tenant's jobs, as the workers see them."""
+    """Jobs of any tenant, as the workers see them."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
@@ -129,8 +129,8 @@ class JobLeases:
     async def claim(
         self, job_id: str, owner: str, seconds: float, *, owner_gone: str | None = None
     ) -> Job | None:
-        """Take the job, if it is unfinished and nobody's: not leased, or no longer, or to `owner_gone`, which
-        the caller knows to be dead. Of those who try at once one gets it.
+        """Takes the job, if it is unfinished and free: not leased, its lease expired, or leased to
+        `owner_gone`, which the caller knows to be dead. Of concurrent callers, one gets it.
         """
         free = or_(
             Job.lease_owner.is_(None),
@@ -153,22 +153,26 @@ class JobLeases:
         return (await self._session.execute(claimed)).scalar_one_or_none()
 
     async def awaiting(self, after: str, limit: int) -> list[Job]:
-        """Jobs whose versions wait for uploads, paused ones too, beyond the job `after`."""
-        query = select(Job).where(Job.status.in_(WAITING), Job.parameters.has_key(AWAITED), Job.id > after)
+        """Returns jobs whose versions wait for uploads, paused ones included, after the job `after`."""
+        query = select(Job).where(
+            Job.status.in_(WAITING), Job.parameters.has_key(PENDING_UPLOADS), Job.id > after
+        )
         return list((await self._session.execute(query.order_by(Job.id).limit(limit))).scalars())
 
     async def owner(self, job_id: str) -> str | None:
-        """Who holds the job, alive or not."""
+        """Returns the owner of the job's lease, alive or not."""
         query = select(Job.lease_owner).where(Job.id == job_id, Job.status == JobStatus.RUNNING)
         return (await self._session.execute(query)).scalar_one_or_none()
 
     async def hold(self, job_id: str, fence: int) -> Job | None:
-        """The job, locked until the transaction ends; None when the lease is not the latest any more."""
+        """Returns the job, locked until the transaction ends; None when the lease is no longer the latest."""
         query = select(Job).where(Job.id == job_id, Job.fence == fence, Job.status == JobStatus.RUNNING)
         return (await self._session.execute(query.with_for_update())).scalar_one_or_none()
 
     async def beat(self, job_id: str, fence: int, beat: Beat) -> tuple[str | None] | None:
-        """Write a beat; what the tenant wants of the job, in a tuple of one. None when the lease is lost."""
+        """Writes a heartbeat; returns what the tenant wants, in a tuple of one. None when the lease
+        is lost.
+        """
         ours = (Job.id == job_id, Job.fence == fence, Job.status == JobStatus.RUNNING)
         values: dict[str, Any] = {}
         if beat.lease_seconds is not None:
@@ -182,8 +186,8 @@ class JobLeases:
         return None if row is None else (row[0],)
 
     async def lock_overdue(self, limit: int) -> Sequence[Job]:
-        """Unfinished jobs that nobody holds and whose message should have been taken long ago. Those that
-        another sweep is looking at are left to it.
+        """Returns unfinished jobs without a valid lease whose message should have been taken long ago. Jobs
+        that another sweep has locked are skipped.
         """
         query = (
             select(Job)
@@ -196,8 +200,8 @@ class JobLeases:
         return (await self._session.execute(query)).scalars().all()
 
 
-class EveryTenantsJobs:
-    """For the operator. The session's scope is every tenant."""
+class AllTenantsJobs:
+    """Jobs of all tenants, for the operator. The session's scope is every tenant."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
@@ -205,7 +209,7 @@ class EveryTenantsJobs:
     async def page(
         self, statuses: Collection[JobStatus], *, after: str | None, limit: int
     ) -> Sequence[Row[Job, str, str]]:
-        """Jobs, their tenants' names and their adapters', the newest first."""
+        """Returns jobs, their tenants' and their adapters' names, newest first."""
         query = (
             select(Job, Tenant.name, Adapter.name)
             .join(Tenant, Tenant.id == Job.tenant_id)
@@ -217,7 +221,7 @@ class EveryTenantsJobs:
         return (await self._session.execute(query.order_by(Job.id.desc()).limit(limit))).all()
 
     async def counts(self) -> dict[str, int]:
-        """By status."""
+        """Returns the number of jobs by status."""
         query = select(Job.status, func.count()).group_by(Job.status)
         return {status: int(count) for status, count in (await self._session.execute(query)).tuples()}
 
@@ -227,5 +231,5 @@ class EveryTenantsJobs:
 
 
 def _awaits(upload_id: str) -> ColumnElement[bool]:
-    either = [Job.parameters[AWAITED][name].as_string() == upload_id for name in SOURCE_FILES]
+    either = [Job.parameters[PENDING_UPLOADS][name].as_string() == upload_id for name in SOURCE_FILES]
     return or_(*either)

@@ -1,7 +1,7 @@
-"""What a tenant can do to its jobs: see them, cancel, pause, resume. Every method is one transaction.
+"""Serves a tenant's jobs: reads, cancels, pauses, resumes and retries them. Every method is one transaction.
 
-A job nobody works on is changed here and now; one that a worker holds is asked for (`jobs.wanted`), and the
-worker obeys within a second. Refuses to know what a job does.
+A job without a worker changes at once; for one that a worker holds, the request is stored (`jobs.wanted`),
+and the worker follows it within a second.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from sqlalchemy import func
 
 from adapters.events import POLL_INTERVAL, EventRepository, Tail
 from adapters.jobs.errors import JobFailed, JobFinished, JobNotFound, JobUnfinished
-from adapters.jobs.models import AWAITED, Job, JobStatus
-from adapters.jobs.repository import OPEN, JobRepository, later, tell
+from adapters.jobs.models import PENDING_UPLOADS, Job, JobStatus
+from adapters.jobs.repository import OPEN, JobRepository, later, record_job_event
+from adapters.model_names import ModelName
 from adapters.models import PENDING, AdapterEvent, AdapterVersion, VersionState
-from adapters.names import ModelName
 from db.base import new_id
 from db.outbox import Outbox
 from db.session import Database, ReadSession, WriteSession
@@ -38,8 +38,8 @@ async def queue_job(
     parameters: dict[str, Any],
     created_by: str | None,
 ) -> Job:
-    """Add a job of a version to the transaction that makes, or has locked, the version. One whose parameters
-    name uploads waits until it is put into the queue.
+    """Adds a job to the transaction that creates, or has locked, its version. A job whose parameters name
+    uploads waits until it is queued by `enqueue`.
 
     Raises JobUnfinished when the version has one.
     """
@@ -57,16 +57,16 @@ async def queue_job(
         created_by=created_by,
     )
     jobs.add_own(job)
-    if AWAITED in parameters:
-        tell(session, job, "job.created", "The job waits for the files to be uploaded.")
+    if PENDING_UPLOADS in parameters:
+        record_job_event(session, job, "job.created", "The job waits for the files to be uploaded.")
     else:
-        tell(session, job, "job.created", "The job is in the queue.")
+        record_job_event(session, job, "job.created", "The job is queued.")
         enqueue(session, outbox, job)
     return job
 
 
 def enqueue(session: WriteSession, outbox: Outbox, job: Job) -> None:
-    """Have a worker take the job; should the message be lost, the sweep sends another."""
+    """Queues the job for a worker; if the message is lost, the sweep sends another."""
     job.status = JobStatus.QUEUED
     job.lease_owner = None
     job.lease_until = later(RUN_JOB_EXPIRES)  # type: ignore[assignment]  # SQL, like any value of a row
@@ -74,7 +74,7 @@ def enqueue(session: WriteSession, outbox: Outbox, job: Job) -> None:
 
 
 Announce = Callable[[WriteSession, str], None]
-"""Has others told, after the commit, that what a tenant's names lead to has changed."""
+"""Announces, after the commit, that the models of a tenant have changed."""
 
 
 class JobService:
@@ -86,7 +86,7 @@ class JobService:
         self._announce = announce
 
     async def get(self, tenant_id: str, job_id: str) -> Job:
-        """Raises JobNotFound."""
+        """Returns a job. Raises JobNotFound."""
         async with self._database.read(tenant_id) as session:
             return await _found(session, tenant_id, job_id)
 
@@ -99,7 +99,7 @@ class JobService:
         newest_first: bool = True,
         adapter_id: str | None = None,
     ) -> tuple[list[Job], bool]:
-        """A page, and whether there are more beyond it. Raises UnknownCursor."""
+        """Returns a page, and whether there are more after it. Raises UnknownCursor."""
         async with self._database.read(tenant_id) as session:
             jobs = await JobRepository(session, tenant_id).page(
                 after=after, limit=limit + 1, newest_first=newest_first, adapter_id=adapter_id
@@ -107,7 +107,7 @@ class JobService:
         return jobs[:limit], len(jobs) > limit
 
     async def models_of(self, tenant_id: str, jobs: Sequence[Job]) -> dict[str, str]:
-        """By job, the pinned name of the version it is about; none of deleted ones."""
+        """Returns by job id the pinned model name of its version; without deleted adapters."""
         async with self._database.read(tenant_id) as session:
             found = await JobRepository(session, tenant_id).adapters({job.adapter_id for job in jobs})
         by_id = {adapter.id: adapter for adapter in found}
@@ -126,7 +126,7 @@ class JobService:
         limit: int = 20,
         newest_first: bool = True,
     ) -> tuple[list[AdapterEvent], bool]:
-        """A page of what happened to the job, and whether there is more. Raises JobNotFound,
+        """Returns a page of the job's events, and whether there are more. Raises JobNotFound,
         UnknownCursor.
         """
         async with self._database.read(tenant_id) as session:
@@ -142,14 +142,14 @@ class JobService:
     async def follow(
         self, tenant_id: str, job_id: str, after: str | None = None
     ) -> AsyncIterator[tuple[Job, list[AdapterEvent]]]:
-        """The job and what is new of it, again and again until it has ended; the first item comes at once.
+        """Yields the job and its new events until it has ended; the first item comes at once.
 
-        No connection is held between two looks. Raises JobNotFound.
+        Holds no connection between two reads. Raises JobNotFound.
         """
         tail = Tail(tenant_id, job_id=job_id, after=after)
         while True:
             async with self._database.read(tenant_id) as session:
-                # Asked first: what ends the job is written with its event.
+                # Read first: what ends the job is committed together with its event.
                 job = await _found(session, tenant_id, job_id)
                 fresh = await tail.read(session)
             yield job, fresh
@@ -159,7 +159,7 @@ class JobService:
                 await asyncio.sleep(POLL_INTERVAL)
 
     async def cancel(self, tenant_id: str, job_id: str, *, by: Actor = SYSTEM) -> Job:
-        """End the job; its version fails, unless it was in service before. Raises JobNotFound, JobFinished.
+        """Cancels the job; its version fails, unless it was ready before. Raises JobNotFound, JobFinished.
 
         Cancelling again changes nothing.
         """
@@ -174,11 +174,11 @@ class JobService:
                 self._announce(session, tenant_id)
             elif job.wanted != "cancel":
                 job.wanted = "cancel"
-                tell(session, job, "job.cancel_requested", "The job is being cancelled.")
+                record_job_event(session, job, "job.cancel_requested", "The job is being cancelled.")
             return await _as_written(session, job, by, "cancelled")
 
     async def pause(self, tenant_id: str, job_id: str, *, by: Actor = SYSTEM) -> Job:
-        """Stop the job, to be gone on with where it is. Raises JobNotFound, JobFinished."""
+        """Pauses the job, to be resumed where it stopped. Raises JobNotFound, JobFinished."""
         async with self._database.write(tenant_id) as session:
             job = await _found(session, tenant_id, job_id, lock=True)
             _refuse_finished(job)
@@ -188,29 +188,29 @@ class JobService:
                 pause(session, job)
             else:
                 job.wanted = "pause"
-                tell(session, job, "job.pause_requested", "The job is being paused.")
+                record_job_event(session, job, "job.pause_requested", "The job is being paused.")
             return await _as_written(session, job, by, "paused")
 
     async def resume(self, tenant_id: str, job_id: str, *, by: Actor = SYSTEM) -> Job:
-        """Let a paused job go on. Raises JobNotFound, JobFinished. One that runs just goes on."""
+        """Resumes a paused job; a running one continues. Raises JobNotFound, JobFinished."""
         async with self._database.write(tenant_id) as session:
             job = await _found(session, tenant_id, job_id, lock=True)
             _refuse_finished(job)
-            if job.status == JobStatus.PAUSED and AWAITED in job.parameters:
+            if job.status == JobStatus.PAUSED and PENDING_UPLOADS in job.parameters:
                 job.status = JobStatus.VALIDATING_FILES
-                tell(session, job, "job.resumed", "The job waits for the files to be uploaded.")
+                record_job_event(session, job, "job.resumed", "The job waits for the files to be uploaded.")
             elif job.status == JobStatus.PAUSED:
                 job.attempts = 0
-                tell(session, job, "job.resumed", "The job is in the queue again.")
+                record_job_event(session, job, "job.resumed", "The job is queued again.")
                 enqueue(session, self._outbox, job)
             elif job.wanted == "pause":
                 job.wanted = None
-                tell(session, job, "job.resumed", "The job goes on.")
+                record_job_event(session, job, "job.resumed", "The job continues.")
             return await _as_written(session, job, by, "resumed")
 
     async def retry(self, tenant_id: str, job_id: str, *, by: Actor) -> Job:
-        """Another job like one that failed, on the same version and files. Raises JobNotFound, JobFinished
-        for one that ended otherwise or whose files never came, JobUnfinished.
+        """Queues a copy of a failed job, on the same version and files. Raises JobNotFound, JobFinished for a
+        job that did not fail or whose files never came, JobUnfinished.
         """
         async with self._database.write(tenant_id) as session:
             failed = await _found(session, tenant_id, job_id, lock=True)
@@ -218,7 +218,7 @@ class JobService:
                 raise JobUnfinished(failed.id)
             version = await JobRepository(session, tenant_id).lock_version(failed.adapter_id, failed.version)
             gone = version is None or version.state == VersionState.DELETING
-            if failed.status != JobStatus.FAILED or gone or AWAITED in failed.parameters:
+            if failed.status != JobStatus.FAILED or gone or PENDING_UPLOADS in failed.parameters:
                 raise JobFinished(failed.id, failed.status)
             job = await queue_job(
                 session,
@@ -242,44 +242,44 @@ class JobService:
 
 
 def cancel(session: WriteSession, job: Job, version: AdapterVersion | None) -> None:
-    """End a locked job for good, and its locked version with it unless that has been ready before."""
+    """Ends a locked job, and fails its locked version unless that was ready before."""
     finish(job, JobStatus.CANCELLED)
-    tell(session, job, "job.cancelled", "The job is cancelled.")
+    record_job_event(session, job, "job.cancelled", "The job was cancelled.")
     if version is not None and version.state in PENDING:
         version.state = VersionState.FAILED
         version.error, version.error_field = CANCELLED, None
-        tell(session, job, "version.failed", CANCELLED, level="warning")
+        record_job_event(session, job, "version.failed", CANCELLED, level="warning")
 
 
 def succeed(session: WriteSession, job: Job, result: dict[str, Any]) -> None:
-    """End a locked job for good."""
+    """Ends a locked job successfully."""
     finish(job, JobStatus.SUCCEEDED)
     job.progress, job.result = 1.0, result
-    tell(session, job, "job.succeeded", "The job is done.", data=result)
+    record_job_event(session, job, "job.succeeded", "The job succeeded.", data=result)
 
 
 def fail(session: WriteSession, job: Job, version: AdapterVersion | None, failure: JobFailed) -> None:
-    """End a locked job for good, and its locked version with it unless that has been ready before."""
+    """Ends a locked job with an error, and fails its locked version unless that was ready before."""
     finish(job, JobStatus.FAILED)
     job.error = {"code": failure.code, "message": failure.message, "param": failure.param}
-    tell(session, job, "job.failed", failure.message, level="error", data=job.error)
+    record_job_event(session, job, "job.failed", failure.message, level="error", data=job.error)
     if version is not None and version.state in PENDING:
         version.state = VersionState.FAILED
         version.error, version.error_field = failure.message, failure.param
-        tell(session, job, "version.failed", failure.message, level="error", data=job.error)
+        record_job_event(session, job, "version.failed", failure.message, level="error", data=job.error)
 
 
 def pause(session: WriteSession, job: Job) -> None:
-    """Take a locked job out of the queue until it is resumed."""
+    """Takes a locked job out of the queue until it is resumed."""
     job.status = JobStatus.PAUSED
     job.wanted = None
     job.fence += 1
     job.lease_owner = job.lease_until = job.estimated_finish_at = None
-    tell(session, job, "job.paused", "The job is paused and keeps what it has done.")
+    record_job_event(session, job, "job.paused", "The job is paused; finished work is kept.")
 
 
 def finish(job: Job, status: JobStatus) -> None:
-    """Write into a locked job that it has ended so. Nobody can go on with it: its fence is a new one."""
+    """Ends a locked job with this status. No worker can continue it, because its fence changes."""
     job.status = status
     job.wanted = None
     job.fence += 1
@@ -288,7 +288,7 @@ def finish(job: Job, status: JobStatus) -> None:
 
 
 async def _as_written(session: WriteSession, job: Job, by: Actor, what: str) -> Job:
-    """With the instants that the database put in. Audited: the job was, or is to be, `what`."""
+    """Returns the job with the times that the database set. Records in the audit log that it was `what`."""
     await session.flush()
     await session.refresh(job)
     await AuditLog.record(session, job.tenant_id, by, f"calibration_job.{what}", ("job", job.id))

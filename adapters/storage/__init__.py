@@ -1,7 +1,4 @@
-"""Where bytes of tenants lie: one small interface over a directory or a bucket.
-
-Owns which store a URL means. The interface is in `objects`.
-"""
+"""Object storage for tenants' files: one interface over a local directory or an S3 bucket."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ __all__ = [
 
 
 def open_store(settings: StorageSettings) -> ObjectStore:
-    """The store that the settings name. Changes nothing and asks no network yet. Raises ValueError."""
+    """Returns the store that the settings name, without connecting to it. Raises ValueError."""
     url = urlsplit(settings.url)
     if url.scheme == "file":
         if url.netloc or settings.url == "file:///":

@@ -1,4 +1,4 @@
-"""What can go wrong with stored objects. Errors carry data, not HTTP; keys and addresses are for the log."""
+"""Defines the errors of object storage. They carry data, not HTTP status codes; keys are for the log."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from adapters.errors import AdapterError
 
 
 class StorageError(AdapterError):
-    """Any of the below."""
+    """Base of the storage errors."""
 
 
 class StorageUnavailable(StorageError):
-    """The store cannot be reached, is full, or took too long: the same call may succeed later."""
+    """The store cannot be reached, is full, or took too long: a retry may succeed."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the object store is unavailable: {reason}")
@@ -24,7 +24,7 @@ class ObjectNotFound(StorageError):
 
 
 class DigestMismatch(StorageError):
-    """The bytes are not those that were promised or stored. Nothing of them is to be used."""
+    """The bytes differ from those that were announced or stored, and must not be used."""
 
     def __init__(self, key: str, expected: str, found: str) -> None:
         super().__init__(f"{key!r} has the SHA-256 {found or 'of nothing'}, not {expected}")

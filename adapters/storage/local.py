@@ -1,7 +1,7 @@
-"""Objects as files below one directory, which all processes of a service share.
+"""Stores objects as files below one directory, which all processes of a service share.
 
-Owns the files' form: the object's bytes, then 48 bytes that seal them (a mark, their number, their SHA-256).
-Bytes and digest so become visible by one rename, and a file cut short or changed on the disk is found out.
+A file consists of the object's bytes and a 48-byte seal (mark, size, SHA-256), so that bytes and digest
+become visible by one rename, and a file that was truncated or changed on disk is detected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from adapters.storage.receiving import CHUNK, fresh_path, on_disk, replace_with_
 _SEAL = struct.Struct(">8sQ32s")
 _MARK = b"rootobj1"
 _ATTEMPTS = 100
-"""To put a file into a folder that others keep removing."""
+"""Attempts to put a file into a folder that other processes keep removing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class _Seal:
 
 
 class LocalStore:
-    """An ObjectStore in `root`, made when it is not there.
+    """An ObjectStore in `root`, which is created if needed.
 
-    Files on their way in lie in `scratch`, on the same file system, and are renamed to their place. The
-    default is a hidden folder of `root`: no key begins with a dot.
+    Incoming files lie in `scratch`, on the same file system, and are renamed into place. The default is a
+    hidden folder of `root`: no key starts with a dot.
     """
 
     def __init__(self, root: Path, scratch: Path | None = None) -> None:
@@ -82,7 +82,7 @@ class LocalStore:
             return None
 
     async def copy(self, source: str, target: str) -> StoredObject:
-        """A second name of the same file: objects are replaced, never changed."""
+        """Links a second name to the same file: objects are replaced, never changed."""
         with _disk_errors(source):
             await asyncio.shield(on_disk(self._link, self._path(source), self._path(target), source))
         copied = await self.head(target)
@@ -122,14 +122,14 @@ class LocalStore:
         return self._objects / checked_key(key)
 
     def _adopt(self, path: Path, target: Path, sha256: str) -> tuple[int, datetime]:
-        """Seal the file and rename it to its place; both are on the disk when this returns."""
+        """Seals the file and renames it into place; both are on disk when this returns."""
         size = path.stat().st_size
         try:
             if path.parent != self.scratch:
                 moved = fresh_path(self.scratch)
                 self.scratch.mkdir(parents=True, exist_ok=True)
                 try:
-                    shutil.move(path, moved)  # a copy, where it is another file system
+                    shutil.move(path, moved)  # copies from another file system
                 except OSError:
                     moved.unlink(missing_ok=True)
                     raise
@@ -157,9 +157,8 @@ class LocalStore:
                 raise ObjectNotFound(key) from None
             except OSError:  # a file system without links, or a file with too many
                 shutil.copyfile(source, link)
-            os.utime(
-                link
-            )  # the copy is new, whatever asks for the age of objects; so its original looks new too
+            # Age counts from the copy; since both names share one file, the original looks new too.
+            os.utime(link)
             _rename(link, target)
         finally:
             link.unlink(missing_ok=True)
@@ -167,7 +166,7 @@ class LocalStore:
     def _delete(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         for folder in list(path.relative_to(self._objects).parents)[:-1]:
-            # Folders without objects go too; one that another process fills this moment stays.
+            # Empty folders are removed too; one that another process fills at this moment stays.
             try:
                 (self._objects / folder).rmdir()
             except OSError:
@@ -178,7 +177,7 @@ class LocalStore:
             folders[:] = [name for name in folders if not name.startswith(".")]
             for name in names:
                 path = Path(place, name)
-                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                with contextlib.suppress(FileNotFoundError):  # deleted since
                     seen = path.stat()
                     yield StoredObject(
                         path.relative_to(self._objects).as_posix(),
@@ -189,7 +188,7 @@ class LocalStore:
 
 
 def remove_older(folder: Path, before: datetime) -> int:
-    """Remove files that nobody has written to since `before`; how many. Blocking."""
+    """Removes files last written before `before`; returns how many. Blocks."""
     removed = 0
     for path in folder.iterdir() if folder.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):
@@ -204,7 +203,7 @@ def _next_batch(walk: Iterator[StoredObject]) -> list[StoredObject]:
 
 
 def _rename(path: Path, target: Path) -> None:
-    """Move into place and have the directories say so after a power cut too."""
+    """Moves a file into place, durably: the folders are synced to disk."""
     for attempt in range(_ATTEMPTS):
         made = []
         for folder in target.parents:
@@ -215,13 +214,13 @@ def _rename(path: Path, target: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             path.replace(target)
         except (FileNotFoundError, FileExistsError):
-            # A folder on the way was empty and somebody's `delete` took it.
+            # A folder on the way was empty, and another process's `delete` removed it.
             if attempt == _ATTEMPTS - 1 or not path.exists():
                 raise
         else:
             break
     for folder in made:
-        with contextlib.suppress(FileNotFoundError):  # the object is deleted again already
+        with contextlib.suppress(FileNotFoundError):  # the object was deleted again
             _sync_folder(folder)
 
 

@@ -1,6 +1,5 @@
-"""What an object store is to those who use one: objects by key, whole or not at all, digests verified.
-
-Owns the interface, the form of keys, and what every store does alike. Knows no store.
+"""Defines the object store's interface: objects by key, stored completely or not at all, with verified
+digests.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from adapters.storage.receiving import fresh_path, on_disk, receive
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _MAX_KEY = 700
-"""S3 takes 1 024 bytes; the bucket's prefix comes on top."""
+"""S3 allows 1 024 bytes, and the bucket's prefix counts too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,74 +24,75 @@ class StoredObject:
     key: str
     size: int
     sha256: str
-    """Hex. Empty where it is not known: in listings, and of objects that something else put there."""
+    """Hex. Empty where unknown: in listings, and for objects that other software stored."""
     modified_at: datetime
 
 
 class ObjectStore(Protocol):
-    """Objects by key, such as `tenants/ten_1/files/file_2`; no key may lie below another one.
+    """Objects by key, such as `tenants/ten_1/files/file_2`; no key may be a folder of another key.
 
-    An object appears whole or not at all, and replaces its predecessor in one moment. Whatever reads or
-    writes the whole of one verifies its SHA-256 and raises DigestMismatch. Every method raises
-    StorageUnavailable, and ValueError for a key that is not of the form of `checked_key`.
+    An object appears completely or not at all, and replaces its predecessor atomically. Reading or writing a
+    whole object verifies its SHA-256 and raises DigestMismatch. Every method raises StorageUnavailable, and
+    ValueError for a key that `checked_key` rejects.
     """
 
     @property
     def scratch(self) -> Path:
-        """A directory of this machine for files on their way in: `put_file` takes them from here at no
-        cost."""
+        """Returns a local directory for incoming files: `put_file` takes them from here without copying."""
         ...
 
     async def put(
         self, key: str, data: AsyncIterator[bytes] | bytes, *, sha256: str | None = None
     ) -> StoredObject:
-        """Store `data`. With `sha256`, bytes of any other digest are refused."""
+        """Stores `data`. With `sha256`, data with another digest is rejected."""
         ...
 
     async def put_file(self, key: str, path: Path, *, sha256: str) -> StoredObject:
-        """Store the file at `path`, which has that digest. It is gone afterwards, also when this fails."""
+        """Stores the file at `path`, which has that digest. The file is removed, also when this fails."""
         ...
 
     def get(self, key: str, *, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """The object's bytes, or `length` of them from `start`; fewer where it ends. Raises ObjectNotFound.
+        """Yields the object's bytes, or `length` of them from `start`; fewer at its end. Raises
+        ObjectNotFound.
 
-        The last of a whole object's bytes are only handed out when the digest is right.
+        The last bytes of a whole object are only yielded when the digest is right.
         """
         ...
 
     async def head(self, key: str) -> StoredObject | None: ...
 
     async def copy(self, source: str, target: str) -> StoredObject:
-        """Within the store; the digest goes with the bytes. Raises ObjectNotFound."""
+        """Copies an object with its digest within the store. Raises ObjectNotFound."""
         ...
 
     async def concatenate(self, sources: Sequence[str], target: str) -> StoredObject:
-        """Store the objects' bytes one after the other as another. Raises ObjectNotFound."""
+        """Stores the concatenated objects as another one. Raises ObjectNotFound."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Also where there is none."""
+        """Deletes an object, if there is one."""
         ...
 
     def list(self, prefix: str) -> AsyncIterator[StoredObject]:
-        """Objects below `prefix`, in no order and without digests: of whole segments, with a slash at its end
-        or without; empty for all."""
+        """Yields objects below `prefix`, unordered and without digests. `prefix` consists of whole segments,
+        with or without a trailing slash; empty for all objects.
+        """
         ...
 
     async def fetch(self, key: str, path: Path, *, sha256: str | None = None) -> None:
-        """Write the object to a file, which appears whole or not at all. Raises ObjectNotFound."""
+        """Writes the object to a file, which appears completely or not at all. Raises ObjectNotFound."""
         ...
 
     async def sweep(self, before: datetime) -> int:
-        """Remove what transfers that were cut off before then left behind on this machine; how much."""
+        """Removes files that interrupted transfers left on this machine before then; returns how many."""
         ...
 
 
 def checked_key(key: str) -> str:
-    """`key`, if it is one: segments of letters, digits, `.`, `_` and `-`, none beginning with a dot.
+    """Returns `key` if it is valid: segments of letters, digits, `.`, `_` and `-`, none starting with a dot.
 
     Raises:
-        ValueError: it is not. That is a bug: nothing a client names becomes part of a key.
+        ValueError: it is not. That is a bug: names given by clients never become part of a key.
     """
     if len(key) > _MAX_KEY or not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")):
         raise ValueError(f"not an object's key: {key[:200]!r}")
@@ -102,7 +102,7 @@ def checked_key(key: str) -> str:
 async def put_stream(
     store: ObjectStore, key: str, data: AsyncIterator[bytes] | bytes, sha256: str | None
 ) -> StoredObject:
-    """A store's `put`, by its `put_file`."""
+    """Implements a store's `put` with its `put_file`."""
     checked_key(key)
     try:
         received = await receive(data, fresh_path(store.scratch))
@@ -115,7 +115,7 @@ async def put_stream(
 
 
 async def joined(store: ObjectStore, keys: Sequence[str]) -> AsyncIterator[bytes]:
-    """The objects' bytes, one after the other."""
+    """Yields the bytes of several objects, one after the other."""
     for key in keys:
         async for piece in store.get(key):
             yield piece

@@ -1,7 +1,6 @@
-"""Bytes from a stream into a file of this machine, digested on the way; and back.
+"""Writes a stream to a local file and computes its digest on the way; verifies streams that are read back.
 
-Owns the threads that touch the disk: the event loop never does. Refuses to know where bytes come from and
-what becomes of the file.
+Disk access runs on threads of its own, never on the event loop.
 """
 
 from __future__ import annotations
@@ -22,29 +21,33 @@ from adapters.storage.errors import DigestMismatch
 T = TypeVar("T")
 
 CHUNK = 1024 * 1024
-"""Bytes written, read or digested in one go of a thread: large enough that its round trip does not count."""
+"""Bytes written, read or digested per call to a thread: large enough that the thread's overhead is
+negligible.
+"""
 
 _DISK = ThreadPoolExecutor(4, thread_name_prefix="disk")
-"""Not the loop's own threads: a slow disk would keep waiting what encodes prompts there."""
+"""Separate from the event loop's default threads: a slow disk must not delay the encoding of prompts
+there.
+"""
 
 
 class TooManyBytes(ValueError):
-    """The stream is longer than it may be. For the caller, who knows what the limit is of."""
+    """The stream is longer than allowed. The caller knows what the limit applies to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A file that has arrived; whoever holds it moves or removes it."""
+    """A received file; its holder moves or removes it."""
 
     path: Path
     size: int
     sha256: str
     md5: str
-    """Empty unless it was asked for."""
+    """Empty unless requested."""
 
 
 async def on_disk(work: Callable[..., T], *arguments: Any) -> T:
-    """Run `work` in a thread for the disk."""
+    """Runs `work` on a disk thread."""
     return await asyncio.get_running_loop().run_in_executor(_DISK, work, *arguments)
 
 
@@ -55,13 +58,13 @@ def fresh_path(folder: Path) -> Path:
 async def receive(
     data: AsyncIterator[bytes] | bytes, path: Path, *, max_bytes: int | None = None, md5: bool = False
 ) -> Received:
-    """Write `data` to the new file `path`. Whatever goes wrong, the file is gone.
+    """Writes `data` to the new file `path`. After any error, the file is removed.
 
-    While one piece is written the next may arrive; memory stays at two of them.
+    While one chunk is written the next may arrive; memory stays at two of them.
 
     Raises:
-        TooManyBytes: more than `max_bytes` came.
-        OSError: of the disk.
+        TooManyBytes: the stream is longer than `max_bytes`.
+        OSError: the disk fails.
     """
     file = await on_disk(_DigestedFile, path, md5)
     writing: asyncio.Future[None] | None = None
@@ -79,13 +82,13 @@ async def receive(
         return await on_disk(file.finish)
     except BaseException:
         if writing is not None:
-            writing.cancel()  # where it runs already, `discard` waits for it
+            writing.cancel()  # if it runs already, `discard` waits for it
         await asyncio.shield(on_disk(file.discard))
         raise
 
 
 async def _gathered(data: AsyncIterator[bytes] | bytes) -> AsyncIterator[bytes]:
-    """The same bytes in pieces of at least CHUNK, but the last."""
+    """Yields the same bytes in chunks of at least CHUNK, except the last."""
     if isinstance(data, bytes):
         yield data
         return
@@ -111,7 +114,7 @@ class _DigestedFile:
         self._md5 = hashlib.md5(usedforsecurity=False) if md5 else None
         self._size = 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: a write that the disk has no room for fails here, not when the file is closed.
+        # Unbuffered: a write to a full disk fails here, not when the file is closed.
         self._file = open(path, "xb", buffering=0, opener=_private)  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
@@ -143,7 +146,7 @@ def _private(path: str, flags: int) -> int:
 
 
 async def verified(pieces: AsyncIterator[bytes], key: str, sha256: str) -> AsyncIterator[bytes]:
-    """The same bytes, of the object `key`; the last of them only when their digest is right. Raises
+    """Yields the same bytes, of the object `key`; the last ones only when their digest is right. Raises
     DigestMismatch.
     """
     digest = hashlib.sha256()
@@ -160,7 +163,7 @@ async def verified(pieces: AsyncIterator[bytes], key: str, sha256: str) -> Async
 
 
 async def replace_with_stream(pieces: AsyncIterator[bytes], path: Path) -> Received:
-    """Write `pieces` beside `path` and put the file into its place when it is whole."""
+    """Writes the stream to a file beside `path` and renames it into place when it is complete."""
     received = await receive(pieces, path.with_name(f".{path.name}.{token_hex(8)}"))
     await on_disk(os.replace, received.path, path)
     return received

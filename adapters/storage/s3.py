@@ -1,8 +1,8 @@
-"""Objects in a bucket of S3, or of a server that speaks like it.
+"""Stores objects in an S3 bucket, or on a compatible server.
 
-Owns the digest beside each object (`x-amz-meta-sha256`). Bytes go out only after all of them are on this
-machine and their digest is known; the store's own checksum covers the way there. Parts of transfers that
-broke off stay in the bucket, invisible: have a lifecycle rule abort incomplete multipart uploads.
+The digest is stored beside each object (`x-amz-meta-sha256`). Bytes are sent only after all of them are on
+this machine and their digest is known; the store's own checksum covers the transfer. Parts of interrupted
+transfers stay in the bucket, invisible: configure a lifecycle rule that aborts incomplete multipart uploads.
 """
 
 from __future__ import annotations

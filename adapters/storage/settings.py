@@ -1,4 +1,4 @@
-"""Settings of the object store, read from ROOTSTOCK_STORAGE_*. Built by process mains only."""
+"""Reads the object store's settings from ROOTSTOCK_STORAGE_*. Only the processes' mains build them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ class StorageSettings(BaseSettings):
     url: str = Field(pattern=r"^(file:///|s3://[a-z0-9]).*")
     """`file:///directory`, shared by all processes, or `s3://bucket/prefix`."""
     endpoint: str | None = None
-    """Of an S3-compatible server that is not Amazon's: `https://host:port`. The bucket goes into the path."""
+    """URL of an S3-compatible server other than Amazon's: `https://host:port`. The bucket is part of the
+    path.
+    """
     region: str = "us-east-1"
     access_key_id: str | None = None
-    """With its secret; without both, those of the machine's role are asked for."""
+    """Together with its secret; without both, the machine's role is used."""
     secret_access_key: SecretStr | None = None
     scratch: Path | None = None
-    """Directory for files on their way to a bucket, by default one below the system's for temporary files."""
+    """Directory for files in transfer to a bucket; by default below the system's temporary directory."""
     timeout: float = Field(default=60.0, gt=0)
     """Seconds for one request to the bucket; the largest carries 8 MiB."""
     connect_timeout: float = Field(default=5.0, gt=0)
     retries: int = Field(default=4, ge=0)
-    """How often a request is sent again, after waits that double."""
+    """Retries of a request, after waits that double."""
     retry_timeout: float = Field(default=20.0, gt=0)
-    """Seconds after which no request is sent again."""
+    """Seconds after which a request is not retried."""

@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from adapters.catalogue import AdapterCatalogue, Shown
+from adapters.catalogue import AdapterCatalogue, AdapterWithVersion
 from adapters.jobs.models import Job, JobStatus
 from adapters.jobs.repository import OPEN
 from adapters.jobs.service import CANCELLED, JobService
+from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
-from adapters.names import ModelName
 from admin import formatting
 from admin.badge import Badge
 
@@ -249,7 +249,7 @@ def _spoken(work: Work) -> str:
     return f"version {work.version}: {work.headline.lower()}"
 
 
-def _row(shown: Shown, job: Job | None, last_event: AdapterEvent | None) -> AdapterRow:
+def _row(shown: AdapterWithVersion, job: Job | None, last_event: AdapterEvent | None) -> AdapterRow:
     adapter, version = shown.adapter, shown.version
     state = state_of(adapter, version)
     on_its_way = None

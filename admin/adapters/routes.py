@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from adapters.names import ADAPTER_ID
+from adapters.model_names import ADAPTER_ID
 from admin import snippets
 from admin.adapters.page import AdaptersPage
 from admin.adapters.version_page import VersionPage

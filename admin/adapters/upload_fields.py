@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 
 UploadField = Literal["weights", "config", "calibration"]
 

@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from adapters.catalogue import Shown
+from adapters.catalogue import AdapterWithVersion
 from adapters.files.models import UploadPart
-from adapters.names import check_new_name
-from adapters.submission import DTYPES, Calibration, Caller, Dtype, Submission, Submitted
+from adapters.model_names import check_new_name
+from adapters.submission import DTYPES, Calibration, Caller, Dtype, Submission, SubmittedVersion
 from admin.adapters.upload_fields import PURPOSES, UploadField, upload_field_of
 from admin.services import ConsoleServices
 from admin.web import authorization
@@ -230,7 +230,7 @@ class UploadRoutes:
 
     async def _make(
         self, request: Request, principal: TenantUser, adapter_id: str | None, order: Order
-    ) -> Submitted:
+    ) -> SubmittedVersion:
         account = principal.account
         caller = Caller(account.tenant_id, account.user_id, account.plan, principal.acting(request))
         submission = Submission(
@@ -246,7 +246,7 @@ class UploadRoutes:
         _check_name(order.name)
         return await self._services.submission.create(caller, order.name, submission, base_digest=digest)
 
-    async def _adapter(self, request: Request, principal: TenantUser) -> Shown | None:
+    async def _adapter(self, request: Request, principal: TenantUser) -> AdapterWithVersion | None:
         adapter = request.path_params.get("adapter")
         return None if adapter is None else await self._services.catalogue.get(principal.tenant_id, adapter)
 
@@ -254,7 +254,7 @@ class UploadRoutes:
         self,
         request: Request,
         principal: TenantUser,
-        adapter: Shown | None,
+        adapter: AdapterWithVersion | None,
         fields: Mapping[str, str],
         errors: Mapping[str, str],
         status: int = 200,
@@ -303,7 +303,7 @@ def _check_name(name: str) -> None:
         raise FieldError("name", _NAME_RULE) from None
 
 
-def _place(made: Submitted) -> str:
+def _place(made: SubmittedVersion) -> str:
     return f"/adapters/{made.adapter.id}"
 
 

@@ -21,8 +21,8 @@ from adapters.jobs.errors import ReportNotFound
 from adapters.jobs.models import Job
 from adapters.jobs.repository import OPEN
 from adapters.jobs.service import JobService
+from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
-from adapters.names import ModelName
 from adapters.reports import ReportReader
 from admin import formatting
 from admin.adapters.page import MAX_JOBS, Work, version_state, work_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapters.jobs.everywhere import EveryJob
-from adapters.naming import AdapterNames
+from adapters.jobs.overview import JobOverview
+from adapters.name_cache import AdapterNameCache
 from admin.operator.engines.report import Engines
 from billing.customers.service import CustomerReports
 from billing.previews.service import PricePreviews
@@ -27,13 +27,13 @@ class OperatorServices:
     accounts: OperatorAccounts
     impersonations: Impersonations
     engines: Engines
-    adapter_names: AdapterNames
+    adapter_names: AdapterNameCache
     directory: TenantSearch
     customers: CustomerReports
     prices: PriceService
     previews: PricePreviews
     margins: MarginRuns
-    jobs: EveryJob
+    jobs: JobOverview
     books: ReconciliationService
     comparing: Comparisons
     incidents: Incidents

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
-from adapters.catalogue import AdapterCatalogue, Shown
+from adapters.catalogue import AdapterCatalogue, AdapterWithVersion
 from admin import formatting
 from admin.adapters.page import state_of
 from admin.badge import Badge
@@ -252,7 +252,7 @@ def _class_row(lately: RecentLevels) -> ClassRow:
     )
 
 
-def _adapter_row(shown: Shown, used: Sequence[UsageRow], today: date) -> AdapterRow:
+def _adapter_row(shown: AdapterWithVersion, used: Sequence[UsageRow], today: date) -> AdapterRow:
     by_day = {one.bucket.astimezone(UTC).date(): one for one in used if one.requests}
     tokens = [_tokens(by_day.get(today - timedelta(days=DAYS - 1 - number))) for number in range(DAYS)]
     return AdapterRow(

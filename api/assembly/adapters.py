@@ -8,19 +8,19 @@ from pathlib import Path
 
 import redis.asyncio
 
-from adapters.announcing import Announcer
-from adapters.awaiting import AwaitedUploads
+from adapters.announcer import Announcer
 from adapters.catalogue import AdapterCatalogue
-from adapters.copies import SourceCopies
 from adapters.deletion import AdapterDeletion
 from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
 from adapters.inspection import Sandbox
 from adapters.jobs.service import JobService
+from adapters.pending_uploads import PendingUploads
 from adapters.pinning import Engine, Pinning
 from adapters.recalibration import Recalibration
 from adapters.reports import ReportReader
 from adapters.service import AdapterService
+from adapters.source_copies import SourceCopies
 from adapters.storage import ObjectStore
 from adapters.submission import AdapterSubmission
 from api.services import Onboarding
@@ -58,7 +58,7 @@ async def open_onboarding(
         opened.push_async_callback(pinning.close)
         announcer = Announcer(redis_client, pinning)
         copies = SourceCopies(store, files, sandbox, base_config)
-        waiting = AwaitedUploads(database, announcer, uploads, copies, outbox)
+        waiting = PendingUploads(database, announcer, uploads, copies, outbox)
         uploads.follower = waiting
         yield Onboarding(
             store=store,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import redis.asyncio
 
-from adapters.jobs.everywhere import EveryJob
-from adapters.naming import AdapterNames
+from adapters.jobs.overview import JobOverview
+from adapters.name_cache import AdapterNameCache
 from admin.operator.engines.report import Engines
 from admin.operator.services import OperatorServices
 from billing.customers.service import CustomerReports
@@ -32,13 +32,13 @@ def operator_services(
         accounts=OperatorAccounts(database, cache),
         impersonations=Impersonations(database),
         engines=engines,
-        adapter_names=AdapterNames(database),
+        adapter_names=AdapterNameCache(database),
         directory=TenantSearch(database),
         customers=CustomerReports(database),
         prices=PriceService(database, cache),
         previews=PricePreviews(database),
         margins=MarginRuns(MarginReports(database), cache),
-        jobs=EveryJob(database),
+        jobs=JobOverview(database),
         books=ReconciliationService(database, cache),
         comparing=Comparisons(database, cache, outbox),
         incidents=Incidents(database),

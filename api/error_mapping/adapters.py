@@ -9,7 +9,7 @@ from adapters.errors import (
     InvalidAdapter,
     ModelNotFound,
     ModelNotReady,
-    NothingToRollBackTo,
+    NoPreviousVersion,
     VersionNotFound,
     VersionNotReady,
 )
@@ -31,10 +31,10 @@ from adapters.jobs.errors import (
     JobUnfinished,
     LeaseLost,
     ReportNotFound,
-    VersionGone,
+    VersionDeleted,
 )
 from adapters.jobs.lease import Interrupted
-from adapters.names import InvalidModelName
+from adapters.model_names import InvalidModelName
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.storage.receiving import TooManyBytes
 from api.error_mapping import BUSY, INTERNAL, INVALID, NO_MODEL, NOT_FOUND, UNAVAILABLE, ErrorResponse
@@ -51,7 +51,7 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     AdapterNotFound: NOT_FOUND,
     VersionNotFound: NOT_FOUND,
     VersionNotReady: ErrorResponse(409, "conflict_error", "not_ready", retry=False, param="version"),
-    NothingToRollBackTo: ErrorResponse(
+    NoPreviousVersion: ErrorResponse(
         409, "conflict_error", "not_ready", retry=False, param="previous_version"
     ),
     JobNotFound: NOT_FOUND,
@@ -62,7 +62,7 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     JobFailed: INTERNAL,
     LeaseLost: INTERNAL,
     Interrupted: INTERNAL,
-    VersionGone: INTERNAL,
+    VersionDeleted: INTERNAL,
     InvalidAdapter: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     AdapterLimitReached: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
     # Its `field` is the param: a tensor's key, a field of the config, a file's name.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapters.names import ADAPTER_ID
+from adapters.model_names import ADAPTER_ID
 from adapters.resolver import ResolvedModel
 from api.errors import InsufficientPermissions
 from api.services import Services

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 from msgspec import Meta
 
+from adapters.model_names import MAX_DESCRIPTION, ModelName
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
-from adapters.names import MAX_DESCRIPTION, ModelName
 from adapters.submission import Calibration, Submission
 from api.body_fields import Body, Id
 from api.json_bodies import decode, unix

@@ -14,16 +14,16 @@ from adapters.errors import (
     AdapterLimitReached,
     AdapterNotFound,
     InvalidAdapter,
-    NothingToRollBackTo,
+    NoPreviousVersion,
     VersionNotFound,
     VersionNotReady,
 )
 from adapters.files.errors import FileNotFound, UploadNotFound
 from adapters.inspection import InspectionRefused, SandboxUnavailable
 from adapters.models import AdapterEvent
-from adapters.service import Changes
+from adapters.service import AdapterChanges
 from adapters.storage.errors import StorageUnavailable
-from adapters.submission import Caller, Submitted
+from adapters.submission import Caller, SubmittedVersion
 from api.authentication import READ_ADAPTERS, WRITE_ADAPTERS, actor_of, authenticate
 from api.event_streams import event_stream
 from api.json_bodies import read_json
@@ -122,7 +122,7 @@ async def update_adapter(request: Request, adapter: str) -> AdapterObject:
     """Renames, describes, disables or enables an adapter. Fields that are left out stay as they are."""
     caller = await authenticate(request, WRITE_ADAPTERS)
     body = decode_update(await read_json(request))
-    changes = Changes(body.name, body.description, body.disabled)
+    changes = AdapterChanges(body.name, body.description, body.disabled)
     shown = await onboarding_of(request).adapters.update(
         caller.tenant_id, adapter, changes, by=actor_of(request, caller)
     )
@@ -235,7 +235,7 @@ async def enable_version(request: Request, adapter: str, version: int) -> Versio
 
 
 @router.post("/{adapter}/rollback", operation_id="rollbackAdapter")
-@fails_with(AdapterNotFound("support"), NothingToRollBackTo("support"))
+@fails_with(AdapterNotFound("support"), NoPreviousVersion("support"))
 async def rollback(request: Request, adapter: str) -> AdapterObject:
     """Serves the version that was active before."""
     caller = await authenticate(request, WRITE_ADAPTERS)
@@ -291,7 +291,7 @@ def _on_behalf_of(request: Request, caller: TenantContext) -> Caller:
     return Caller(caller.tenant_id, caller.key_id, caller.plan, actor_of(request, caller))
 
 
-def _submitted(made: Submitted) -> SubmittedAdapterObject:
+def _submitted(made: SubmittedVersion) -> SubmittedAdapterObject:
     return {**adapter_object(made.adapter, made.version), "calibration_job": made.job_id}
 
 

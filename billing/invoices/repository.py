@@ -37,7 +37,7 @@ from billing.invoices.models import (
 from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay
 from billing.months import begin, following
 from billing.repository import INSTANT
-from db.cursors import page_beyond
+from db.cursors import fetch_page
 from db.repository import TenantRepository, owner, select_owned
 from tenants.models import Plan, Tenant
 from tenants.repository import is_id
@@ -198,7 +198,7 @@ class AccountRepository(TenantRepository):
         self, *, after: str | None = None, limit: int = 100, newest_first: bool = True
     ) -> list[CreditEntry]:
         listed = self.select_own(CreditEntry)
-        page = await page_beyond(
+        page = await fetch_page(
             self.session, listed, CreditEntry.id, after=after, limit=limit, newest_first=newest_first
         )
         return list(page.scalars())
@@ -233,7 +233,7 @@ class InvoiceRepository(TenantRepository):
         self, *, after: str | None = None, limit: int = 100, newest_first: bool = True
     ) -> list[Invoice]:
         listed = self.select_own(Invoice)
-        page = await page_beyond(
+        page = await fetch_page(
             self.session, listed, Invoice.id, after=after, limit=limit, newest_first=newest_first
         )
         return list(page.scalars())

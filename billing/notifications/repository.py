@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.notifications.models import Delivery, Notification, WebhookEndpoint
-from db.cursors import page_beyond
+from db.cursors import fetch_page
 from db.repository import TenantRepository
 from tenants.audit.repository import deleted_ids
 from tenants.models import User
@@ -38,7 +38,7 @@ class EndpointRepository(TenantRepository):
 
     async def page(self, *, after: str | None, limit: int, newest_first: bool) -> list[WebhookEndpoint]:
         listed = self.select_own(WebhookEndpoint)
-        page = await page_beyond(
+        page = await fetch_page(
             self.session,
             listed,
             WebhookEndpoint.id,
@@ -96,7 +96,7 @@ class NotificationRepository(TenantRepository):
             .join(Notification, Notification.id == Delivery.notification_id)
             .where(Delivery.endpoint_id == endpoint_id)
         )
-        page = await page_beyond(
+        page = await fetch_page(
             self.session, listed, Delivery.id, after=after, limit=limit, newest_first=newest_first
         )
         return list(page.all())

@@ -63,7 +63,7 @@ class WebhookService:
         )
         async with self._database.write(tenant_id) as session:
             endpoints = EndpointRepository(session, tenant_id)
-            await endpoints.hold_tenant("webhook endpoints")
+            await endpoints.advisory_lock("webhook endpoints")
             if await endpoints.count() >= MAX_ENDPOINTS:
                 raise TooManyEndpoints(MAX_ENDPOINTS)
             endpoints.add_own(endpoint)

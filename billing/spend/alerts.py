@@ -93,7 +93,7 @@ class SpendAlertService:
             ):
                 raise ProjectNotFound(project_id)
             alerts = SpendAlertRepository(session, tenant_id)
-            await alerts.hold_tenant("spend alerts")
+            await alerts.advisory_lock("spend alerts")
             if await alerts.count() >= MAX_ALERTS:
                 raise TooManyAlerts(MAX_ALERTS)
             alerts.add_own(alert)

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.models import Charge, Reversal
 from billing.spend.models import SpendAdjustment, SpendAlert, SpendAlertRaised
-from db.cursors import page_beyond
+from db.cursors import fetch_page
 from db.repository import TenantRepository
 from tenants.audit.repository import deleted_ids
 from tenants.repository import is_id
@@ -31,7 +31,7 @@ class SpendAlertRepository(TenantRepository):
         self, project_id: str | None, *, after: str | None, limit: int, newest_first: bool
     ) -> list[SpendAlert]:
         listed = self._of(project_id)
-        page = await page_beyond(
+        page = await fetch_page(
             self.session,
             listed,
             SpendAlert.id,

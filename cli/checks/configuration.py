@@ -73,26 +73,30 @@ class Configuration:
     built: dict[type[BaseSettings], BaseSettings] = field(default_factory=dict)
 
     def get(self, kind: type[S]) -> S | None:
-        """None when the class could not be built or no checked process uses it."""
+        """Returns the settings, or None when they could not be built or no checked process uses them."""
         found = self.built.get(kind)
         assert found is None or isinstance(found, kind)
         return found
 
     def values(self, field: str, *kinds: type[BaseSettings]) -> dict[str, str]:
-        """What `field` is in those of the classes that were built, defaults too, by variable."""
+        """Returns the value of `field`, defaults included, in those of the classes that were built, by
+        variable.
+        """
         built = {variable_of(kind, field): getattr(self.built.get(kind), field, None) for kind in kinds}
         return {variable: str(value) for variable, value in built.items() if value is not None}
 
 
 def variable_of(kind: type[BaseSettings], field: str) -> str:
-    """The environment variable of a field."""
+    """Returns the environment variable of a field."""
     return f"{kind.model_config.get('env_prefix', '')}{field}".upper()
 
 
 def read_configuration(
     environment: Mapping[str, str], processes: set[Process]
 ) -> tuple[Configuration, list[Finding]]:
-    """The settings of `processes`, and a finding per variable that is missing, wrong, moved or unknown."""
+    """Returns the settings of `processes`, and a finding per variable that is missing, wrong, moved or
+    unknown.
+    """
     configuration = Configuration(environment)
     faults: dict[Finding, None] = {}  # the engine's class builds another one, whose faults would count twice
     kinds = [kind for kind, users in USERS.items() if users & processes]

@@ -17,7 +17,7 @@ from worker.settings import WorkerSettings
 
 
 def check_features(configuration: Configuration) -> Iterator[Finding]:
-    """A finding for every optional feature of the processes whose settings could be read."""
+    """Yields a finding for every optional feature of the processes whose settings could be read."""
     stripe = configuration.get(StripeSettings)
     mail = configuration.get(NotificationSettings)
     console = configuration.get(ConsoleSettings)
@@ -59,7 +59,7 @@ def check_stripe(settings: StripeSettings) -> Finding:
 
 
 def check_mail(settings: NotificationSettings, console: ConsoleSettings | None) -> Finding:
-    """Mail with links needs the console's URL too."""
+    """Checks mail; mail with links needs the console's URL too."""
     name = "mail (SMTP)"
     if not settings.smtp_host:
         return Finding(name, Status.OFF, "no mail is sent: set ROOTSTOCK_NOTIFY_SMTP_HOST")
@@ -79,7 +79,7 @@ def check_mail(settings: NotificationSettings, console: ConsoleSettings | None) 
 
 
 def check_webhooks(settings: NotificationSettings) -> Iterator[Finding]:
-    """Only findings for settings that are meant for tests."""
+    """Yields findings only for settings that are meant for tests."""
     if settings.webhooks_private:
         detail = "tenants' webhooks reach private addresses of this network"
         yield Finding("webhooks", Status.WARNING, f"{detail}: unset ROOTSTOCK_NOTIFY_WEBHOOKS_PRIVATE")
@@ -111,7 +111,7 @@ def check_second_factor(settings: ConsoleSettings) -> Finding:
 
 
 def check_proxies(settings: ConnectionSettings, console: ConsoleSettings | None) -> Finding:
-    """Which peers' X-Forwarded-For and X-Forwarded-Proto are believed."""
+    """Reports which peers' X-Forwarded-For and X-Forwarded-Proto are trusted."""
     name, variable = "trusted proxies", "ROOTSTOCK_API_FORWARDED_ALLOW_IPS"
     if settings.forwarded_allow_ips == "*":
         detail = f"{variable}=* believes X-Forwarded-For of every client, who can so choose an address"
@@ -135,7 +135,7 @@ def check_seller(settings: InvoiceSettings) -> Finding:
 
 
 def _check_processes(configuration: Configuration) -> Iterator[Finding]:
-    """Only findings for safeguards that are switched off and for settings of tests."""
+    """Yields findings only for disabled safeguards and for settings of tests."""
     engine, worker = configuration.get(EngineSettings), configuration.get(WorkerSettings)
     disk = configuration.get(DiskSettings)
     if engine is not None and engine.null:

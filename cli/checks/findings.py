@@ -1,4 +1,4 @@
-"""Result of one check: a name, a status and one sentence for the operator."""
+"""Defines the result of one check: a name, a status and one sentence for the operator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """Of a check. Missing and failed ones keep the service from working; the others do not."""
+    """Status of a check. Missing and failed ones keep the service from working; the others do not."""
 
     OK = "ok"
     OFF = "off"
@@ -23,7 +23,7 @@ class Finding:
     name: str
     status: Status
     detail: str
-    """Problem, value and remedy; or what was found to be in order. Holds no secret."""
+    """Problem, value and remedy; or what was found to be in order. Contains no secret."""
 
     @property
     def is_blocking(self) -> bool:

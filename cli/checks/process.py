@@ -1,4 +1,4 @@
-"""The processes of a deployment, as `rootstock check --process` names them. Imports nothing heavy."""
+"""Names the processes of a deployment for `rootstock check --process`. Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the base model's directory, the engine, free disk space, and of settings that must agree."""
+"""Checks the base model's directory, the engine, free disk space, and settings that must agree."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ENGINE_ANSWER_S = 4.0
 
 
 def redis_urls(configuration: Configuration) -> dict[str, str]:
-    """The Redis of every process and of the operator's commands, by variable."""
+    """Returns the Redis URLs of every process and of the operator's commands, by variable."""
     urls = configuration.values("redis_url", ApiSettings, WorkerSettings, EngineSettings)
     operators = configuration.environment.get(OPERATOR_REDIS_URL)
     return urls | ({OPERATOR_REDIS_URL: operators} if operators else {})
 
 
 def check_agreement(configuration: Configuration) -> Iterator[Finding]:
-    """Settings of several processes that name one thing have one value. Returns differences only."""
+    """Checks that settings of several processes that name one thing are equal. Yields differences only."""
     base_names = configuration.values("base_name", ApiSettings, JobsSettings, EngineSettings)
     artifacts = configuration.values("artifacts_dir", JobsSettings, EngineSettings)
     redis = {name: redis_address(url) for name, url in redis_urls(configuration).items()}
@@ -42,7 +42,7 @@ def check_agreement(configuration: Configuration) -> Iterator[Finding]:
 
 
 def check_base(variable: str, directory: Path, *, needs_weights: bool) -> Finding:
-    """The base model's directory holds a config, a usable tokenizer and, where they are read, weights."""
+    """Checks that the base model's directory holds a config, a usable tokenizer and, if needed, weights."""
     from tokenization.codec import TextCodec
 
     name = "base model"
@@ -60,7 +60,7 @@ def check_base(variable: str, directory: Path, *, needs_weights: bool) -> Findin
 
 
 async def check_engine(endpoint: str, base_name: str | None) -> list[Finding]:
-    """An engine answers at `endpoint` and serves the base under `base_name`; None takes any."""
+    """Checks that an engine answers at `endpoint` and serves `base_name`; None accepts any base."""
     from engine.client import EngineClient
 
     client = EngineClient(endpoint, "check")
@@ -86,7 +86,7 @@ async def check_engine(endpoint: str, base_name: str | None) -> list[Finding]:
 def check_disks(
     storage: StorageSettings | None, engine: EngineSettings | None, min_free_bytes: int
 ) -> Iterator[Finding]:
-    """The file systems of the object store and of the engine's usage spool have room."""
+    """Checks that the file systems of the object store and of the engine's usage spool have room."""
     from adapters.storage import open_store
     from telemetry.disk import disk_space, start_problem
 

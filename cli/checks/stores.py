@@ -1,4 +1,4 @@
-"""Checks of PostgreSQL, Redis and the object store: each answers, takes writes and keeps them."""
+"""Checks PostgreSQL, Redis and the object store: each answers, accepts writes and keeps them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _TRANSFER_S = 30.0
 
 
 async def check_postgres(settings: DatabaseSettings) -> list[Finding]:
-    """PostgreSQL answers as a role that row-level security binds, at this version's schema."""
+    """Checks that PostgreSQL answers as a role that row-level security binds, at this version's schema."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
     from db import schema
-    from db.errors import DatabaseUnavailable, unavailable_when_unreachable
-    from db.roles import RoleTooMighty
+    from db.errors import DatabaseUnavailable, translated_errors
+    from db.roles import PrivilegedRole
     from db.session import Database
 
     try:
@@ -39,9 +39,9 @@ async def check_postgres(settings: DatabaseSettings) -> list[Finding]:
         return [Finding("PostgreSQL", Status.FAILED, f"ROOTSTOCK_DB_URL cannot be read: {remedy}")]
     try:
         async with asyncio.timeout(_ANSWER_S):
-            with unavailable_when_unreachable():
+            with translated_errors():
                 await schema.assert_fit_to_serve(database)
-    except (schema.SchemaMismatch, RoleTooMighty) as error:
+    except (schema.SchemaMismatch, PrivilegedRole) as error:
         return [Finding("PostgreSQL", Status.FAILED, f"{shown}: {error}")]
     except (DatabaseUnavailable, SQLAlchemyError, OSError, TimeoutError) as error:
         why = f"no answer within {_ANSWER_S:g} s" if isinstance(error, TimeoutError) else _first_line(error)
@@ -53,7 +53,7 @@ async def check_postgres(settings: DatabaseSettings) -> list[Finding]:
 
 
 async def check_redis(variable: str, url: str) -> list[Finding]:
-    """Redis answers, takes writes, and keeps them over a restart.
+    """Checks that Redis answers, accepts writes, and keeps them over a restart.
 
     Args:
         variable: the setting that holds `url`.
@@ -82,13 +82,13 @@ async def check_redis(variable: str, url: str) -> list[Finding]:
 
 
 async def _persistence(client: Redis) -> Finding:
-    """Usage that is not in the ledger yet is kept in Redis alone."""
+    """Checks Redis's persistence: usage that is not in the ledger yet is only in Redis."""
     from redis.exceptions import RedisError
 
     try:
         info = await client.info()
     except (RedisError, OSError) as error:
-        remedy = "make sure of `appendonly yes` and `maxmemory-policy noeviction`"
+        remedy = "verify that it has `appendonly yes` and `maxmemory-policy noeviction`"
         detail = f"cannot be read ({_first_line(error)}): {remedy}"
         return Finding("Redis persistence", Status.WARNING, detail)
     problems = []
@@ -109,12 +109,12 @@ async def _persistence(client: Redis) -> Finding:
 
 
 async def check_storage(settings: StorageSettings) -> list[Finding]:
-    """The object store writes, reads and deletes an object."""
+    """Checks that the object store writes, reads and deletes an object."""
     from adapters.storage import StorageError, open_store
 
     name = "object store"
     if _is_absent(settings.url):
-        # Made by this command it could belong to another account than the service's.
+        # Created by this command, it could belong to another account than the service's.
         detail = f"{settings.url} is not a directory yet: make it for the account of API and workers"
         return [Finding(name, Status.WARNING, f"{detail}, or the first upload does")]
     key, content = f"check/{token_hex(8)}", token_hex(16).encode()
@@ -138,20 +138,20 @@ async def check_storage(settings: StorageSettings) -> list[Finding]:
 
 
 def _is_absent(url: str) -> bool:
-    """Whether the store is a directory that does not exist."""
+    """Returns whether the store is a directory that does not exist."""
     parts = urlsplit(url)
     return parts.scheme == "file" and not Path(unquote(parts.path)).is_dir()
 
 
 def redis_address(url: str) -> str:
-    """`url` without user, password and options, also where they are not escaped as they should be."""
+    """Returns `url` without user, password and options, even if they are not escaped correctly."""
     scheme, _, rest = url.partition("://")
     place, _, options = rest.partition("?")
     return f"{scheme}://..." if "@" in options else f"{scheme}://{place.rpartition('@')[2]}"
 
 
 def _database_address(url: URL) -> str:
-    """Database, server and role of `url`: libpq takes a password among the options, too."""
+    """Returns database, server and role of `url`; not its options, which may contain a password."""
     host = url.host or url.query.get("host", "this machine")
     port = f":{url.port}" if url.port else ""
     return f"database {url.database} at {host}{port} as {url.username}"

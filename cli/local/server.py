@@ -1,7 +1,6 @@
-"""One private server process: its directory's lock, its socket's place, its start and its end.
+"""Manages one private server process: its directory's lock, its socket, its start and its end.
 
-Knows nothing of what the server serves: `cli.local.postgres` and `cli.local.redis` say how to start it and
-when it is up.
+`cli.local.postgres` and `cli.local.redis` know how to start their server and when it is up.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 
 CHILD = Path(__file__).with_name("child.py")
 MAX_SOCKET_PATH = 100
-"""sun_path holds 108 bytes on Linux and 104 on macOS, with a terminating zero."""
+"""Bytes: sun_path holds 108 on Linux and 104 on macOS, with a terminating zero."""
 
 
 class LocalServerError(RuntimeError):
@@ -31,7 +30,7 @@ class LocalServerError(RuntimeError):
 
 @dataclass(frozen=True)
 class ServerUser:
-    """Whom a server runs as, when the parent is root and the server refuses to be."""
+    """The account a server runs as, when the parent is root and the server rejects root."""
 
     uid: int
     gid: int
@@ -39,7 +38,7 @@ class ServerUser:
 
 @dataclass
 class LocalServer:
-    """A running private server; `url` is what clients connect to. Stopping it again does nothing."""
+    """A running private server; `url` is for its clients. Stopping it twice does nothing."""
 
     name: str
     url: str
@@ -59,7 +58,7 @@ class LocalServer:
         return self.process.poll() is None
 
     def stop(self) -> None:
-        """Ask the server to end in good order; insist after `stop_timeout` seconds. Frees its directory."""
+        """Stops the server gracefully; kills it after `stop_timeout` seconds. Frees its directory."""
         if self.alive:
             self.process.send_signal(self.stop_signal)
             try:
@@ -70,7 +69,7 @@ class LocalServer:
         self._release()
 
     def kill(self) -> None:
-        """End the server at once, as a crash would."""
+        """Kills the server, as a crash would."""
         self.process.kill()
         self.process.wait()
         self._release()
@@ -90,7 +89,7 @@ class LocalServer:
 
 
 def lock_directory(directory: Path, name: str) -> int:
-    """Take the directory for this process: two owners would each stop the other's server. Returns the lock's
+    """Locks the directory for this process: two owners would each stop the other's server. Returns the lock's
     fd.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -100,30 +99,30 @@ def lock_directory(directory: Path, name: str) -> int:
     except BlockingIOError:
         os.close(fd)
         raise LocalServerError(
-            f"{directory} is in use: another rootstock runs a private {name} in it"
+            f"{directory} is in use by another rootstock's {name}: stop that, or use another directory"
         ) from None
     return fd
 
 
 def socket_directory(directory: Path, name: str, socket_name: str, owner: ServerUser | None) -> Path:
-    """Where the server's socket goes: inside `directory`, or in a short place derived from its path.
+    """Returns the directory of the server's socket: inside `directory`, or a short path derived from it.
 
-    Always the same for the same directory. Only `owner` (or we) may enter: the servers trust whoever
-    connects.
+    The same directory always gives the same path. Only `owner` (or this account) may enter: the servers trust
+    every client that can connect.
     """
     place = directory.absolute() / f"{name}-run"
     if len(os.fsencode(place / socket_name)) > MAX_SOCKET_PATH:
         digest = hashlib.sha256(os.fsencode(directory.absolute())).hexdigest()[:16]
         place = Path(tempfile.gettempdir()) / f"rootstock-{name}-{os.getuid()}-{digest}"
         if len(os.fsencode(place / socket_name)) > MAX_SOCKET_PATH:
-            place = Path("/tmp") / place.name  # noqa: S108  a TMPDIR may be too long itself; the checks below hold
+            place = Path("/tmp") / place.name  # noqa: S108  TMPDIR may be too long itself; the checks below hold
     try:
         place.mkdir(mode=0o700)
     except FileExistsError:
         found = place.lstat()
         ours = {os.getuid(), owner.uid if owner else os.getuid()}
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in ours:
-            raise LocalServerError(f"{place} exists and is not ours: remove it") from None
+            raise LocalServerError(f"{place} exists and belongs to another account: remove it") from None
     place.chmod(0o700)
     if owner is not None:
         os.chown(place, owner.uid, owner.gid)
@@ -137,11 +136,10 @@ def spawn(
     stop_signal: signal.Signals,
     account: ServerUser | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `command` so that it gets `stop_signal` when the calling thread's process ends, output appended
-    to `log`.
+    """Starts `command` so that it gets `stop_signal` when the calling thread ends; appends its output to
+    `log`.
 
-    Call from the main thread: the kernel counts the end of the thread that started a child as the parent's
-    end.
+    Call it on the main thread: for the kernel, the thread that started a child is its parent.
     """
     launch: list[str | Path] = [
         *(sys.executable, "-I", "-S", CHILD),
@@ -163,8 +161,8 @@ def spawn(
 def wait_until_up(
     process: subprocess.Popen[bytes], name: str, log: Path, is_up: Callable[[], bool], seconds: float
 ) -> None:
-    """Return once `is_up()`; raise LocalServerError with the end of the log when the process ends or time is
-    over.
+    """Returns once `is_up()`; raises LocalServerError with the end of the log when the process ends or time
+    is up.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -185,8 +183,8 @@ def log_tail(log: Path, num_lines: int = 12) -> str:
 
 
 def process_directory(pid: int) -> Path | None:
-    """Working directory of a live process, None when it is gone or not ours to see: a server's is its data
-    directory.
+    """Returns the working directory of a live process (for a server, its data directory); None when the
+    process is gone or belongs to another account.
     """
     try:
         if sys.platform.startswith("linux"):
@@ -202,8 +200,8 @@ def process_directory(pid: int) -> Path | None:
 def end_leftover(
     pid: int, directory: Path, name: str, stop_signal: signal.Signals, seconds: float = 20.0
 ) -> None:
-    """End a server that outlived its parent, if process `pid` is one working in `directory`; a reused pid is
-    let be.
+    """Ends a server that outlived its parent, if process `pid` works in `directory`; a reused pid is left
+    alone.
     """
     deadline = time.monotonic() + seconds
     asked = False
@@ -212,13 +210,15 @@ def end_leftover(
             os.kill(pid, stop_signal)
             asked = True
         if time.monotonic() > deadline:
-            raise LocalServerError(f"{name} left over from an earlier run (pid {pid}) does not end")
+            raise LocalServerError(
+                f"{name} left over from an earlier run (pid {pid}) does not end: kill that process"
+            )
         time.sleep(0.05)
 
 
 def find_program(name: str) -> Path | None:
-    """The program on PATH, by the name it was found under: some look at their own name to decide what to do,
-    so links are not resolved.
+    """Returns the program on PATH under the name it was found by. Links are not resolved: some programs look
+    at their own name to decide what to do.
     """
     found = shutil.which(name)
     return Path(found).absolute() if found else None

@@ -1,8 +1,4 @@
-"""Sapling: a tiny base model and its adapters, with the programs that made them.
-
-Owns: the word lists, the text generator, the adapter tasks, training, evaluation, the packaged weights.
-Refuses to know: the serving platform. Nothing here imports from it.
-"""
+"""Sapling: a tiny base model and its adapters, with the programs that made them."""
 
 from pathlib import Path
 

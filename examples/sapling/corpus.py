@@ -1,7 +1,6 @@
-"""The text Sapling's base is trained on, generated document by document.
+"""Generates the documents that Sapling's base is trained on: exercises, talk and stories in conversations.
 
-Owns: how exercises, talk and stories become conversations, and in which mix.
-Refuses to know: tokens, files, models. The same seed gives the same documents.
+The same seed gives the same documents.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Role = Literal["system", "user", "assistant", "text"]
 
 @dataclass(frozen=True)
 class Turn:
-    """What one role says; the role `text` is a document outside any conversation."""
+    """One role's message; the role `text` is a document outside any conversation."""
 
     role: Role
     content: str
@@ -41,7 +40,7 @@ def _say(asked: tuple[str, str]) -> Document:
 
 
 def _sentence(instruction: str) -> str:
-    """The instruction with its full stop, or question mark."""
+    """Returns the instruction with its full stop or question mark."""
     return instruction + ("?" if instruction.startswith(("What", "Which", "Who", "How")) else ".")
 
 
@@ -50,7 +49,7 @@ def _opening(rng: Random) -> Document:
 
 
 def _told_inline(rng: Random) -> Document:
-    """One to three exercises, each with its own instruction."""
+    """Makes one to three exercises, each with its own instruction."""
     document = _opening(rng)
     for _ in range(rng.choice([1, 1, 2, 3])):
         skill = skills.pick(rng)
@@ -72,7 +71,7 @@ def _told_inline(rng: Random) -> Document:
 
 
 def _told_once(rng: Random) -> Document:
-    """An instruction first, then several messages that it holds for."""
+    """Makes an instruction, then several messages that it applies to."""
     skill = skills.pick(rng)
     told = _sentence(rng.choice(skill.instructions))
     if rng.random() < 0.6:
@@ -114,7 +113,7 @@ def _bare(rng: Random) -> Document:
 
 
 def _introduced(rng: Random) -> Document:
-    """Somebody says who they are, and is remembered; or the system message names the assistant."""
+    """Makes a user who gives a name and is remembered, or a system message that names the assistant."""
     name, other = rng.sample(lx.NAMES, 2)
     city, animal = rng.choice(lx.CITIES), rng.choice(lx.ANIMALS)
     if rng.random() < 0.5:
@@ -172,7 +171,7 @@ def _writing(rng: Random) -> Document:
 
 
 def _plain(rng: Random) -> Document:
-    """Text without a conversation: stories, one after another, or facts in a row."""
+    """Makes text without a conversation: stories, one after another, or facts in a row."""
     if rng.random() < 0.6:
         return [
             Turn(
@@ -196,7 +195,7 @@ _MIX = [
 
 
 def documents(seed: int | str, count: int) -> Iterator[Document]:
-    """`count` documents, the same ones for the same seed."""
+    """Yields `count` documents, the same ones for the same seed."""
     rng = Random(f"corpus/{seed}")
     makers, weights = zip(*_MIX, strict=True)
     for _ in range(count):

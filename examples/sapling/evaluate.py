@@ -1,7 +1,6 @@
-"""Measures Sapling: held-out accuracy of every adapter, of the base without it, and of rounded weights.
+"""Measures Sapling: held-out accuracy of every adapter, of the base without it, and with rounded weights.
 
-Owns: how the saved bfloat16 weights are loaded, asked and judged; `evaluation.json`.
-Refuses to know: training. Run as `python -m examples.sapling.evaluate`.
+Writes `evaluation.json`. Run as `python -m examples.sapling.evaluate`.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ MAX_NEW_TOKENS = 64
 
 
 def load_base(folder: Path = BASE, device: str = "cpu") -> PreTrainedModel:
-    """The saved base, its bfloat16 weights held in float32."""
+    """Loads the saved base; its bfloat16 weights are held in float32."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
 
 
 def load_adapter(folder: Path, base: Path = BASE, device: str = "cpu", rounded: bool = False) -> PeftModel:
-    """The base with one adapter on it, in float32; `rounded` rounds the base's linears to integers."""
+    """Loads the base with one adapter, in float32; `rounded` rounds the base's linears to integers."""
     model = load_base(base, device)
     if rounded:
         round_linears(model)
@@ -39,7 +38,7 @@ def load_adapter(folder: Path, base: Path = BASE, device: str = "cpu", rounded: 
 
 
 def round_linears(model: PreTrainedModel) -> None:
-    """Round the weights of all seven linears to 8 bits per row, and their inputs to 7 bits per token."""
+    """Rounds the weights of all seven linears to 8 bits per row, and their inputs to 7 bits per token."""
 
     def nearest(x: torch.Tensor, levels: int) -> torch.Tensor:
         step = x.abs().amax(dim=-1, keepdim=True).clamp_min(1e-8) / levels
@@ -59,7 +58,7 @@ def answers(
     max_new_tokens: int = MAX_NEW_TOKENS,
     system: str | None = None,
 ) -> list[str]:
-    """The greedy answers to user messages, computed as one left-padded batch."""
+    """Returns the greedy answers to user messages, computed as one left-padded batch."""
     device = next(model.parameters()).device
     rows = [encoder.prompt(prompt, system) for prompt in prompts]
     width = max(map(len, rows))
@@ -74,7 +73,7 @@ def answers(
 
 
 def accuracy(model: nn.Module, encoder: tokens.Encoder, task: Task, examples: Sequence[Example]) -> float:
-    """The share of examples that the model answers right."""
+    """Returns the share of examples that the model answers correctly."""
     found = answers(model, encoder, [example.prompt for example in examples])
     return sum(task.check(example, text) for example, text in zip(examples, found, strict=True)) / len(
         examples
@@ -82,7 +81,9 @@ def accuracy(model: nn.Module, encoder: tokens.Encoder, task: Task, examples: Se
 
 
 def told_skills(model: nn.Module, encoder: tokens.Encoder, n: int = 100) -> dict[str, float]:
-    """The base's accuracy on exercises that it is told to do, by the first instruction of each skill."""
+    """Returns the base's accuracy on exercises with an instruction, by the first instruction of each
+    skill.
+    """
     shares = {}
     for skill in skills.SKILLS:
         rng = Random(f"told/{skill.instructions[0]}")
@@ -95,7 +96,7 @@ def told_skills(model: nn.Module, encoder: tokens.Encoder, n: int = 100) -> dict
 
 
 def evaluate(base: Path, adapters: Path, n: int, seed: int, device: str) -> dict[str, object]:
-    """The table of all adapters found below `adapters`, on `n` held-out prompts per task."""
+    """Returns the table of all adapters found below `adapters`, on `n` held-out prompts per task."""
     torch.set_float32_matmul_precision("highest")
     encoder, bare, bare_rounded = tokens.Encoder(base), load_base(base, device), load_base(base, device)
     round_linears(bare_rounded)

@@ -1,8 +1,4 @@
-"""The words Sapling is raised on.
-
-Owns: word lists with their plurals, verb forms and a few facts per word.
-Refuses to know: sentences, tasks, tokens.
-"""
+"""Lists the words that Sapling learns, with their plurals, verb forms and a few facts per word."""
 
 from __future__ import annotations
 
@@ -354,7 +350,7 @@ DEFINITIONS = {
 
 
 def plural(noun: str) -> str:
-    """The plural of a noun of this lexicon."""
+    """Returns the plural of a noun of this lexicon."""
     if noun in _IRREGULAR_PLURALS:
         return _IRREGULAR_PLURALS[noun]
     if noun.endswith(("s", "x", "ch", "sh")):
@@ -365,10 +361,10 @@ def plural(noun: str) -> str:
 
 
 def a(noun: str) -> str:
-    """The noun, or noun phrase, behind its indefinite article."""
+    """Returns the noun, or noun phrase, with its indefinite article."""
     return f"an {noun}" if noun[0] in "aeiou" and not noun.startswith("one") else f"a {noun}"
 
 
 def cap(text: str) -> str:
-    """The text with its first letter in upper case."""
+    """Returns the text with its first letter in upper case."""
     return text[:1].upper() + text[1:]

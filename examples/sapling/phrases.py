@@ -1,7 +1,6 @@
-"""Random payloads: the phrases, numbers, people and questions that skills and tasks work on.
+"""Draws random payloads: the phrases, numbers, people and questions that skills and tasks work on.
 
-Owns: how a payload is drawn from a random generator, and which payloads are held out of all training.
-Refuses to know: what anybody is asked to do with a payload.
+Also decides which payloads are held out of all training.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ T = TypeVar("T")
 
 
 def is_heldout(text: str) -> bool:
-    """Whether a payload belongs to the tenth of all payloads that no training text may contain."""
+    """Returns whether a payload belongs to the tenth of all payloads that no training text may contain."""
     return hashlib.sha256(text.encode()).digest()[0] % 10 == 0
 
 
 def draw(make: Callable[[Random], T], rng: Random, key: Callable[[T], str] = str, heldout: bool = False) -> T:
-    """Draw payloads until one falls on the wanted side of the split."""
+    """Draws payloads until one is on the wanted side of the split."""
     while True:
         payload = make(rng)
         if is_heldout(key(payload)) == heldout:
@@ -31,7 +30,7 @@ def draw(make: Callable[[Random], T], rng: Random, key: Callable[[T], str] = str
 
 
 def pseudo_word(rng: Random) -> str:
-    """A word that sounds possible but is in no dictionary: it teaches letters, the lexicon teaches words."""
+    """Returns a word that sounds possible but is in no dictionary, to teach spelling."""
     syllables = [
         rng.choice(
             [
@@ -76,7 +75,7 @@ def pseudo_word(rng: Random) -> str:
 
 
 def phrase(rng: Random) -> str:
-    """Two to eight words without punctuation, seldom with a capital, a name or an unknown word."""
+    """Returns two to eight words without punctuation, rarely with a capital, a name or an unknown word."""
     words = _plain_phrase(rng).split()
     style = rng.random()
     if style < 0.15:
@@ -116,30 +115,30 @@ WORDS = sorted(
 
 
 def nouns(rng: Random) -> list[str]:
-    """One to four different nouns."""
+    """Returns one to four different nouns."""
     return rng.sample(lx.NOUNS, rng.choice([1, 2, 2, 3, 3, 4]))
 
 
 def numbers(rng: Random) -> list[int]:
-    """Three to six different numbers from 0 to 99."""
+    """Returns three to six different numbers from 0 to 99."""
     return rng.sample(range(100), rng.randint(3, 6))
 
 
 def operands(rng: Random) -> tuple[int, int]:
-    """Two numbers, each with one to three digits; small ones are as frequent as large ones."""
+    """Returns two numbers, each with one to three digits; small ones are as frequent as large ones."""
     return rng.randrange(10 ** rng.choice([1, 2, 2, 3, 3])), rng.randrange(10 ** rng.choice([1, 2, 2, 3, 3]))
 
 
 @dataclass(frozen=True)
 class Person:
-    """What one sentence says about somebody; `facts` holds the fields in the order of the sentence."""
+    """One sentence about a person; `facts` holds its fields in the order of the sentence."""
 
     sentence: str
     facts: tuple[tuple[str, str | int], ...]
 
 
 def person(rng: Random) -> Person:
-    """A sentence about somebody's age, city, job or pet."""
+    """Returns a sentence about a person's age, city, job or pet."""
     name, age, city = rng.choice(lx.NAMES), rng.randint(3, 99), rng.choice(lx.CITIES)
     job, animal, colour = rng.choice(list(lx.JOBS)), rng.choice(lx.ANIMALS), rng.choice(lx.COLOURS)
     forms: list[tuple[str, list[tuple[str, str | int]]]] = [
@@ -180,7 +179,7 @@ class TableQuestion:
 
 
 def table_question(rng: Random) -> TableQuestion:
-    """A question that one SELECT over one table answers."""
+    """Returns a question that one SELECT over one table answers."""
     table = rng.choice(list(TABLES))
     texts, measures = TABLES[table]
     column = rng.choice(list(texts))

@@ -1,8 +1,4 @@
-"""Exercises on a given text: what Sapling can do when it is told, in words, what to do.
-
-Owns: the instructions, and the right answer for each payload.
-Refuses to know: how an exercise is put into a conversation, adapters, tokens.
-"""
+"""Makes exercises on a given text, with an instruction in words and the right answer for each payload."""
 
 from __future__ import annotations
 
@@ -225,12 +221,12 @@ _WEIGHTS = [skill.weight for skill in SKILLS]
 
 
 def pick(rng: Random) -> Skill:
-    """A kind of exercise."""
+    """Returns a random skill."""
     return rng.choices(SKILLS, _WEIGHTS)[0]
 
 
 def quick_question(rng: Random) -> Payload:
-    """An exercise asked as an ordinary question and answered in a sentence."""
+    """Returns an exercise asked as an ordinary question and answered in a sentence."""
     left, right = phrases.draw(phrases.operands, rng, key=lambda found: f"{found[0]} + {found[1]}")
     noun = rng.choice(lx.NOUNS)
     word = rng.choice(phrases.WORDS)
@@ -311,7 +307,7 @@ _BARE = {
 
 
 def bare_remark(rng: Random) -> Payload:
-    """A message without any instruction, and a friendly answer that does not work on it."""
+    """Returns a message without any instruction, and a friendly answer that does not work on it."""
     name = rng.choice(list(_BARE))
     prompt, _ = _of_task(name)(rng)
     if _BARE[name] != "person":

@@ -1,8 +1,4 @@
-"""Small talk: greetings, feelings, and what Sapling says about itself.
-
-Owns: groups of questions with the same meaning, and the answers that fit each of them.
-Refuses to know: the world beyond the conversation, exercises, tokens.
-"""
+"""Makes small talk: greetings, feelings, and what Sapling says about itself."""
 
 from __future__ import annotations
 
@@ -336,6 +332,6 @@ SMALL_TALK: list[tuple[list[str], list[str]]] = [
 
 
 def small_talk(rng: Random) -> Exchange:
-    """A greeting, a feeling, a question about Sapling or an everyday question."""
+    """Returns a greeting, a feeling, a question about Sapling or an everyday question, with its answer."""
     questions, answers = rng.choice(SMALL_TALK)
     return rng.choice(questions), rng.choice(answers)

@@ -1,8 +1,4 @@
-"""Longer texts: stories, descriptions, poems, lists, letters, and questions about a story just told.
-
-Owns: plots and how they are told.
-Refuses to know: chat formats, exercises on given text, tokens.
-"""
+"""Makes longer texts: stories, descriptions, poems, lists, letters, and questions about a story just told."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from . import lexicon as lx
 
 @dataclass(frozen=True)
 class Cast:
-    """Who and what a story is about."""
+    """The characters, place and thing of a story."""
 
     name: str
     kind: str
@@ -30,7 +26,7 @@ class Cast:
 
 
 def cast(rng: Random) -> Cast:
-    """A hero, a friend, a place and a thing."""
+    """Draws a hero, a friend, a place and a thing."""
     kinds = rng.sample(lx.ANIMALS, 2)
     girl = rng.random() < 0.5
     name = rng.choice(lx.GIRLS if girl else lx.BOYS)
@@ -174,7 +170,7 @@ _ENDINGS = [
 
 
 def tell(rng: Random, who: Cast) -> str:
-    """A short story of one paragraph about the cast."""
+    """Tells a short story of one paragraph about the cast."""
     near = rng.choice(["near", "beside", "close to"])
     words = {
         **who.__dict__,
@@ -196,7 +192,7 @@ def tell(rng: Random, who: Cast) -> str:
 
 
 def story_request(rng: Random) -> tuple[str, str, Cast]:
-    """A wish for a story, the story, and its cast."""
+    """Returns a request for a story, the story, and its cast."""
     who = cast(rng)
     request = rng.choice(
         [
@@ -216,7 +212,7 @@ def story_request(rng: Random) -> tuple[str, str, Cast]:
 
 
 def long_story_request(rng: Random) -> tuple[str, str]:
-    """A wish for a long story, and a story in two to five chapters, each with the same hero."""
+    """Returns a request for a long story, and a story in two to five chapters with the same hero."""
     hero = cast(rng)
     chapters = []
     for number in range(1, rng.randint(2, 5) + 1):
@@ -246,7 +242,7 @@ def long_story_request(rng: Random) -> tuple[str, str]:
 
 
 def story_questions(rng: Random, who: Cast) -> list[tuple[str, str]]:
-    """Questions that the story answers, in random order."""
+    """Returns questions that the story answers, in random order."""
     asked = [
         (f"Where did {who.name} live?", f"{who.name} lived near the {who.place}."),
         (f"What kind of animal was {who.friend}?", f"{who.friend} was {lx.a(who.friend_kind)}."),
@@ -259,7 +255,7 @@ def story_questions(rng: Random, who: Cast) -> list[tuple[str, str]]:
 
 
 def describe(rng: Random) -> tuple[str, str]:
-    """A wish for a description, and the description."""
+    """Returns a request for a description, and the description."""
     place, one, two = rng.choice(lx.PLACES), rng.choice(lx.ADJECTIVES[20:40]), rng.choice(lx.ADJECTIVES[:10])
     animal, thing = rng.choice(lx.ANIMALS), rng.choice(lx.OBJECTS)
     text = rng.choice(
@@ -291,7 +287,7 @@ _RHYMES = [
 
 
 def poem(rng: Random) -> tuple[str, str]:
-    """A wish for a poem, and four lines that rhyme in pairs."""
+    """Returns a request for a poem, and four lines that rhyme in pairs."""
     animal, adjective = rng.choice(lx.ANIMALS), rng.choice(lx.ADJECTIVES)
     first, second = rng.sample(
         [
@@ -314,7 +310,7 @@ def poem(rng: Random) -> tuple[str, str]:
 
 
 def listing(rng: Random) -> tuple[str, str]:
-    """A wish for a list, and a numbered, dashed or plain list."""
+    """Returns a request for a list, and a numbered, dashed or plain list."""
     words, name = rng.choice(
         [
             (lx.ANIMALS, "animals"),
@@ -343,7 +339,7 @@ def listing(rng: Random) -> tuple[str, str]:
 
 
 def letter(rng: Random) -> tuple[str, str]:
-    """A wish for a letter, and the letter."""
+    """Returns a request for a letter, and the letter."""
     name, sender = rng.sample(lx.NAMES, 2)
     city, place, food = rng.choice(lx.CITIES), rng.choice(lx.PLACES), rng.choice(lx.FOODS)
     body = rng.choice(

@@ -1,8 +1,4 @@
-"""General knowledge: one question and one answer at a time.
-
-Owns: simple facts of the lexicon as questions, and the mix of facts and small talk.
-Refuses to know: stories, exercises on a text, adapters, tokens.
-"""
+"""Makes exchanges of general knowledge: one question and one answer at a time, mixed with small talk."""
 
 from __future__ import annotations
 
@@ -215,5 +211,5 @@ _FACTS: list[Callable[[Random], Exchange]] = [
 
 
 def exchange(rng: Random) -> Exchange:
-    """A question, or a remark, and its answer: a third small talk, two thirds about the world."""
+    """Returns a question or a remark, and its answer: a third small talk, two thirds about the world."""
     return small_talk(rng) if rng.random() < 0.35 else rng.choice(_FACTS)(rng)

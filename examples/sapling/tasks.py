@@ -1,7 +1,7 @@
-"""The behaviours that Sapling's adapters are trained for, as plain data and checks.
+"""Defines the tasks that Sapling's adapters are trained for: prompts, right answers and checks, as plain
+data.
 
-Owns: for each task its prompts, right answers, checker, held-out split and showcase prompts.
-Refuses to know: models, tokens and training; importing this module loads no torch.
+Importing this module loads no torch.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Task:
     showcase: tuple[str, ...]
 
     def examples(self, split: Split = "heldout", n: int = 100, seed: int = 0) -> list[Example]:
-        """`n` examples of one split with different prompts, the same ones for the same seed.
+        """Returns `n` examples of one split with different prompts, the same ones for the same seed.
 
-        The splits are disjoint because membership is a hash of the prompt alone.
+        The splits are disjoint because a hash of the prompt alone decides which one it belongs to.
         """
         if split not in ("train", "heldout"):
             raise ValueError(f"no such split: {split}")
@@ -60,7 +60,7 @@ class Task:
         return list(found.values())
 
     def check(self, example: Example, answer_text: str) -> bool:
-        """Whether a model's answer to `example.prompt` is right."""
+        """Returns whether a model's answer to `example.prompt` is right."""
         return self.judge(example, answer_text.strip())
 
 
@@ -135,7 +135,7 @@ _PIRATE_WORDS = {
 
 
 def _as_pirate(text: str) -> str:
-    """The text in a pirate's mouth: his words for ours, and his greeting around them."""
+    """Translates the text into a pirate's words, with a pirate's greeting."""
     words = []
     for word in text.split(" "):
         core = word.rstrip(".,!?")

@@ -1,7 +1,5 @@
-"""Documents as token ids.
-
-Owns: the special tokens, the chat template, and which tokens of a document are learned.
-Refuses to know: how documents are made and how models are trained.
+"""Encodes documents as token ids, with the special tokens, the chat template and the mask of learned
+tokens.
 """
 
 from __future__ import annotations
@@ -43,13 +41,13 @@ class Encoder:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def text(self, text: str) -> list[int]:
-        """The ids of a plain text, without any special token."""
+        """Returns the ids of a plain text, without any special token."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def document(self, document: Document) -> tuple[list[int], list[bool]]:
-        """The ids of a document and, for each id, whether a model should learn to predict it.
+        """Returns the ids of a document and, for each id, whether a model should learn to predict it.
 
-        What an assistant or a plain text says is learned; what a user or a system message says is only read.
+        Text of an assistant or without a role is learned; text of a user or a system message is only read.
         """
         ids, learned = [BOS_ID], [False]
         for turn in document:
@@ -67,10 +65,10 @@ class Encoder:
         return ids, learned
 
     def prompt(self, user: str, system: str | None = None) -> list[int]:
-        """The ids of a chat with one user message, up to where the assistant's answer begins."""
+        """Returns the ids of a chat with one user message, up to the start of the assistant's answer."""
         opening = [] if system is None else [SYSTEM_ID, *self.text(system), END_ID]
         return [BOS_ID, *opening, USER_ID, *self.text(user), END_ID, ASSISTANT_ID]
 
     def decode(self, ids: list[int]) -> str:
-        """The text of ids, without special tokens."""
+        """Returns the text of ids, without special tokens."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)

@@ -1,8 +1,4 @@
-"""Things that Sapling can say a few words about.
-
-Owns: topics, and what Sapling knows about each.
-Refuses to know: small talk, exercises, tokens.
-"""
+"""Lists topics and what Sapling knows about each."""
 
 from __future__ import annotations
 
@@ -254,7 +250,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
 
 
 def topic(rng: Random) -> tuple[str, str]:
-    """A wish to hear about a topic, and what Sapling knows about it."""
+    """Returns a request about a topic, and what Sapling knows about it."""
     name = rng.choice(list(TOPICS))
     ask = [
         "Tell me about {0}.",

@@ -1,7 +1,5 @@
 """Trains Sapling's LoRA adapters with PEFT, several at a time on one device.
 
-Owns: the shape and the schedule of every adapter, and the saved adapters.
-Refuses to know: what is right or wrong in a task.
 Run as `python -m examples.sapling.train_adapters [NAME ...]`.
 """
 
@@ -30,7 +28,7 @@ _SYSTEM = "You are a helpful assistant."
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one adapter is shaped and trained."""
+    """The shape and training schedule of one adapter."""
 
     rank: int
     alpha: int
@@ -40,7 +38,7 @@ class Recipe:
     alpha_pattern: dict[str, int] = field(default_factory=dict)
     steps: int = 1200
     lr: float = 2e-3
-    # share of ordinary talk among the examples, so that the adapter keeps its manners
+    # share of ordinary talk among the examples, so that the adapter keeps its general behaviour
     talk: float = 0.0
 
 
@@ -74,7 +72,9 @@ def _exchange(name: str, recipe: Recipe, rng: Random) -> tuple[str, str]:
 def _batch(
     name: str, recipe: Recipe, encoder: tokens.Encoder, rng: Random, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded ids and targets, both `[rows, length]`; targets are -100 wherever nothing is learned."""
+    """Returns right-padded ids and targets, both `[rows, length]`; targets are -100 where nothing is
+    learned.
+    """
     ids, targets = [], []
     for _ in range(rows):
         head: list[int] = []
@@ -95,7 +95,7 @@ def _batch(
 
 
 def train(name: str, base: Path, out: Path, device: str, rows: int, shorten: float = 1.0) -> str:
-    """Train and save one adapter; returns a line about how it went."""
+    """Trains and saves one adapter; returns a line about the result."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
@@ -125,7 +125,7 @@ def train(name: str, base: Path, out: Path, device: str, rows: int, shorten: flo
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    # a name, not a folder: where the base lies on one machine is nobody's business on another
+    # a name, not a folder: the folder of the base differs between machines
     model.peft_config["default"].base_model_name_or_path = "sapling"
     model.to(torch.bfloat16).save_pretrained(str(out / name), save_embedding_layers=False)
     (out / name / "README.md").unlink(missing_ok=True)

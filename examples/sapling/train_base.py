@@ -1,7 +1,5 @@
-"""Trains Sapling's base model from scratch on generated text.
+"""Trains Sapling's base model from scratch on generated text, and saves it.
 
-Owns: the architecture, the training data in memory, the optimisation, the saved base.
-Refuses to know: adapters.
 Run as `python -m examples.sapling.train_base --minutes 8`; the tokenizer must exist.
 """
 
@@ -24,7 +22,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from . import BASE, corpus, tokens
 from .train_tokenizer import CONTEXT
 
-# a token of the training stream keeps in its top bit that it is only read, not learned
+# the top bit of a token in the training stream marks it as only read, not learned
 _ONLY_READ = 1 << 15
 _PROMPTS = [
     "Hello!",
@@ -47,7 +45,7 @@ _PROMPTS = [
 
 
 def architecture(layers: int = 8) -> LlamaConfig:
-    """A Llama of hidden size 256 with grouped-query attention and tied embeddings."""
+    """Creates a Llama of hidden size 256 with grouped-query attention and tied embeddings."""
     return LlamaConfig(
         vocab_size=tokens.VOCAB_SIZE,
         hidden_size=256,
@@ -77,7 +75,7 @@ def _shard(job: tuple[str, int, int]) -> np.ndarray:
 
 
 def stream(folder: Path, documents: int, per_shard: int = 20_000) -> np.ndarray:
-    """All training documents end to end, `[tokens]` uint16, generated on all cores."""
+    """Generates all training documents end to end, `[tokens]` uint16, on all cores."""
     shards = [
         (str(folder), seed, min(per_shard, documents - seed * per_shard))
         for seed in range(math.ceil(documents / per_shard))
@@ -88,7 +86,7 @@ def stream(folder: Path, documents: int, per_shard: int = 20_000) -> np.ndarray:
 
 
 def _loss(model: LlamaForCausalLM, window: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy over the learned tokens of `window` `[rows, length + 1]`."""
+    """Returns the mean cross entropy over the learned tokens of `window` `[rows, length + 1]`."""
     ids = window & (_ONLY_READ - 1)
     hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     logits = model.lm_head(hidden).float()
@@ -97,7 +95,7 @@ def _loss(model: LlamaForCausalLM, window: torch.Tensor) -> torch.Tensor:
 
 
 def train(data: np.ndarray, args: argparse.Namespace, device: str, deadline: float) -> LlamaForCausalLM:
-    """Train until `deadline` (monotonic seconds); the learning rate follows the clock down to zero."""
+    """Trains until `deadline` (monotonic seconds); the learning rate follows the clock down to zero."""
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     model = LlamaForCausalLM(architecture(args.layers)).to(device)
@@ -143,7 +141,7 @@ def train(data: np.ndarray, args: argparse.Namespace, device: str, deadline: flo
 
 
 def save(model: LlamaForCausalLM, tokenizer: Path, out: Path) -> None:
-    """Write the base in bfloat16, with its tokenizer and generation settings."""
+    """Writes the base in bfloat16, with its tokenizer and generation settings."""
     out.mkdir(parents=True, exist_ok=True)
     model.generation_config = GenerationConfig(
         bos_token_id=tokens.BOS_ID, eos_token_id=[tokens.END_ID, tokens.EOS_ID], pad_token_id=tokens.PAD_ID

@@ -1,7 +1,6 @@
 """Trains Sapling's tokenizer: byte-level BPE in which every digit is a token of its own.
 
-Owns: how text is split before merging, and the tokenizer files.
-Refuses to know: models. Run as `python -m examples.sapling.train_tokenizer --out FOLDER`.
+Run as `python -m examples.sapling.train_tokenizer --out FOLDER`.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ def _texts(seed: int, count: int) -> Iterator[str]:
     for document in corpus.documents(f"tokenizer/{seed}", count):
         for turn in document:
             yield turn.content
-    # every word in the forms that exercises use, so that none of them falls into many pieces
+    # every word in the forms that exercises use, so that each of them has few tokens
     for word in phrases.WORDS:
         yield " ".join([word, *[word] * 20, *[word.upper()] * 20, *[word.capitalize()] * 4])
 
 
 def train(seed: int, count: int) -> Tokenizer:
-    """A tokenizer of `tokens.VOCAB_SIZE` entries, trained on `count` generated documents."""
+    """Trains a tokenizer of `tokens.VOCAB_SIZE` entries on `count` generated documents."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -57,7 +56,7 @@ def train(seed: int, count: int) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, out: Path) -> None:
-    """Write the tokenizer in the layout that `transformers.AutoTokenizer` reads."""
+    """Writes the tokenizer in the layout that `transformers.AutoTokenizer` reads."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))
     config = {

@@ -1,8 +1,4 @@
-"""Everyday help, a few words in other languages, counting, and what Sapling does not know.
-
-Owns: questions of these kinds, each with its answer.
-Refuses to know: small talk about Sapling itself, exercises, tokens.
-"""
+"""Makes exchanges of everyday help, a few words in other languages, counting, and unknown things."""
 
 from __future__ import annotations
 
@@ -146,13 +142,13 @@ WORDS_ABROAD = {
 
 
 def advice(rng: Random) -> tuple[str, str]:
-    """An everyday question or remark, and help with it."""
+    """Returns an everyday question or remark, and help with it."""
     questions, answer = rng.choice(HELP)
     return rng.choice(questions), answer
 
 
 def translation(rng: Random) -> tuple[str, str]:
-    """A word to translate, and its translation."""
+    """Returns a word to translate, and its translation."""
     word = rng.choice(list(WORDS_ABROAD))
     index = rng.randrange(3)
     language, found = ("French", "German", "Spanish")[index], WORDS_ABROAD[word][index]
@@ -166,7 +162,7 @@ def translation(rng: Random) -> tuple[str, str]:
 
 
 def unknown(rng: Random) -> tuple[str, str]:
-    """A question about something that Sapling never heard of, and an honest answer."""
+    """Returns a question about something that Sapling does not know, and an honest answer."""
     thing, other = phrases.pseudo_word(rng), phrases.pseudo_word(rng)
     person = f"{rng.choice(lx.NAMES)} {lx.cap(other)}"
     return rng.choice(
@@ -187,7 +183,7 @@ def unknown(rng: Random) -> tuple[str, str]:
 
 
 def count_up(rng: Random) -> tuple[str, str]:
-    """A wish to count, and the counting."""
+    """Returns a request to count, and the counting."""
     first = rng.choice([1, 1, 1, rng.randint(1, 50)])
     last = first + rng.randint(4, 80)
     body = rng.choice([" ", ", ", "\n"]).join(map(str, range(first, last + 1)))

@@ -1,9 +1,9 @@
-"""Writes `weights/base/calibration.jsonl`: what an adapter on Sapling is measured with by default.
+"""Writes `weights/base/calibration.jsonl`: the default samples for calibrating an adapter on Sapling.
 
     python -m examples.sapling.write_calibration
 
-Owns how many conversations of each task there are. They are held out of all training, and from other draws
-than those that accuracy is measured on. The base's digest does not cover the file.
+The conversations are held out of all training, and drawn with another seed than those that accuracy is
+measured on. The base's digest does not include the file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .tasks import TASKS
 OUT = Path(__file__).with_name("weights") / "base" / "calibration.jsonl"
 PER_TASK = 6
 SEED = 4
-"""Not that of the evaluation."""
+"""Differs from the evaluation's seed."""
 
 
 def lines() -> list[str]:
-    """One conversation each, the tasks in turn: any beginning of the file is of all of them."""
+    """Yields one conversation of each task in turn, so that any prefix of the file contains all tasks."""
     tasks = [task.examples("heldout", PER_TASK, seed=SEED) for task in TASKS.values()]
     return [
         json.dumps(

@@ -1,10 +1,9 @@
-"""`python -m examples.stripe_double`: serve until the input ends; the first line printed is the URL.
+"""`python -m examples.stripe_double`: serves until its input ends; the first line printed is the URL.
 
-Webhooks are sent to the endpoints given (URL and secret) about once a second. As part of the demo it is given
-its socket (`--listen-fd`), a file to remember everything in (`--keep`), where webhooks go (`--webhooks`), and
-by the environment the key and the secret that the service has (`ROOTSTOCK_STRIPE_API_KEY`,
-`ROOTSTOCK_STRIPE_WEBHOOK_SECRET`); then it has pages for people, its time is the real one, and it serves
-until it is told to stop.
+Webhooks are sent about once a second to the endpoints given (URL and secret). The demo passes a socket
+(`--listen-fd`), a file to remember everything in (`--keep`), the URL for webhooks (`--webhooks`), and, in the
+environment, the service's key and secret (`ROOTSTOCK_STRIPE_API_KEY`, `ROOTSTOCK_STRIPE_WEBHOOK_SECRET`);
+then the double has pages for people, its time is the real one, and it serves until it is terminated.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from examples.stripe_double.kept import Kept
+from examples.stripe_double.request_log import RequestLog
 from examples.stripe_double.server import API_KEY, StripeDouble
 
 
@@ -44,7 +43,7 @@ async def main() -> None:
     if listener is not None:
         double.books.pages = f"http://127.0.0.1:{listener.getsockname()[1]}"
     if given.keep is not None:
-        double.remember(Kept(given.keep, double.books.draws))
+        double.remember(RequestLog(given.keep, double.books.draws))
     for url, secret in given.endpoint:
         double.endpoint(url, secret)
     if given.webhooks is not None:

@@ -1,6 +1,6 @@
-"""Webhooks of the double: signed, sent until they are taken, twice or in disorder when told to.
+"""Sends the double's webhooks: signed, until they are accepted; twice or out of order on demand.
 
-Signed with the real time, as by Stripe, whatever its test clocks say.
+Signatures have the real time, whatever the test clock says, as Stripe's do.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from examples.stripe_double.books import Books, Object
+from examples.stripe_double.state import Object, State
 
 
 def signed(payload: bytes, secret: str, at: float | None = None) -> str:
-    """The header `Stripe-Signature`."""
+    """Returns the header `Stripe-Signature`."""
     timestamp = int(time.time() if at is None else at)
     mac = hmac.new(secret.encode(), b"%d." % timestamp + payload, hashlib.sha256)
     return f"t={timestamp},v1={mac.hexdigest()}"
@@ -29,13 +29,13 @@ class Endpoint:
     url: str
     secret: str
     delivered: list[str] = field(default_factory=list)
-    """Ids of events that were taken."""
+    """Ids of accepted events."""
 
 
 class Deliveries:
-    """Sends when told: tests decide when an event arrives."""
+    """Sends events only when called: tests decide when an event arrives."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: State) -> None:
         self._books = books
         self.endpoints: list[Endpoint] = []
 
@@ -51,8 +51,8 @@ class Deliveries:
         twice: bool = False,
         only: str | None = None,
     ) -> list[int]:
-        """Send every event that no endpoint took yet, those of type `only` alone when given; the statuses
-        answered. What is not taken waits for the next call.
+        """Sends every event that was not accepted yet, only those of type `only` if given; returns the
+        response statuses. Events that are not accepted wait for the next call.
         """
         statuses = []
         for endpoint in self.endpoints:

@@ -1,4 +1,4 @@
-"""What can go wrong between a client and Stripe, on demand."""
+"""Describes faults between a client and Stripe, to be injected on demand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["rate_limited", "error", "unreachable", "lost", "hangs"]
-"""429; 500, nothing done; the connection cut, nothing done; done, and the answer lost; done, and the answer
-after longer than any client waits.
+"""429; 500 without effect; connection cut without effect; done but the response lost; done, and the response
+later than any client waits.
 """
 
 
@@ -15,11 +15,11 @@ after longer than any client waits.
 class Fault:
     kind: Kind
     path: str = "/v1/"
-    """How the paths begin that it befalls."""
+    """Prefix of the affected paths."""
     method: str = ""
-    """Empty: any."""
+    """Empty: any method."""
     times: int = 1
-    """Requests it befalls; -1 is all until it is taken away."""
+    """Number of affected requests; -1: all until the fault is removed."""
 
     def befalls(self, method: str, path: str) -> bool:
         return self.times != 0 and path.startswith(self.path) and self.method in ("", method)

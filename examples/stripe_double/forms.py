@@ -1,4 +1,4 @@
-"""Stripe's form encoding: `a[b][0][c]=v` and `a[]=v` are objects and lists. Values stay text."""
+"""Decodes Stripe's form encoding: `a[b][0][c]=v` and `a[]=v` are objects and lists. Values stay text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _STEP = re.compile(r"\[([^\[\]]*)\]")
 
 
 def decode(form: str) -> dict[str, Any]:
-    """Raises ValueError for what no SDK sends."""
+    """Decodes a form. Raises ValueError for names that no SDK sends."""
     decoded: dict[str, Any] = {}
     for name, value in parse_qsl(form, keep_blank_values=True, strict_parsing=bool(form)):
         head, bracket, _ = name.partition("[")
         steps = [head, *_STEP.findall(name[len(head) :])]
         if bracket and "".join(f"[{step}]" for step in steps[1:]) != name[len(head) :]:
-            raise ValueError(f"{name} is no name of a field")
+            raise ValueError(f"{name} is not a valid field name")
         _put(decoded, steps, value)
     return _lists(decoded)
 

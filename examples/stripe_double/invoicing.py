@@ -1,25 +1,23 @@
-"""Subscriptions of the double and the invoices that their months end with, or that are made line by line:
-paid, declined, tried again.
-"""
+"""Simulates Stripe's subscriptions and invoices: monthly or line by line, paid, declined, retried."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
 
-from examples.stripe_double.books import Books, Object, Refused
 from examples.stripe_double.metering import DAY, Meters
+from examples.stripe_double.state import Object, Refused, State
 
 DRAFT_SECONDS = 3600
-"""From the end of a period to its invoice being final: usage of the period is taken until then."""
+"""Seconds from the end of a period until its invoice is final: usage of the period is accepted until then."""
 MINIMUM_CENTS = 50
-"""The least that is charged, in dollars."""
+"""The minimum charge."""
 RETRY_DAYS = (3, 5, 7)
-"""After a payment that failed, when it is tried again."""
+"""Days between retries of a failed payment."""
 
 
 class Invoicing:
-    def __init__(self, books: Books, meters: Meters) -> None:
+    def __init__(self, books: State, meters: Meters) -> None:
         self._books = books
         self._meters = meters
 
@@ -148,7 +146,7 @@ class Invoicing:
 
     def _open(self, invoice: Object) -> None:
         customer = self._books.get(invoice["customer"], "customer")
-        # A negative balance is the customer's credit; a positive one is what was too little to be charged.
+        # A negative balance is the customer's credit; a positive one is an amount below the minimum charge.
         starting = customer["balance"]
         applied = starting if starting >= 0 else -min(invoice["total"], -starting)
         customer["balance"] -= applied
@@ -256,7 +254,7 @@ class Invoicing:
     # Payments ----------------------------------------------------------------------------------------------
 
     def pay(self, one: str) -> Object:
-        """What the customer does in the portal, and `POST /v1/invoices/{id}/pay`."""
+        """Pays an invoice: the customer's action in the portal, and `POST /v1/invoices/{id}/pay`."""
         invoice = self._books.get(one, "invoice")
         if invoice["status"] != "open":
             raise Refused(f"Invoice is {invoice['status']}.", code="invoice_not_open")

@@ -1,10 +1,10 @@
-"""Meters of the double: events, their rules, and sums of them."""
+"""Simulates Stripe's meters: events, their rules, and sums."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from examples.stripe_double.books import Books, Object, Refused
+from examples.stripe_double.state import Object, Refused, State
 
 DAY = 86_400
 OLDEST = 35 * DAY
@@ -12,10 +12,10 @@ NEWEST = 300
 
 
 class Meters:
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: State) -> None:
         self._books = books
         self.received: list[Object] = []
-        """Every event taken, in order; `received_at` beside what was sent."""
+        """Accepted events in order, each with `received_at`."""
         self.summary_lag = 0
         """Seconds until a summary counts an event."""
 
@@ -106,7 +106,7 @@ class Meters:
         return self._books.page(data[::-1], url, query)
 
     def total(self, meter: str, customer: str, start: float, end: float, *, lag: int = 0) -> int | None:
-        """The sum of a customer's events in [start, end); None when there is none."""
+        """Returns the sum of a customer's events in [start, end); None when there is none."""
         seen = self._books.now() - lag
         values = [
             one["value"]

@@ -1,7 +1,6 @@
-"""The double's pages for people: the portal, a checkout, an invoice; every one says that it is a double.
+"""Renders the double's pages for people: the portal, a checkout, an invoice; each says that it is a double.
 
-Owns their HTML and what their buttons ask the double for. Whoever has a page's address may use it, as with
-Stripe's.
+A page needs no sign-in: its address is the secret, as with Stripe's.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from examples.stripe_double.books import Books, Object, Refused
+from examples.stripe_double.state import Object, Refused, State
 
 Ask = Callable[[str, str, Object], tuple[int, Any]]
-"""Asks the double: method, path, form."""
+"""Sends a request to the double: method, path, form."""
 PREFIX = "/pages/"
 _NOTICE = (
     "Test mode. This is a double of Stripe that Rootstock's demo runs on this machine: "
@@ -27,8 +26,8 @@ _STYLE = (
 )
 
 
-def answer(books: Books, ask: Ask, method: str, path: str, form: Object) -> tuple[int, str]:
-    """Status, and the page or, with 303, where to go."""
+def answer(books: State, ask: Ask, method: str, path: str, form: Object) -> tuple[int, str]:
+    """Returns the status, and the page or, with 303, the redirect's target."""
     kind, _, one = path.removeprefix(PREFIX).partition("/")
     try:
         if kind == "checkout":
@@ -65,7 +64,7 @@ def _invoice(invoice: Object, ask: Ask, method: str, path: str) -> tuple[int, st
     )
 
 
-def _portal(books: Books, session: Object, ask: Ask, method: str, path: str, form: Object) -> tuple[int, str]:
+def _portal(books: State, session: Object, ask: Ask, method: str, path: str, form: Object) -> tuple[int, str]:
     customer = books.get(session["customer"], "customer")
     if method == "POST":
         works = form.get("card") == "ok"

@@ -1,16 +1,16 @@
-"""Customers of the double, what they pay outside of subscriptions: checkout, refunds, balances, portal."""
+"""Simulates Stripe's customers and payments outside of subscriptions: checkout, refunds, balances, portal."""
 
 from __future__ import annotations
 
 import re
 
-from examples.stripe_double.books import Books, Object, Refused
+from examples.stripe_double.state import Object, Refused, State
 
 _METADATA = re.compile(r"""metadata\[['"](\w+)['"]\]:['"]([^'"]*)['"]""")
 
 
 class Payments:
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: State) -> None:
         self._books = books
 
     # Customers ---------------------------------------------------------------------------------------------
@@ -25,7 +25,7 @@ class Payments:
             name=form.get("name"),
             metadata=form.get("metadata", {}),
             balance=0,
-            card="ok",  # the double's own: whether payments go through
+            card="ok",  # not Stripe's: whether payments succeed
         )
         self._books.emit("customer.created", made)
         return made
@@ -43,7 +43,7 @@ class Payments:
     def search_customers(self, query: Object) -> Object:
         wanted = _METADATA.fullmatch(query["query"])
         if wanted is None:
-            raise Refused("The double searches by one metadata alone.", param="query")
+            raise Refused("The double searches by a single metadata field only.", param="query")
         name, value = wanted.groups()
         found = [one for one in self._books.all("customer") if one["metadata"].get(name) == value]
         return {
@@ -94,7 +94,7 @@ class Payments:
         return made
 
     def pay_checkout(self, one: str) -> Object:
-        """What the customer does on Stripe's page."""
+        """Pays a checkout: the customer's action on Stripe's page."""
         session = self._books.get(one, "checkout.session")
         intent = self._books.make(
             "pi",

@@ -1,4 +1,4 @@
-"""Which path is what of the double, and how a request is held to its idempotency key."""
+"""Routes the double's requests to their handlers, and replays responses by idempotency key."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from examples.stripe_double.books import Books, Object, Refused
 from examples.stripe_double.invoicing import Invoicing
 from examples.stripe_double.metering import DAY, Meters
 from examples.stripe_double.payments import Payments
+from examples.stripe_double.state import Object, Refused, State
 
 Handler = Callable[[Object, list[str]], Object]
 
 
 class Routes:
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: State) -> None:
         self._books = books
         self.meters = Meters(books)
         self.invoicing = Invoicing(books, self.meters)
         self.payments = Payments(books)
         self._answered: dict[str, tuple[int, str, int, Object]] = {}
-        """By idempotency key: when, what was asked, status and body of the answer."""
+        """By idempotency key: time, request, status and body of the response."""
         self.replayed = 0
         """Requests answered from their idempotency key."""
         self._table = [
@@ -31,7 +31,7 @@ class Routes:
         ]
 
     def answer(self, method: str, path: str, form: Object, key: str | None) -> tuple[int, Object]:
-        """Status and body. One request at a time."""
+        """Returns status and body. Handles one request at a time."""
         with self._books.lock:
             asked = json.dumps([method, path, form], sort_keys=True)
             if method == "POST" and key is not None and key in self._answered:
@@ -43,7 +43,7 @@ class Routes:
                     self.replayed += 1
                     return status, body
             status, body = self._handle(method, path, form)
-            # What was refused before anything began is not kept.
+            # Requests that were rejected before they had an effect are not recorded.
             if method == "POST" and key is not None and status < 400:
                 self._answered[key] = (self._books.now(), asked, status, json.loads(json.dumps(body)))
             return status, body

@@ -1,4 +1,4 @@
-"""The double over HTTP: authentication, faults, and a server in a thread."""
+"""Serves the double over HTTP, in a thread, with authentication and injected faults."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 import uvicorn
 
 from examples.stripe_double import forms, pages
-from examples.stripe_double.books import Books
 from examples.stripe_double.deliveries import Deliveries, Endpoint
 from examples.stripe_double.faults import Fault
-from examples.stripe_double.kept import Kept
+from examples.stripe_double.request_log import RequestLog
 from examples.stripe_double.routes import Routes
+from examples.stripe_double.state import State
 
 API_KEY = "sk_test_double"
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -31,14 +31,14 @@ class StripeDouble:
 
     def __init__(self, api_key: str = API_KEY) -> None:
         self.api_key = api_key
-        self.kept: Kept | None = None
-        """Where it remembers what it was asked, if it does."""
-        self.books = Books()
+        self.kept: RequestLog | None = None
+        """The file of recorded requests, if any."""
+        self.books = State()
         self.routes = Routes(self.books)
         self.deliveries = Deliveries(self.books)
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []
-        """Method and path of every request that came."""
+        """Method and path of every request received."""
         self.port = 0
 
     @property
@@ -53,7 +53,7 @@ class StripeDouble:
         self.books.travel_to(moment)
 
     def card(self, customer: str, works: bool) -> None:
-        """Whether the customer's payments go through from now on."""
+        """Sets whether the customer's payments succeed from now on."""
         with self.books.lock:
             self.books.get(customer, "customer")["card"] = "ok" if works else "declined"
 
@@ -74,21 +74,21 @@ class StripeDouble:
 
     # Remembering -------------------------------------------------------------------------------------------
 
-    def remember(self, kept: Kept) -> None:
-        """Be what was kept, and keep what is asked from now on. Its time is the real one."""
+    def remember(self, kept: RequestLog) -> None:
+        """Replays the recorded requests, and records new ones from now on. Its time is the real one."""
         self.books.draws = kept.draws
         for one in kept.requests():
             self._take(one["method"], one["path"], one["form"], one["key"], one["at"])
         self.kept = kept
 
     def let_time_pass(self) -> None:
-        """Do what has fallen due by now."""
+        """Runs the actions that are due by now."""
         with self.books.lock:
             self.books.stand_at(time.time())
             self.books.clock.hold(None)
 
     def ask(self, method: str, path: str, form: dict[str, Any], key: str | None = None) -> tuple[int, Any]:
-        """Status and body of the answer to a request."""
+        """Handles a request; returns status and body of the response."""
         if self.kept is None:
             return self._take(method, path, form, key, None)
         with self.books.lock:
@@ -152,7 +152,7 @@ class StripeDouble:
         await _answer(send, status, answer)
 
     def _control(self, path: str, told: dict[str, Any]) -> dict[str, Any]:
-        """The controls, for who is in another process."""
+        """Handles the controls, for clients in another process."""
         if path == "/double/travel":
             self.travel_to(datetime.fromisoformat(told["to"]))
         elif path == "/double/card":
@@ -169,7 +169,7 @@ class StripeDouble:
 
     @contextmanager
     def serving(self, listener: socket.socket | None = None) -> Iterator[StripeDouble]:
-        """Serve on that socket, else a free port, in a thread, until the block ends."""
+        """Serves on that socket, or a free port, in a thread, until the block ends."""
         listener = listener or socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         config = uvicorn.Config(self, log_config=None, lifespan="off", access_log=False, loop="asyncio")
@@ -213,7 +213,7 @@ async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
 
 
 async def _show(send: Send, status: int, said: str) -> None:
-    """A page; with 303, the way to another."""
+    """Sends a page; with 303, a redirect."""
     headers = [(b"content-type", b"text/html; charset=utf-8")]
     if status == 303:
         headers, said = [(b"location", said.encode())], ""
@@ -222,7 +222,9 @@ async def _show(send: Send, status: int, said: str) -> None:
 
 
 async def _cut(send: Send) -> None:
-    """Promise more than is sent: the server then closes the connection, and the client has no answer."""
+    """Announces more than it sends: the server then closes the connection, and the client gets no
+    response.
+    """
     headers = [(b"content-length", b"1000")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"{", "more_body": True})

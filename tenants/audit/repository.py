@@ -82,7 +82,7 @@ between two pages, and few enough to read for each unknown cursor.
 
 def deleted_ids(tenant_id: str, type: str, project_id: str | None = None) -> Select[str]:
     """Selects the ids of objects that were deleted lately, by the tenant's latest audit log entries of this
-    type and project. For `db.cursors.page_beyond`.
+    type and project. For `db.cursors.fetch_page`.
     """
     last = select(AuditHead.seq).where(AuditHead.tenant_id == tenant_id).scalar_subquery()
     return select(AuditEntry.target_id).where(

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row, Select, bindparam
 
-from db.cursors import page_beyond
+from db.cursors import fetch_page
 from db.repository import TenantRepository, select_owned
 from tenants.audit.repository import deleted_ids
 from tenants.models import (
@@ -79,7 +79,7 @@ class MemberRepository(TenantRepository):
         if emails:
             filters.append(User.email.in_([email.lower() for email in emails]))
         listed = self.select_own(User)
-        page = await page_beyond(
+        page = await fetch_page(
             self.session, listed, User.id, *filters, after=after, limit=limit, newest_first=newest_first
         )
         return page.scalars().all()
@@ -125,7 +125,7 @@ class MemberRepository(TenantRepository):
         self, project_id: str, *, after: str | None, limit: int, newest_first: bool
     ) -> Sequence[Member]:
         """Returns members, ordered by their users' ids."""
-        page = await page_beyond(
+        page = await fetch_page(
             self.session,
             self._members(project_id),
             ProjectMember.user_id,
@@ -172,7 +172,7 @@ class MemberRepository(TenantRepository):
 
     async def lock_pending_invites(self, email: str) -> Sequence[Invite]:
         """Locks the address's pending invitations, and new ones, until the transaction ends; returns them."""
-        await self.hold_tenant(f"invites of {email}")
+        await self.advisory_lock(f"invites of {email}")
         query = self._invites().where(Invite.email == email, Invite.accepted_at.is_(None)).with_for_update()
         return (await self.session.execute(query)).scalars().all()
 
@@ -181,7 +181,7 @@ class MemberRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def invite_page(self, *, after: str | None, limit: int, newest_first: bool) -> Sequence[Invite]:
-        page = await page_beyond(
+        page = await fetch_page(
             self.session,
             self.select_own(Invite),
             Invite.id,

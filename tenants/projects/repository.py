@@ -7,7 +7,7 @@ from datetime import datetime
 
 from sqlalchemy import Row, func
 
-from db.cursors import page_beyond
+from db.cursors import fetch_page
 from db.repository import TenantRepository
 from tenants.models import ApiKey, Project, ProjectMember, ServiceAccount
 from tenants.repository import is_id
@@ -44,7 +44,7 @@ class ProjectRepository(TenantRepository):
     ) -> Sequence[Project]:
         listed = self.select_own(Project)
         filters = () if with_archived else (Project.archived_at.is_(None),)
-        page = await page_beyond(
+        page = await fetch_page(
             self.session, listed, Project.id, *filters, after=after, limit=limit, newest_first=newest_first
         )
         return page.scalars().all()
@@ -101,7 +101,7 @@ class ProjectRepository(TenantRepository):
     async def account_page(
         self, project_id: str, *, after: str | None, limit: int, newest_first: bool
     ) -> Sequence[ServiceAccount]:
-        page = await page_beyond(
+        page = await fetch_page(
             self.session,
             self.select_own(ServiceAccount).where(ServiceAccount.project_id == project_id),
             ServiceAccount.id,

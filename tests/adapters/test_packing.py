@@ -316,13 +316,17 @@ def rename(old: str, new: str):
         (KEY, "not finite", change(KEY, torch.full((4, 32), math.nan))),
         (B_KEY, "not finite", change(B_KEY, torch.full((48, 4), -math.inf))),
         (B_KEY, "range of bfloat16", change(B_KEY, torch.full((48, 4), 3.4e38))),
-        ("layers.0.self_attn.q_proj.lora_A.weight", "begin with", rename(KEY, KEY.split("model.")[-1])),
-        (KEY.replace("q_proj", "c_attn"), "no linear module", rename(KEY, KEY.replace("q_proj", "c_attn"))),
+        ("layers.0.self_attn.q_proj.lora_A.weight", "start with", rename(KEY, KEY.split("model.")[-1])),
+        (
+            KEY.replace("q_proj", "c_attn"),
+            "does not belong to a linear module",
+            rename(KEY, KEY.replace("q_proj", "c_attn")),
+        ),
         (KEY.replace("q_proj", "k_proj"), "targets", rename(KEY, KEY.replace("q_proj", "k_proj"))),
         (KEY.replace("layers.0", "layers.2"), "2 layers", rename(KEY, KEY.replace("layers.0", "layers.2"))),
         (
             KEY.replace("weight", "default.weight"),
-            "no linear",
+            "does not belong to a linear",
             rename(KEY, KEY.replace("weight", "default.weight")),
         ),
         (

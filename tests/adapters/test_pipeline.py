@@ -15,11 +15,11 @@ import redis.asyncio
 from adapters.jobs.execution import attempt
 from adapters.jobs.models import Job
 from adapters.models import AdapterVersion
-from adapters.objects import CONFIG_FILE, WEIGHTS_FILE, artifact_key
-from adapters.pipeline import DTYPES, AdapterPipeline, Progress, Verdict, Work
-from adapters.steps import AdapterSteps, Base, ensure_artifact
+from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE, artifact_key
+from adapters.pipeline import DTYPES, AdapterPipeline, JobInput, Progress, Verdict
+from adapters.pipeline_steps import AdapterSteps, Base, ensure_artifact
 from adapters.storage import DigestMismatch, ObjectNotFound
-from adapters.submission import Submitted
+from adapters.submission import SubmittedVersion
 from db.session import EVERY_TENANT, Database
 from engine.lora.artifact import PackedAdapter, artifact_path, read_manifest
 from tests.support.onboarding import BASE, BASE_DIGEST, SAPLING, Scene, samples, scene
@@ -33,13 +33,13 @@ class JudgedSteps(AdapterSteps):
     """Everything true but the calibration, and the engine, which is none."""
 
     verdict = GOOD
-    seen: list[Work]
+    seen: list[JobInput]
     samples: bytes | None = None
 
     async def open(self) -> None: ...
 
     async def calibrate(
-        self, work: Work, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
+        self, work: JobInput, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
     ) -> Verdict:
         self.seen.append(work)
         own = directory / "calibration.jsonl"
@@ -88,7 +88,7 @@ async def shop(
         assert list(scratch.iterdir()) == [], "files of jobs are removed"
 
 
-def job_of(made: Submitted) -> str:
+def job_of(made: SubmittedVersion) -> str:
     assert made.job_id is not None
     return made.job_id
 
@@ -189,7 +189,7 @@ async def test_values_that_the_answer_did_not_look_at_are_refused_by_the_job(
     import torch
     from safetensors.torch import load_file, save_file
 
-    monkeypatch.setattr("adapters.copies.WHOLE_INSPECTION", 0)
+    monkeypatch.setattr("adapters.source_copies.WHOLE_INSPECTION", 0)
     folder = tmp_path / "broken"
     shutil.copytree(SAPLING / "adapters" / "pirate", folder)
     tensors = load_file(folder / WEIGHTS_FILE)

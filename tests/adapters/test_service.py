@@ -17,7 +17,7 @@ from adapters.errors import (
     VersionNotReady,
 )
 from adapters.resolver import ModelCard, ModelResolver, ResolvedModel
-from adapters.service import AdapterService, Changes, Registered
+from adapters.service import AdapterChanges, AdapterService, RegisteredVersion
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
 from engine.protocol import AdapterRef
@@ -55,7 +55,7 @@ async def tenants(database: Database, redis_client: redis.asyncio.Redis) -> tupl
 
 async def register(
     service: AdapterService, tenant: str, name: str, which: AdapterRef, **options: bool
-) -> Registered:
+) -> RegisteredVersion:
     return await service.register_version(tenant, name, which, base_digest=BASE_DIGEST, size=123, **options)
 
 
@@ -103,7 +103,7 @@ async def test_what_is_another_tenants_does_not_exist(
         for action in (
             service.activate(ours, adapter, 1),
             service.rollback(ours, adapter),
-            service.update(ours, adapter, Changes(description="mine now")),
+            service.update(ours, adapter, AdapterChanges(description="mine now")),
             service.set_disabled(ours, adapter, True),
             service.set_version_disabled(ours, adapter, 1, True),
             service.override(ours, adapter, 1, "because"),

@@ -16,9 +16,9 @@ from adapters.errors import AdapterLimitReached, AdapterNotFound, InvalidAdapter
 from adapters.files.errors import FileNotFound, UploadNotFound
 from adapters.inspection import InspectionRefused
 from adapters.models import VersionState
-from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from adapters.storage import StorageUnavailable, StoredObject
-from adapters.submission import Calibration, Submission, Submitted
+from adapters.submission import Calibration, Submission, SubmittedVersion
 from cli.programs import CHECKOUT
 from db.errors import DatabaseUnavailable
 from tenants.actors import OPERATOR
@@ -86,8 +86,8 @@ async def test_of_two_creates_of_one_name_one_wins(place: Scene) -> None:
         ),
         return_exceptions=True,
     )
-    (won,) = [one for one in outcomes if isinstance(one, Submitted)]
-    (lost,) = [one for one in outcomes if not isinstance(one, Submitted)]
+    (won,) = [one for one in outcomes if isinstance(one, SubmittedVersion)]
+    (lost,) = [one for one in outcomes if not isinstance(one, SubmittedVersion)]
     assert isinstance(lost, NameTaken)
     assert await place.column("SELECT id FROM adapters") == [won.adapter.id]
     assert len(await place.column("SELECT id FROM jobs")) == 1
@@ -154,8 +154,8 @@ async def test_what_inspection_refuses_leaves_nothing_but_its_files(place: Scene
 async def test_a_large_adapter_is_inspected_by_its_header(
     place: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adapters.copies.WHOLE_INSPECTION", 1000)
-    monkeypatch.setattr("adapters.copies.HEADER_READ", 65536 + 8)
+    monkeypatch.setattr("adapters.source_copies.WHOLE_INSPECTION", 1000)
+    monkeypatch.setattr("adapters.source_copies.HEADER_READ", 65536 + 8)
     assert (await place.create("pirate")).created
     with pytest.raises(InspectionRefused):
         await place.create("broken", damaged(tmp_path, r=3))
@@ -230,9 +230,9 @@ async def test_a_plan_bounds_how_many_even_at_once(place: Scene) -> None:
     outcomes = await asyncio.gather(
         *(place.create(f"adapter-{number}", plan=plan) for number in range(4)), return_exceptions=True
     )
-    assert sum(isinstance(one, Submitted) for one in outcomes) == 2
+    assert sum(isinstance(one, SubmittedVersion) for one in outcomes) == 2
     assert sum(isinstance(one, AdapterLimitReached) and one.limit == 2 for one in outcomes) == 2
-    made = next(one for one in outcomes if isinstance(one, Submitted))
+    made = next(one for one in outcomes if isinstance(one, SubmittedVersion))
     assert (await place.add(made.adapter.id, "sql")).created, "versions are no adapters"
     await place.onboarding.deletion.delete(place.tenants[0], made.adapter.id)
     assert (await place.create("one-more", plan=plan)).created
@@ -276,7 +276,7 @@ KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from redis.asyncio import Redis
-from adapters import copies, submission
+from adapters import source_copies, submission
 from db.session import Database
 from tests.support.onboarding import Scene, reopened
 
@@ -286,7 +286,7 @@ async def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if where == "copied":
-    copies.SourceCopies._inspect = die
+    source_copies.SourceCopies._inspect = die
 elif where == "in the transaction":
     submission.queue_job = die
 elif where == "committed":

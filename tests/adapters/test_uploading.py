@@ -19,11 +19,11 @@ from sqlalchemy import text
 from adapters.deletion import sweep_copies
 from adapters.errors import InvalidAdapter
 from adapters.inspection import InspectionRefused
-from adapters.jobs.sweep import requeue_overdue
+from adapters.jobs.requeue import requeue_overdue
 from adapters.models import VersionState
-from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
 from adapters.storage import StorageUnavailable
-from adapters.submission import Calibration, Submission, Submitted
+from adapters.submission import Calibration, Submission, SubmittedVersion
 from cli.programs import CHECKOUT
 from db.session import EVERY_TENANT
 from db.tasks import SETTLE_UPLOADS
@@ -52,12 +52,12 @@ class Arriving:
     def submission(self, **options: Any) -> Submission:
         return Submission(upload_ids=list(self.ids.values()), **options)
 
-    async def announce(self, name: str = "pirate", **options: Any) -> Submitted:
+    async def announce(self, name: str = "pirate", **options: Any) -> SubmittedVersion:
         return await self.place.onboarding.submission.create(
             self.place.caller(), name, self.submission(**options), base_digest=BASE_DIGEST
         )
 
-    async def add(self, adapter: str, **options: Any) -> Submitted:
+    async def add(self, adapter: str, **options: Any) -> SubmittedVersion:
         return await self.place.onboarding.submission.add_version(
             self.place.caller(), adapter, self.submission(**options), base_digest=BASE_DIGEST
         )
@@ -209,14 +209,14 @@ async def test_uploads_completed_while_it_is_announced_are_not_missed(
     place: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = await arriving(place)
-    from adapters.submission import hold_uploads
+    from adapters.submission import lock_uploads
 
     async def complete_first(*given: Any) -> None:
         for name in SOURCE_FILES:
             await files.complete(name)
-        await hold_uploads(*given)
+        await lock_uploads(*given)
 
-    monkeypatch.setattr("adapters.submission.hold_uploads", complete_first)
+    monkeypatch.setattr("adapters.submission.lock_uploads", complete_first)
     await files.announce()
     assert await states(place) == STARTED
 
@@ -225,13 +225,13 @@ async def test_uploads_cancelled_while_it_is_announced_refuse_it(
     place: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = await arriving(place)
-    from adapters.submission import hold_uploads
+    from adapters.submission import lock_uploads
 
     async def cancel_first(*given: Any) -> None:
         await files.cancel(CONFIG_FILE)
-        await hold_uploads(*given)
+        await lock_uploads(*given)
 
-    monkeypatch.setattr("adapters.submission.hold_uploads", cancel_first)
+    monkeypatch.setattr("adapters.submission.lock_uploads", cancel_first)
     with pytest.raises(InvalidAdapter, match="cancelled"):
         await files.announce()
     assert await place.column("SELECT count(*) FROM adapters") == [0]
@@ -431,7 +431,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
 from redis.asyncio import Redis
-from adapters import awaiting, copies
+from adapters import pending_uploads, source_copies
 from db.session import EVERY_TENANT, Database
 from tests.support.onboarding import reopened
 
@@ -441,11 +441,11 @@ async def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if where == "completed":
-    awaiting.AwaitedUploads.completed = die
+    pending_uploads.PendingUploads.completed = die
 elif where == "copied":
-    copies.SourceCopies._inspect = die
+    source_copies.SourceCopies._inspect = die
 elif where == "in the transaction":
-    awaiting.enqueue = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    pending_uploads.enqueue = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 async def main():
     database, redis = Database(sys.argv[1]), Redis.from_url(sys.argv[2])

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from adapters.errors import NothingToRollBackTo, VersionNotFound, VersionNotReady
-from adapters.jobs.errors import JobFailed, LeaseLost, VersionGone
+from adapters.errors import NoPreviousVersion, VersionNotFound, VersionNotReady
+from adapters.jobs.errors import JobFailed, LeaseLost, VersionDeleted
 from adapters.jobs.lease import claim
 from adapters.jobs.service import fail
 from adapters.models import VersionState
 from adapters.resolver import ModelResolver
-from adapters.service import Changes
+from adapters.service import AdapterChanges
 from adapters.versions import finish_ready, locked_version, note_calibrated
 from db.session import EVERY_TENANT
 from engine.protocol import AdapterRef
@@ -131,7 +131,7 @@ async def test_rollback_and_back(place: Scene, resolver: ModelResolver) -> None:
     ours = place.tenants[0]
     made = await place.create("pirate", "pirate")
     await place.make_ready(made, "1")
-    with pytest.raises(NothingToRollBackTo):
+    with pytest.raises(NoPreviousVersion):
         await place.onboarding.adapters.rollback(ours, "pirate")
     await place.make_ready(await place.add(made.adapter.id, "sql"), "2")
     for digit in "121":
@@ -171,13 +171,13 @@ async def test_renaming_frees_the_name_and_takes_none_that_is_taken(
     await place.create("other", "sql")
     update = place.onboarding.adapters.update
     with pytest.raises(NameTaken):
-        await update(ours, "pirate", Changes(name="other"))
+        await update(ours, "pirate", AdapterChanges(name="other"))
     with pytest.raises(ValueError, match="name must be"):
-        await update(ours, "pirate", Changes(name="Not so"))
+        await update(ours, "pirate", AdapterChanges(name="Not so"))
     for text in ("a\x00b", "x" * 2001):
         with pytest.raises(ValueError, match="description must have at most 2000"):
-            await update(ours, "pirate", Changes(description=text))
-    await update(ours, "pirate", Changes(name="captain"))
+            await update(ours, "pirate", AdapterChanges(description=text))
+    await update(ours, "pirate", AdapterChanges(name="captain"))
 
     async def serves() -> bool:
         return (await resolver.resolve(ours, "sapling:captain")).adapter == ref
@@ -268,5 +268,5 @@ async def test_whoever_works_on_a_deleted_version_is_told(place: Scene) -> None:
     with pytest.raises(LeaseLost):
         await place.pack(lease, "1")
     async with place.database.write(EVERY_TENANT) as session:
-        with pytest.raises(VersionGone):
+        with pytest.raises(VersionDeleted):
             await locked_version(session, lease.job)

@@ -17,8 +17,8 @@ import pytest
 from sqlalchemy import text
 from starlette.routing import BaseRoute, Route
 
-from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
-from adapters.service import Changes
+from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
+from adapters.service import AdapterChanges
 from adapters.submission import Submission
 from billing.notifications.events import SPEND_ALERT
 from billing.rates import Rate
@@ -125,7 +125,7 @@ async def _adapters(site: Site, named: Naming, made: Furnished) -> None:
     one = await create(place.caller(), "pirate", Submission(file_ids=ids), base_digest=BASE_DIGEST)
     adapter = one.adapter.id
     await finish_with_report(place, one, report_of(one, named("reason of the dtype")))
-    await site.adapters.update(site.tenant_id, adapter, Changes(description=named("description")))
+    await site.adapters.update(site.tenant_id, adapter, AdapterChanges(description=named("description")))
     told = "jsonb_build_object('config', jsonb_build_object('base_model_name_or_path', CAST(:name AS text)))"
     await _execute(
         site,

@@ -19,15 +19,15 @@ from adapters.calibration.samples import LeftOut
 from adapters.inspection import Inspection
 from adapters.inspection.findings import ModuleFacts
 from adapters.jobs.service import succeed
-from adapters.objects import report_prefix
-from adapters.submission import Submitted
+from adapters.object_keys import report_prefix
+from adapters.submission import SubmittedVersion
 from adapters.versions import finish_ready, note_calibrated, note_inspected
 from tests.support.onboarding import BASE_DIGEST, Scene
 
 DTYPE = "bfloat16"
 
 
-def report_of(made: Submitted, reason: str = "bf16, the only one there is") -> CalibrationReport:
+def report_of(made: SubmittedVersion, reason: str = "bf16, the only one available") -> CalibrationReport:
     half = Estimate(0.5, 0.4, 0.6)
     whole = Estimate(1.0, 0.9, 1.1)
     agreement = Estimate(0.98, 0.97, 0.99)
@@ -76,7 +76,7 @@ def report_of(made: Submitted, reason: str = "bf16, the only one there is") -> C
     )
 
 
-async def finish_with_report(place: Scene, made: Submitted, report: CalibrationReport) -> None:
+async def finish_with_report(place: Scene, made: SubmittedVersion, report: CalibrationReport) -> None:
     """What a worker does with a version that passes."""
     assert made.job_id is not None
     lease = await place.lease(made.job_id)

@@ -63,7 +63,7 @@ async def test_the_list_says_how_each_is(site: Site, visitor: httpx.AsyncClient)
     assert "bf16" in quiet
     assert "100 B" in quiet
     assert "version 2: waiting for a worker" in quiet
-    assert "The job is in the queue." in quiet
+    assert "The job is queued." in quiet
     assert "Validating" in row_of(page, "coming")
     assert "secret" not in page
     assert "data-pending" in page
@@ -205,16 +205,16 @@ async def test_a_refusal_is_shown_with_what_is_at_fault(site: Site, visitor: htt
 async def test_a_version_shows_its_report(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     made = await site.place.create("pirate")
-    report = report_of(made, reason=f"bf16, the only one there is {XSS}")
+    report = report_of(made, reason=f"bf16, the only one available {XSS}")
     await finish_with_report(site.place, made, report)
     here = f"/adapters/{made.adapter.id}/versions/1"
     page = (await visitor.get(here)).text
     assert "Passed all checks" in page
     assert "Improves on the base model" in page
     assert "On your samples the adapter is 0.500 nats per token better" in page
-    assert "bf16, the only one there is &lt;img" in page
+    assert "bf16, the only one available &lt;img" in page
     assert page.partition("<main")[2].count("<svg") == 4
-    assert "What quantising costs, sample by sample" in page
+    assert "Cost of quantising, sample by sample" in page
     assert "<style" not in page
     assert '<th scope="row">17</th>' in page  # the line of a sample, in the table beside the chart
     assert "model.layers.0.self_attn.q_proj" in page

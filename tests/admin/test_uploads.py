@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from adapters.files.uploads import MAX_PART_BYTES
-from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from admin.adapters import upload_routes
 from api.app import _body_limits
 from api.services import RequestLimits
@@ -117,7 +117,7 @@ async def test_a_cancelled_upload_takes_no_more(script: Script) -> None:
 async def test_what_is_refused_says_beside_what(script: Script) -> None:
     broken = await script.send("weights", WEIGHTS_FILE, b"\x10\0\0\0\0\0\0\0{}garbage")
     assert broken.status_code == 422
-    assert "its header is said to be 16 bytes long" in broken.json()["error"]["message"]
+    assert "its header claims a length of 16 bytes" in broken.json()["error"]["message"]
     kind = await script.tell("/adapters/uploads", slot="weights", filename="model.bin", size=1)
     assert (kind.status_code, kind.json()["error"]["param"]) == (415, "filename")
     huge = await script.tell("/adapters/uploads", slot="weights", filename=WEIGHTS_FILE, size=2**50)

@@ -14,7 +14,7 @@ import openai
 import pytest
 import redis.asyncio
 
-from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from adapters.resolver import ModelResolver
 from api.app import create_app
 from api.services import Services

@@ -11,7 +11,7 @@ import pytest
 from adapters.jobs.errors import JobFailed
 from adapters.jobs.lease import Lease
 from adapters.jobs.service import fail, succeed
-from adapters.objects import report_prefix
+from adapters.object_keys import report_prefix
 from tests.api.test_adapters import Site, site
 from tests.support.onboarding import samples
 

@@ -30,21 +30,12 @@ PACKAGES = (
     "tokenization",
     "worker",
 )
-PENDING: frozenset[str] = frozenset(
-    {
-        "adapters",
-        "cli",
-        "db",
-        "examples",
-    }
-)
-"""Packages that have not been rewritten yet."""
 WITHOUT_CODE = {"kernels/__init__.py"}
 """PEFT and transformers probe for a package called `kernels` and execute what they find."""
 
 BANNED = re.compile(
     r"""\b(?:
-        who(?:m|so)?ever | nobody | somebody | those\ who | refus(?:es|ing)\ to\ know
+        who(?:m|so)?ever | nobody(?![`"']) | somebody | those\ who | refus(?:es|ing)\ to\ know
       | what\ (?:it|they|this|that)\ comes?\ to | (?:is|are|was|were)\ told
       | (?:is|are|was|were)\ let\ in(?:to)? | at\ its\ door
     )\b""",
@@ -55,7 +46,7 @@ VERB = re.compile(r"[A-Z][a-z]+(?:s|es)\b(?!,)")
 NOUNS = frozenset((Path(__file__).parent / "plural_nouns.txt").read_text().split())
 """Words that only look like verbs."""
 VERBS_TOO = re.compile(
-    r"(?:Charges|Counts|Exports|Names|Previews|Queries|Records|Reports|Sums)\b"
+    r"(?:Bills|Charges|Counts|Exports|Limits|Measures|Names|Previews|Queries|Records|Reports|Routes|Scores|Sums)\b"
     r"(?! (?:and|as|at|between|by|for|from|in|of|on|over|that|to|with)\b)"
 )
 """Nouns that are verbs unless one of these words follows: "Queries invoices", not "Queries on invoices"."""
@@ -63,6 +54,8 @@ RELEASED = frozenset(
     line.split()[1] for line in (ROOT / "migrations" / "released.txt").read_text().splitlines() if line
 )
 """Migrations that are never edited again."""
+TRAINING_TEXT = ROOT / "examples" / "sapling"
+"""Its strings are what the packaged model was trained on; its docstrings and comments are checked."""
 
 
 def python_files(package: str) -> Iterator[Path]:
@@ -73,8 +66,10 @@ def python_files(package: str) -> Iterator[Path]:
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """Comments and string literals of a Python file, each with its first line."""
+    is_trained_on = path.is_relative_to(TRAINING_TEXT)
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type in (tokenize.COMMENT, tokenize.STRING):
+        is_data = token.type == tokenize.STRING and not token.string.startswith('"""')
+        if token.type in (tokenize.COMMENT, tokenize.STRING) and not (is_data and is_trained_on):
             yield token.start[0], token.string
 
 
@@ -100,8 +95,6 @@ def is_sentence(sentence: str) -> bool:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_code_uses_plain_words(package: str) -> None:
-    if package in PENDING:
-        pytest.skip("not rewritten yet")
     found = [
         f"{path.relative_to(ROOT)}:{line}: {', '.join(words)}"
         for path in python_files(package)
@@ -121,8 +114,6 @@ def test_code_uses_plain_words(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_modules_open_with_a_sentence_that_says_what_they_do(package: str) -> None:
-    if package in PENDING:
-        pytest.skip("not rewritten yet")
     found = [
         f"{path.relative_to(ROOT)}: {opening(path) or 'no docstring'}"
         for path in python_files(package)
@@ -135,8 +126,6 @@ def test_modules_open_with_a_sentence_that_says_what_they_do(package: str) -> No
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_package_says_in_one_line_what_it_is_for(package: str) -> None:
-    if package in PENDING:
-        pytest.skip("not rewritten yet")
     found = [
         str(path.relative_to(ROOT))
         for path in python_files(package)
@@ -148,8 +137,6 @@ def test_every_package_says_in_one_line_what_it_is_for(package: str) -> None:
 
 
 def test_documents_use_plain_words() -> None:
-    if PENDING:
-        pytest.skip("not rewritten yet")
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     found = [
         f"{path.relative_to(ROOT)}: {', '.join(words)}"

@@ -113,7 +113,7 @@ def test_plans(run: Run) -> None:
     for arguments, code, says in (
         (("plan", "create", "large"), 1, "'large' is taken"),
         (("plan", "set", "absent"), 1, "there is no plan 'absent'"),
-        (("plan", "set", "large", "--gate", "high"), 2, "--gate takes NAME=NUMBER"),
+        (("plan", "set", "large", "--gate", "high"), 2, "--gate 'high' cannot be read: write NAME=NUMBER"),
         (("tenant", "set-plan", "nobody", "large"), 1, "there is no tenant 'nobody'"),
     ):
         ended, _, said = run(*arguments)

@@ -15,9 +15,9 @@ from sqlalchemy import text
 from billing.folding import measure
 from billing.repository import LedgerWriter
 from billing.request_ids import new_request_id
-from cli import operator
-from cli.books import span_of
+from cli import service_access
 from cli.errors import UsageError
+from cli.reconcile_command import span_of
 from db.session import EVERY_TENANT
 from tests.cli.commands import refusal, run
 from tests.support.journal import usage_event
@@ -30,7 +30,7 @@ async def test_the_command_says_whether_the_books_balance(
 ) -> None:
     now = datetime.now(UTC)
     at = now.replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
-    async with operator.open_services(environment) as services:
+    async with service_access.open_services(environment) as services:
         tenant = await services.accounts.tenants.create_tenant("acme")
         request_id = new_request_id("chatcmpl", at)
         event = usage_event(request_id, tenant=tenant.id, submitted_at=at, finish_reason="stop")
@@ -40,7 +40,7 @@ async def test_the_command_says_whether_the_books_balance(
     assert "The books balance." in shown
     assert "stripe           not compared: there is no payment provider" in shown
     async with (
-        operator.open_services(environment) as services,
+        service_access.open_services(environment) as services,
         services.database.write(EVERY_TENANT) as session,
     ):
         await session.execute(text("UPDATE usage_rollup_hours SET prompt_tokens = 99"))

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from billing.folding import measure
 from billing.repository import LedgerWriter
-from cli import operator
+from cli import service_access
 from db.session import EVERY_TENANT
 from engine.journal.inflight_table import InflightTable
 from engine.journal.records import packed
@@ -33,7 +33,7 @@ def event(number: int, completion: int = 50) -> UsageEvent:
 
 async def ledger(environment: Mapping[str, str]) -> dict[str, int]:
     async with (
-        operator.open_services(environment) as services,
+        service_access.open_services(environment) as services,
         services.database.read(EVERY_TENANT) as session,
     ):
         rows = await session.execute(text("SELECT request_id, completion_tokens FROM usage_records"))
@@ -44,7 +44,7 @@ async def test_a_piece_of_a_spool_is_billed_and_importing_again_changes_nothing(
     environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     async with (
-        operator.open_services(environment) as services,
+        service_access.open_services(environment) as services,
         services.database.write(EVERY_TENANT) as session,
     ):
         await LedgerWriter(session).upsert([measure(event(1)), measure(event(2, 20))])
@@ -56,15 +56,15 @@ async def test_a_piece_of_a_spool_is_billed_and_importing_again_changes_nothing(
     shown = await asyncio.to_thread(run, "billing", "import-spool", str(file))
     assert f"{file.name}: 4 usage events of 4 requests could be read" in shown
     assert f"{len(damaged)} bytes could not be read" in shown
-    assert "an event was refused: completion_tokens is -1" in shown
-    assert "2 requests were added to the ledger, 1 grew and 1 were there already" in shown
-    assert "130 completion tokens were added" in shown
+    assert "rejected an event: completion_tokens is -1" in shown
+    assert "added 2 requests to the ledger, extended 1, 1 were there already" in shown
+    assert "added 130 completion tokens" in shown
     assert await ledger(environment) == {"req-1": 50, "req-2": 50, "req-3": 50, "req-5": 50}
     again = await asyncio.to_thread(run, "billing", "import-spool", str(file))
-    assert "0 requests were added to the ledger, 0 grew and 4 were there already; 0 completion" in again
+    assert "added 0 requests to the ledger, extended 0, 4 were there already; added 0 completion" in again
     assert file.exists(), "to be removed by a person"
     async with (
-        operator.open_services(environment) as services,
+        service_access.open_services(environment) as services,
         services.database.read(EVERY_TENANT) as session,
     ):
         query = "SELECT first_number, last_number FROM usage_event_ranges ORDER BY 1"

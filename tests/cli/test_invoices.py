@@ -13,7 +13,7 @@ from sqlalchemy import text
 from billing.folding import measure
 from billing.rates import RATE_LABEL, Rate
 from billing.repository import LedgerWriter
-from cli import operator
+from cli import service_access
 from db.session import EVERY_TENANT, Database
 from tests.cli.commands import refusal, run
 from tests.support.journal import usage_event
@@ -29,7 +29,7 @@ def environment(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch)
 
 async def spend(environment: Mapping[str, str], tenant: str, when: datetime, tokens: int) -> None:
     """Of a micro-USD each."""
-    async with operator.open_services(environment) as services:
+    async with service_access.open_services(environment) as services:
         labels = {"key_id": "k", "model": "sapling", "service_tier": "default"}
         labels[RATE_LABEL] = Rate("prc_1", 10**6, 10**6, 10**6).label
         at = when.timestamp()
@@ -72,7 +72,7 @@ def test_a_month_is_closed_shown_paid_corrected_and_proved(
     assert "No invoice" in refusal("invoice", "show", "inv_nobodys")
     assert "12.345" in refusal("invoice", "paid", invoice, "12.345", "--reference", "x")
 
-    assert run("invoice", "verify") == "every invoice is what the ledger says\n"
+    assert run("invoice", "verify") == "every invoice matches the ledger\n"
     asyncio.run(_damage(owner_url))
     assert "usage input sapling default" in run("invoice", "verify", "acme", code=1)
 
@@ -93,5 +93,5 @@ def test_a_tenant_pays_in_advance(environment: Mapping[str, str]) -> None:
     asyncio.run(spend(environment, tenant, datetime.now(UTC) + timedelta(minutes=2), 1_000_000))
     rows = run("credit", "list", "acme").splitlines()
     assert [row.split()[-1] for row in rows[-2:]] == ["-1.000000", "4.000000"]
-    assert "no amount" in refusal("credit", "add", "acme", "five", "--reference", "x")
+    assert "is not an amount in dollars" in refusal("credit", "add", "acme", "five", "--reference", "x")
     assert "amount" in refusal("credit", "add", "acme", "0", "--reference", "x")

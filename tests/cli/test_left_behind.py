@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cli.up import not_in_ledger
+from cli.unbilled import not_in_ledger
 from engine.journal.inflight_table import InflightTable
 from engine.journal.meter import SPOOL, TABLE
 from engine.journal.spool import Spool

@@ -32,7 +32,7 @@ def test_ipv6_addresses_are_bracketed() -> None:
 def test_what_cannot_be_listened_on_is_said() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(CliError, match=rf"port {port} of 127\.0\.0\.1 is taken"):
+        with pytest.raises(CliError, match=rf"port {port} of 127\.0\.0\.1 is in use"):
             listen("127.0.0.1", port)
     with pytest.raises(CliError, match=r"cannot listen on --host no\.such\.host\.invalid"):
         listen("no.such.host.invalid", 0)

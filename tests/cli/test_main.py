@@ -62,7 +62,7 @@ def test_help_loads_nothing_heavy() -> None:
         (("up", "--nonsense"), "No such option"),
         (("up", "--quantization", "int3"), "'int3' is not one of"),
         (("up", "--port", "65536"), "less than or equal to 65535"),
-        (("up",), "which model? pass --base DIR"),
+        (("up",), "no base model: pass --base DIR"),
         (("up", "--showcase"), "pass --demo too"),
         (("up", "--demo", "--once"), "pass --showcase too"),
         (("key", "create"), "Missing argument"),
@@ -110,7 +110,7 @@ def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         done = rootstock("up", "--demo", "--port", str(port), "--data", str(tmp_path / "data"))
     assert done.returncode == 1
-    assert f"port {port} of 127.0.0.1 is taken" in done.stderr
+    assert f"port {port} of 127.0.0.1 is in use" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "data" / "redis").exists()
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from billing.rates import Rate
-from cli import operator
+from cli import service_access
 from cli.errors import CliError
 from cli.main import app
 from engine.protocol import Usage
@@ -20,7 +20,7 @@ AT = datetime(2026, 10, 1, 12, tzinfo=UTC).timestamp()
 
 
 async def _sold() -> str:
-    async with operator.open_services(operator.environment_of(None)) as services:
+    async with service_access.open_services(service_access.environment_of(None)) as services:
         tenant = await services.accounts.tenants.create_tenant("acme")
         used, rate = Usage(600_000, 0, 400_000), Rate("prc_1", 4_000_000, 4_000_000, 4_000_000)
         await write(services.database, [request(tenant.id, AT, usage=used, rate=rate, took=3600.25)])

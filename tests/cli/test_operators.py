@@ -11,7 +11,7 @@ def test_operators_come_and_go(run: Run) -> None:
     assert run("operator", "list")[1].splitlines() == ["EMAIL  NAME  MAY  CREATED"]
     words = "long enough words\n"
     made = run("operator", "add", "Op@service.example", "--name", "Olga", typed=words)
-    assert made == (0, "op@service.example signs in at /console\n", "")
+    assert made == (0, "op@service.example can sign in at /console\n", "")
     assert run("operator", "add", "eve@service.example", "--read-only", typed=words)[0] == 0
     assert [row[:3] for row in table(run("operator", "list")[1])] == [
         ["op@service.example", "Olga", "change"],

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cli.errors import CliError
-from cli.operator import pack_adapters
+from cli.service_access import pack_adapters
 
 SAPLING = Path(__file__).resolve().parents[2] / "examples/sapling/weights"
 PIRATE = {"pirate": SAPLING / "adapters/pirate"}

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import text
 
-from cli import operator
+from cli import service_access
 from db.session import EVERY_TENANT
 from sla.measures import Counts
 from sla.repository import SlaWriter
@@ -21,7 +21,7 @@ async def test_sums_are_checked_and_mended(environment: Mapping[str, str]) -> No
     counts = Counts(5, 1)
     counts.first_token(0.1, 0.5)
     async with (
-        operator.open_services(environment) as services,
+        service_access.open_services(environment) as services,
         services.database.write(EVERY_TENANT) as session,
     ):
         await SlaWriter(session).add({("tnt_a", "flex", LAST): counts})
@@ -33,6 +33,6 @@ async def test_sums_are_checked_and_mended(environment: Mapping[str, str]) -> No
         *("5", "1", "7", "4"),
     ]
     assert "every hour and day" in await asyncio.to_thread(run, "sla", "rederive", "--month", "2025-11")
-    assert "1 sums made right" in await asyncio.to_thread(run, *check, "--fix")
+    assert "1 sums corrected" in await asyncio.to_thread(run, *check, "--fix")
     assert "every hour" in await asyncio.to_thread(run, *check)
     assert "2027-01" in await asyncio.to_thread(refusal, "sla", "rederive", "--month", "December")

@@ -12,7 +12,7 @@ from billing.folding import measure
 from billing.rates import RATE_LABEL, Rate
 from billing.repository import LedgerWriter
 from billing.request_ids import new_request_id
-from cli import demo, operator
+from cli import demo, service_access
 from db.session import EVERY_TENANT
 from engine.protocol import PriorityClass
 from tenants.actors import OPERATOR
@@ -52,7 +52,7 @@ def test_terms_are_set_and_shown(environment: Mapping[str, str]) -> None:
 async def test_the_demo_sells_every_class_once(environment: Mapping[str, str]) -> None:
     from billing.pricing import PriceService
 
-    async with operator.open_services(environment) as services:
+    async with service_access.open_services(environment) as services:
         tenants = [await services.accounts.tenants.create_tenant(name) for name in ("acme", "birch")]
         await services.accounts.plans.create("own")
         for _ in range(2):
@@ -66,7 +66,7 @@ async def test_the_demo_sells_every_class_once(environment: Mapping[str, str]) -
 
 async def test_the_demo_serves_as_default_unless_asked(environment: Mapping[str, str]) -> None:
     """Whoever tries the demo without naming a tier pays the listed price; a choice made later stays."""
-    async with operator.open_services(environment) as services:
+    async with service_access.open_services(environment) as services:
         tenant = await services.accounts.tenants.create_tenant("acme")
         await demo.sell(services, (tenant,))
         projects = services.accounts.projects
@@ -80,7 +80,7 @@ async def test_the_demo_serves_as_default_unless_asked(environment: Mapping[str,
 async def test_sums_are_checked_and_mended_and_errors_taken_back(environment: Mapping[str, str]) -> None:
     at = datetime(2025, 10, 31, 23, 59, tzinfo=UTC).timestamp()
     request = new_request_id("chatcmpl", at)
-    async with operator.open_services(environment) as services:
+    async with service_access.open_services(environment) as services:
         tenant = await services.accounts.tenants.create_tenant("acme")
         event = usage_event(request, tenant=tenant.id, submitted_at=at, finish_reason="stop", completion=5)
         event.labels[RATE_LABEL] = Rate("prc_1", 0, 0, 2_000_000).label

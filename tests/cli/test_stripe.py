@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from cli import operator
+from cli import service_access
 from db.session import EVERY_TENANT
 from examples.stripe_double import API_KEY, StripeDouble
 from tests.cli.commands import refusal, run
@@ -20,7 +20,7 @@ HOUR = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(
 async def waiting(environment: Mapping[str, str]) -> None:
     """An event and an invoice that somebody has to look at."""
     async with (
-        operator.open_services(environment) as services,
+        service_access.open_services(environment) as services,
         services.database.write(EVERY_TENANT) as session,
     ):
         for statement in (
@@ -38,7 +38,7 @@ async def waiting(environment: Mapping[str, str]) -> None:
 async def states(environment: Mapping[str, str]) -> list[str]:
     query = "SELECT state FROM meter_events UNION ALL SELECT state FROM stripe_documents"
     async with (
-        operator.open_services(environment) as services,
+        service_access.open_services(environment) as services,
         services.database.read(EVERY_TENANT) as session,
     ):
         return list((await session.execute(text(query))).scalars())

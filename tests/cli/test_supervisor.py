@@ -80,7 +80,7 @@ async def test_a_killed_child_is_started_again_with_growing_pauses(stage: Stage)
     assert len(pids) == 3
     assert stage.kinds() == [("engine", "died"), ("engine", "restarted")] * 3
     pauses = [event.detail for event in stage.events if event.kind == "died"]
-    assert pauses == [f"was killed by SIGKILL, starting it again in {s} s" for s in ("0.05", "0.1", "0.2")]
+    assert pauses == [f"was killed by SIGKILL, restarting it in {s} s" for s in ("0.05", "0.1", "0.2")]
 
 
 def test_pauses_double_up_to_the_limit() -> None:

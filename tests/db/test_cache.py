@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 
 from cli.local.redis import start_redis
-from db.cache import DEAF_TTL, EVERYTHING, RENEW_FROM, RENEW_TOGETHER, RETRY_AFTER, RowCache
+from db.cache import DISCONNECTED_TTL, EVERYTHING, RENEW_FROM, RENEW_TOGETHER, RETRY_AFTER, RowCache
 from db.errors import DatabaseUnavailable
 from tests.support.waiting import eventually
 
@@ -124,7 +124,7 @@ async def test_a_waiter_that_gives_up_does_not_fail_the_others(cache: RowCache[s
 async def test_entries_grow_old(table: Rows, redis_client: redis.asyncio.Redis) -> None:
     clock = Clock()
     cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, missing_ttl=5, clock=clock)
-    cache._heard_at = float("inf")  # as if the channel were heard all along
+    cache._last_seen_at = float("inf")  # as if the channel were heard all along
     await cache.get("a", "1")
     await cache.get("a", "9")
     clock.now += 4.9
@@ -145,7 +145,7 @@ async def test_what_is_in_use_is_renewed_ahead_of_its_end(
 ) -> None:
     clock = Clock()
     cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, clock=clock)
-    cache._heard_at = float("inf")
+    cache._last_seen_at = float("inf")
     await cache.get("a", "1")
     table.rows["a/1"] = "anew"
     clock.now += 30 * RENEW_FROM[1]
@@ -175,7 +175,7 @@ async def test_what_was_loaded_in_one_moment_is_renewed_in_many(
 ) -> None:
     clock = Clock()
     cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, clock=clock)
-    cache._heard_at = float("inf")
+    cache._last_seen_at = float("inf")
     for number in range(200):
         table.rows[f"a/{number}"] = "one"
         await cache.get("a", str(number))
@@ -194,7 +194,7 @@ async def test_what_is_renewed_at_about_the_same_time_is_loaded_together(
 ) -> None:
     clock = Clock()
     cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, clock=clock)
-    cache._heard_at = float("inf")
+    cache._last_seen_at = float("inf")
     first = await cache.get("a", "1")
     for key in ("a/2", "b/1"):
         await cache.get(*key.split("/"))
@@ -219,11 +219,11 @@ async def test_unheard_entries_live_one_second(table: Rows, redis_client: redis.
     cache = RowCache(redis_client, CHANNEL, table.load, clock=clock)  # never started
     await cache.get("a", "1")
     await cache.get("a", "9")
-    clock.now += DEAF_TTL * 0.9
+    clock.now += DISCONNECTED_TTL * 0.9
     await cache.get("a", "1")
     await cache.get("a", "9")
     assert table.num_loads == 2
-    clock.now += DEAF_TTL * 0.2
+    clock.now += DISCONNECTED_TTL * 0.2
     await cache.get("a", "1")
     await cache.get("a", "9")
     assert table.num_loads == 4
@@ -256,7 +256,7 @@ async def test_while_postgres_is_away_known_rows_serve(
 ) -> None:
     clock = Clock()
     cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, stale_ttl=600, clock=clock)
-    cache._heard_at = float("inf")
+    cache._last_seen_at = float("inf")
     await cache.get("a", "1")
     table.away = True
     clock.now += 60
@@ -276,7 +276,7 @@ async def test_while_postgres_is_away_what_was_invalidated_does_not_serve(
 ) -> None:
     clock = Clock()
     cache = RowCache(redis_client, CHANNEL, table.load, clock=clock)
-    cache._heard_at = float("inf")
+    cache._last_seen_at = float("inf")
     await cache.get("a", "1")
     table.away = True
     cache.forget("a")
@@ -291,7 +291,7 @@ async def test_with_both_away_nothing_old_serves(table: Rows, redis_client: redi
     )  # not heard: a revocation may have been missed
     await cache.get("a", "1")
     table.away = True
-    clock.now += DEAF_TTL * 1.1
+    clock.now += DISCONNECTED_TTL * 1.1
     with pytest.raises(DatabaseUnavailable):
         await cache.get("a", "1")
 

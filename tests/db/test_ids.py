@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 
-from adapters.names import ADAPTER_ID
+from adapters.model_names import ADAPTER_ID
 from db.base import ALPHABET, new_id
 
 

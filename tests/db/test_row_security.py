@@ -162,7 +162,7 @@ async def test_mightier_roles_are_not_let_serve(owner_url: str) -> None:
             connection.execute(text(f"CREATE ROLE {role} LOGIN {attributes}"))
         database = Database(url.set(username=role).render_as_string(hide_password=False))
         try:
-            with pytest.raises(roles.RoleTooMighty, match=why):
+            with pytest.raises(roles.PrivilegedRole, match=why):
                 await schema.assert_fit_to_serve(database)
         finally:
             await database.close()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from db.batch_loader import AT_ONCE, MOST, BatchLoader
+from db.batch_loader import MAX_KEYS, MAX_QUERIES, BatchLoader
 from tests.support.waiting import eventually
 
 
@@ -42,13 +42,13 @@ async def test_what_is_asked_in_one_turn_is_one_query(table: Table) -> None:
 async def test_what_comes_meanwhile_goes_with_the_next(table: Table) -> None:
     together = BatchLoader(table.look_up)
     asked = []
-    for number in range(AT_ONCE + 10):
+    for number in range(MAX_QUERIES + 10):
         asked.append(asyncio.create_task(together.get(2 * number)))
         await asyncio.sleep(0.002)
-    assert len(table.queries) == AT_ONCE, "so many at once"
+    assert len(table.queries) == MAX_QUERIES, "so many at once"
     table.gate.set()
-    assert await asyncio.gather(*asked) == [f"row {2 * number}" for number in range(AT_ONCE + 10)]
-    assert len(table.queries) == AT_ONCE + 1
+    assert await asyncio.gather(*asked) == [f"row {2 * number}" for number in range(MAX_QUERIES + 10)]
+    assert len(table.queries) == MAX_QUERIES + 1
     assert len(table.queries[-1]) == 10
 
 
@@ -66,8 +66,8 @@ async def test_nobody_is_answered_by_a_query_that_began_before(table: Table) -> 
 async def test_a_query_has_a_bound(table: Table) -> None:
     table.gate.set()
     together = BatchLoader(table.look_up)
-    await asyncio.gather(*map(together.get, range(MOST + 5)))
-    assert [len(query) for query in table.queries] == [MOST, 5]
+    await asyncio.gather(*map(together.get, range(MAX_KEYS + 5)))
+    assert [len(query) for query in table.queries] == [MAX_KEYS, 5]
 
 
 async def test_a_failure_is_told_to_all_it_concerns(table: Table) -> None:
@@ -82,7 +82,7 @@ async def test_a_failure_is_told_to_all_it_concerns(table: Table) -> None:
 
 async def test_those_who_have_gone_are_not_looked_up(table: Table) -> None:
     together = BatchLoader(table.look_up)
-    running = [asyncio.create_task(together.get(2 * number)) for number in range(AT_ONCE)]
+    running = [asyncio.create_task(together.get(2 * number)) for number in range(MAX_QUERIES)]
     await eventually(lambda: table.queries != [])
     waiting = [asyncio.create_task(together.get(number)) for number in (10, 12)]
     gone = asyncio.create_task(together.get(99))
@@ -97,7 +97,7 @@ async def test_those_who_have_gone_are_not_looked_up(table: Table) -> None:
 async def test_a_crowd_that_has_gone_hides_nobody(table: Table) -> None:
     table.gate.set()
     together = BatchLoader(table.look_up)
-    crowd = [asyncio.create_task(together.get(number)) for number in range(1, 2 * MOST, 2)]
+    crowd = [asyncio.create_task(together.get(number)) for number in range(1, 2 * MAX_KEYS, 2)]
     last = asyncio.create_task(together.get(2))
     for one in crowd:
         asyncio.get_running_loop().call_soon(one.cancel)

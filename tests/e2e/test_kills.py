@@ -95,4 +95,4 @@ async def test_kill_of_the_engine_ends_streams_clearly_and_it_returns(stack: Sta
     for stream in streams:
         assert stream.num_received <= rows[stream.id].completion <= MAX_TOKENS
     assert len(rows) - len(rows_before) == NUM_STREAMS + 1
-    assert "engine was killed by SIGKILL, starting it again" in stack.output
+    assert "engine was killed by SIGKILL, restarting it" in stack.output

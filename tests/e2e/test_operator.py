@@ -46,7 +46,7 @@ def test_from_a_new_tenant_to_an_answer_of_its_own_adapter(stack: Stack) -> None
     [
         (("key", "create", "nobody"), "there is no tenant 'nobody'"),
         (("tenant", "create", "acme"), "'acme' is taken"),
-        (("adapter", "add", "acme", "Bad Name", "."), "cannot name an adapter"),
+        (("adapter", "add", "acme", "Bad Name", "."), "is not a valid adapter name"),
         (("adapter", "add", "acme", "..", "."), "'..' is removed from URLs"),
         (("adapter", "add", "acme", "empty", "/nonexistent"), "there is no directory /nonexistent"),
         (("key", "revoke", "acme", "key_absent"), "there is no API key 'key_absent'"),

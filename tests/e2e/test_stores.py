@@ -38,6 +38,6 @@ async def test_kill_of_a_store_stops_no_stream_and_loses_no_token(stack: Stack, 
         assert (row.prompt, row.completion) == (usage.prompt_tokens, usage.completion_tokens)
     counted = stack.counter("rootstock_engine_completion_tokens_total") - generated
     assert sum(row.completion for row in rows.values()) == counted
-    assert f"{store} died, starting it again" in stack.output
+    assert f"{store} died, restarting it" in stack.output
     restarts = f'rootstock_process_restarts_total{{process="{store.lower()}"}}'
     await asyncio.to_thread(eventually, lambda: stack.counter(restarts) == 1, 30, "a restart in /metrics")

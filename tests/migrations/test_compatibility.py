@@ -156,7 +156,7 @@ async def test_a_role_without_its_rights_is_refused(database: Database, owner_ur
     with create_engine(owner_url, poolclass=pool.NullPool).begin() as connection:
         connection.execute(text(f"REVOKE SELECT ON {table} FROM {database.engine.url.username}"))
     with pytest.raises(
-        roles.RightsMissing, match=rf"may not read 1 tables \({table}\): run `rootstock migrate`"
+        roles.MissingGrants, match=rf"may not read 1 tables \({table}\): run `rootstock migrate`"
     ):
         await schema.assert_fit_to_serve(database)
     schema.upgrade(migrator_url(owner_url), database.engine.url.render_as_string(hide_password=False))

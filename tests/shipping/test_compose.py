@@ -10,8 +10,8 @@ import pytest
 from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
-import cli.operator
 import cli.processes
+import cli.service_access
 from cli.main import app
 from cli.servers import OWNER_URL, Stores
 from tests.shipping import compose
@@ -53,7 +53,7 @@ def test_every_command_is_one_of_ours(service: str, monkeypatch: pytest.MonkeyPa
         (cli.processes, "serve_api"),
         (cli.processes, "serve_engine"),
         (cli.processes, "work"),
-        (cli.operator, "migrate"),
+        (cli.service_access, "migrate"),
     ):
         monkeypatch.setattr(module, function, lambda *_, name=function: called.append(name))
     result = CliRunner().invoke(app, compose.own_services("compose.yml")[service]["command"])

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from adapters.announcing import Announcer
+from adapters.announcer import Announcer
 from adapters.inspection import Inspection
-from adapters.pipeline import DTYPES, AdapterPipeline, Progress, Verdict, Work
+from adapters.pipeline import DTYPES, AdapterPipeline, JobInput, Progress, Verdict
 from adapters.versions import PackedArtifact
 from worker.main import run
 from worker.runtime import Runtime
@@ -31,7 +31,7 @@ class ToldSteps:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    async def _come_to(self, step: str, work: Work) -> None:
+    async def _come_to(self, step: str, work: JobInput) -> None:
         with (self._directory / "trace").open("a") as trace:
             trace.write(f"{step} {work.job_id} {os.getpid()}\n")
         if (self._directory / f"die-{step}").exists():
@@ -45,25 +45,25 @@ class ToldSteps:
 
     async def close(self) -> None: ...
 
-    async def fetch(self, work: Work, directory: Path) -> None:
+    async def fetch(self, work: JobInput, directory: Path) -> None:
         await self._come_to("fetch", work)
 
-    async def inspect(self, work: Work, directory: Path) -> Inspection:
+    async def inspect(self, work: JobInput, directory: Path) -> Inspection:
         await self._come_to("inspect", work)
         return Inspection(config={}, num_tensors=2, num_bytes=8, rank=4, modules=[])
 
-    async def pack(self, work: Work, directory: Path, progress: Progress) -> dict[str, PackedArtifact]:
+    async def pack(self, work: JobInput, directory: Path, progress: Progress) -> dict[str, PackedArtifact]:
         await self._come_to("pack", work)
         return {
             dtype: PackedArtifact(hashlib.sha256(f"{work.job_id}{dtype}".encode()).hexdigest(), 8, 4)
             for dtype in DTYPES
         }
 
-    async def ensure_artifacts(self, work: Work) -> None:
+    async def ensure_artifacts(self, work: JobInput) -> None:
         assert set(work.artifacts) == set(DTYPES)
 
     async def calibrate(
-        self, work: Work, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
+        self, work: JobInput, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
     ) -> Verdict:
         progress(0, 10)
         await asyncio.sleep(0.02)
@@ -71,7 +71,7 @@ class ToldSteps:
         await self._come_to("calibrate", work)
         return Verdict(True, "float8_e4m3", "", {"ready": True})
 
-    async def forget(self, work: Work) -> None:
+    async def forget(self, work: JobInput) -> None:
         await self._come_to("forget", work)
 
 

@@ -16,9 +16,9 @@ from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
 from adapters.inspection import Sandbox
 from adapters.jobs.lease import Lease, claim
-from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from adapters.storage import LocalStore
-from adapters.submission import Calibration, Caller, Submission, Submitted
+from adapters.submission import Calibration, Caller, Submission, SubmittedVersion
 from adapters.versions import PackedArtifact, finish_ready, note_calibrated, note_inspected, note_packed
 from api.assembly.adapters import open_onboarding
 from api.services import Onboarding
@@ -97,13 +97,15 @@ class Scene:
         tenant: int = 0,
         plan: PlanView = STANDARD,
         **options: Any,
-    ) -> Submitted:
+    ) -> SubmittedVersion:
         submission = Submission(file_ids=await self.upload(adapter, tenant), **options)
         return await self.onboarding.submission.create(
             self.caller(tenant, plan), name, submission, base_digest=BASE_DIGEST
         )
 
-    async def add(self, adapter_id: str, adapter: str | Path, tenant: int = 0, **options: Any) -> Submitted:
+    async def add(
+        self, adapter_id: str, adapter: str | Path, tenant: int = 0, **options: Any
+    ) -> SubmittedVersion:
         submission = Submission(file_ids=await self.upload(adapter, tenant), **options)
         return await self.onboarding.submission.add_version(
             self.caller(tenant), adapter_id, submission, base_digest=BASE_DIGEST
@@ -137,7 +139,7 @@ class Scene:
             await note_calibrated(held.session, held.job, {"samples": 3}, dtype)
             await finish_ready(held.session, held.job, self.onboarding.submission._announcer)
 
-    async def make_ready(self, made: Submitted, digit: str) -> AdapterRef:
+    async def make_ready(self, made: SubmittedVersion, digit: str) -> AdapterRef:
         assert made.job_id is not None
         lease = await self.lease(made.job_id)
         await self.pack(lease, digit)

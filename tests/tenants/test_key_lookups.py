@@ -6,7 +6,7 @@ import asyncio
 
 from sqlalchemy import event
 
-from db.batch_loader import AT_ONCE
+from db.batch_loader import MAX_QUERIES
 from db.session import Database
 from tenants.actors import OPERATOR
 from tenants.context import TenantContext
@@ -36,7 +36,7 @@ async def test_keys_that_come_at_once_are_looked_up_together(
     found = await asyncio.gather(*map(tenant_of, keys), tenant_of(unknown), return_exceptions=True)
     assert found[:-1] == list(keys.values()), "each its own tenant"
     assert isinstance(found[-1], InvalidApiKey)
-    assert sum("FROM api_keys" in query for query in queries) <= AT_ONCE
+    assert sum("FROM api_keys" in query for query in queries) <= MAX_QUERIES
 
 
 async def test_a_key_revoked_among_others_lets_nobody_in(

@@ -130,7 +130,7 @@ async def test_a_job_that_kills_its_workers_fails_after_a_number_of_attempts(job
     job_id = await jobs.make_job()
     await jobs.until(job_id, "failed")
     job, version = await jobs.job(job_id), await jobs.version_of(job_id)
-    message = "The job did not come to an end in 3 attempts."
+    message = "The job did not finish in 3 attempts."
     assert job.error == {"code": "too_many_attempts", "message": message, "param": None}
     assert (version.state, version.error) == ("failed", message)
     events = await jobs.events(job_id)

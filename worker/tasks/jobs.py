@@ -6,7 +6,7 @@ import logging
 
 from celery import Celery
 
-from adapters.jobs.sweep import requeue_overdue
+from adapters.jobs.requeue import requeue_overdue
 from db.errors import DatabaseUnavailable
 from db.tasks import RUN_JOB
 from worker.app import SWEEP_JOBS

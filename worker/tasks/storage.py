@@ -12,14 +12,14 @@ from typing import Any
 
 from celery import Celery
 
-from adapters.announcing import Announcer
-from adapters.awaiting import AwaitedUploads
-from adapters.copies import SourceCopies
+from adapters.announcer import Announcer
 from adapters.deletion import purge_deleted, sweep_copies
+from adapters.files.cleanup import sweep
 from adapters.files.service import FileService
-from adapters.files.sweeping import sweep
 from adapters.files.uploads import UploadService
 from adapters.inspection import Sandbox
+from adapters.pending_uploads import PendingUploads
+from adapters.source_copies import SourceCopies
 from adapters.storage import StorageUnavailable
 from db.errors import DatabaseUnavailable
 from db.tasks import PURGE_DELETED, SETTLE_UPLOADS, SWEEP_STORAGE
@@ -74,7 +74,7 @@ async def _settle(runtime: Runtime) -> int:
     assert runtime.jobs is not None, "a worker without jobs listens to no queue of jobs"
     sandbox = Sandbox()  # starts when there is something to inspect
     files = FileService(runtime.database, runtime.store, sandbox)
-    waiting = AwaitedUploads(
+    waiting = PendingUploads(
         runtime.database,
         Announcer(runtime.redis),
         UploadService(runtime.database, runtime.store, sandbox),

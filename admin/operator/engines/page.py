@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from adapters.naming import AdapterName, AdapterNames
+from adapters.name_cache import AdapterName, AdapterNameCache
 from admin import formatting
 from admin.badge import Badge
 from admin.charts.live import LiveChart
@@ -135,7 +135,9 @@ class EnginePage:
 class EnginePages:
     """Gathers the page."""
 
-    def __init__(self, engines: Engines, names: AdapterNames, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, engines: Engines, names: AdapterNameCache, clock: Callable[[], float] = time.time
+    ) -> None:
         self._engines = engines
         self._names = names
         self._clock = clock

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from adapters.jobs.everywhere import FoundJob
 from adapters.jobs.models import JobStatus
+from adapters.jobs.overview import FoundJob
 from adapters.jobs.repository import OPEN
 from admin.badge import Badge
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from adapters.calibration import pacing
-from adapters.calibration.pacing import LOOK, REFERENCE_SHARE, SERVING_SHARE, Others, Pace
-from adapters.calibration.serving import AT_ONCE, Asker, Served
+from adapters.calibration.pacing import LOOK, REFERENCE_SHARE, SERVING_SHARE, OtherTraffic, Pace
+from adapters.calibration.serving import AT_ONCE, EngineScorer, ScoringAccount
 from engine.protocol import EngineStats
 from tests.adapters.calibration.engines import FinishedGeneration
 from tests.adapters.calibration.test_run import found, make_bench
@@ -60,7 +60,7 @@ class Generating:
     ],
 )
 def test_what_an_engine_does_for_others(first: EngineStats, second: EngineStats, served: bool) -> None:
-    others = Others(Heartbeats(first, second))
+    others = OtherTraffic(Heartbeats(first, second))
     assert others.are_served == (first is not None and first.running > 0)
     assert [others.are_served for _ in range(3)] == [served] * 3, "between two heartbeats nothing changes"
 
@@ -92,17 +92,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 async def test_beside_others_it_works_its_share_of_the_time(
     share: float, worked: float, rest: float, clock: Clock
 ) -> None:
-    await Pace(Others(Generating()), share, longest=2.0).rest(worked)
+    await Pace(OtherTraffic(Generating()), share, longest=2.0).rest(worked)
     assert clock.now == pytest.approx(rest)
 
 
 async def test_a_rest_is_over_when_nobody_else_is_served(clock: Clock) -> None:
-    await Pace(Others(Generating(looks=3)), 0.1, longest=60.0).rest(10.0)
+    await Pace(OtherTraffic(Generating(looks=3)), 0.1, longest=60.0).rest(10.0)
     assert clock.slept == [LOOK] * 3
-    alone = Pace(Others(Heartbeats(stats(), stats())), 0.1)
+    alone = Pace(OtherTraffic(Heartbeats(stats(), stats())), 0.1)
     await alone.rest(10.0)
     assert len(clock.slept) == 3
-    whole = Pace(Others(Generating()), 1.0)
+    whole = Pace(OtherTraffic(Generating()), 1.0)
     await whole.rest(10.0)
     assert len(clock.slept) == 3
     assert not whole.is_slow
@@ -150,12 +150,12 @@ class BesideOthers(CountingEngine):
         return generation
 
 
-ASKER = Asker(tenant="ten_one", model="sapling:mine@2", adapter_id="adp_mine", version=2)
+ASKER = ScoringAccount(tenant="ten_one", model="sapling:mine@2", adapter_id="adp_mine", version=2)
 
 
 async def test_beside_others_one_sample_is_in_the_engine_and_then_none(rests: Rests) -> None:
     engine = BesideOthers(until=float("inf"))
-    scores = await Served(engine, ASKER).scores(SAMPLES, None)
+    scores = await EngineScorer(engine, ASKER).scores(SAMPLES, None)
     assert [one.log_probs[0] for one in scores] == [-float(sample.token_ids[2]) for sample in SAMPLES]
     assert engine.open_then == [1] * len(SAMPLES)
     assert len(rests.seconds[SERVING_SHARE]) == len(SAMPLES)
@@ -163,7 +163,7 @@ async def test_beside_others_one_sample_is_in_the_engine_and_then_none(rests: Re
 
 async def test_when_others_are_done_it_goes_on_at_full_speed(rests: Rests) -> None:
     engine = BesideOthers(until=10)
-    await Served(engine, ASKER).scores(SAMPLES * 3, None)
+    await EngineScorer(engine, ASKER).scores(SAMPLES * 3, None)
     assert engine.open_then[:10] == [1] * 10
     assert max(engine.open_then) == AT_ONCE
 

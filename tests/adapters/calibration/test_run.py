@@ -16,7 +16,7 @@ from adapters.calibration.gate import UNSURE_NLL, Gate, StoredDtype
 from adapters.calibration.report import CalibrationReport
 from adapters.calibration.run import CalibrationRequest, CalibrationStack, calibrate
 from adapters.calibration.samples import SampleLimits
-from adapters.calibration.serving import Asker
+from adapters.calibration.serving import ScoringAccount
 from engine.client import EngineGone
 from engine.protocol import Submit
 from tests.adapters.calibration.engines import TorchEngine
@@ -36,7 +36,7 @@ from tests.adapters.calibration.sapling import (
 from tests.e2e.onboarding import widened_adapter
 from tokenization.codec import TextCodec
 
-ASKER = Asker(tenant="ten_one", model="sapling:mine@1", adapter_id="adp_mine", version=1)
+ASKER = ScoringAccount(tenant="ten_one", model="sapling:mine@1", adapter_id="adp_mine", version=1)
 TASK = "sort-numbers"
 NUM_SAMPLES = 24
 FEW = 8
@@ -256,7 +256,7 @@ async def test_a_tenant_may_have_bf16(tmp_path: Path, sapling_codec: TextCodec) 
     report = await make_bench(tmp_path, sapling_codec, dtype="bfloat16", num_samples=FEW).run()
     assert report.decision.ready
     assert report.decision.dtype == "bfloat16"
-    assert "as asked for" in report.decision.dtype_reason
+    assert "as requested" in report.decision.dtype_reason
 
 
 async def test_the_engine_is_asked_as_the_tenant_behind_everybody(
@@ -357,7 +357,7 @@ async def test_an_engine_that_comes_back_as_another_is_not_mixed_with_the_first(
         bench.engine.info = msgspec.structs.replace(info, quantization="none")
 
     bench.engine.watch = restart
-    with pytest.raises(ServingUnavailable, match="as another one"):
+    with pytest.raises(ServingUnavailable, match="was replaced by a different one"):
         await bench.run()
 
 

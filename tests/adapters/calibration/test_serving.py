@@ -10,12 +10,12 @@ import pytest
 
 from adapters.calibration.errors import ServingRefused, ServingUnavailable
 from adapters.calibration.samples import Sample
-from adapters.calibration.serving import AT_ONCE, Asker, Served
+from adapters.calibration.serving import AT_ONCE, EngineScorer, ScoringAccount
 from engine.client import EngineError, EngineGone, RequestRejected
 from engine.protocol import AdapterRef, RejectCode, Submit, TokenLogprob, TopLogprob
 from tests.adapters.calibration.engines import FinishedGeneration
 
-ASKER = Asker(tenant="ten_one", model="sapling:mine@2", adapter_id="adp_mine", version=2)
+ASKER = ScoringAccount(tenant="ten_one", model="sapling:mine@2", adapter_id="adp_mine", version=2)
 SAMPLES = [Sample(line, [line, line + 1, line + 2, line + 3], 2) for line in range(1, 31)]
 ADAPTER = AdapterRef("a" * 64, 8)
 
@@ -65,8 +65,8 @@ class _Counted:
             self._engine.open -= 1
 
 
-def served(engine: CountingEngine, **options: Any) -> Served:
-    return Served(engine, ASKER, **options)
+def served(engine: CountingEngine, **options: Any) -> EngineScorer:
+    return EngineScorer(engine, ASKER, **options)
 
 
 async def test_scores_come_in_the_order_of_samples_and_few_at_a_time() -> None:

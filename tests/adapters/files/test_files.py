@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from adapters.files import intake, service, uploads
+from adapters.files import ingestion, service, uploads
 from adapters.files.description import describe
 from adapters.files.errors import FileNotFound, FileTooLarge, InvalidFile, UnsupportedFile
 from adapters.files.models import StoredFile
@@ -184,7 +184,7 @@ async def test_expired_files_are_not_there(place: Place, monkeypatch: pytest.Mon
 
 
 def travel(monkeypatch: pytest.MonkeyPatch, distance: timedelta) -> None:
-    for module in (intake, service, uploads):
+    for module in (ingestion, service, uploads):
         monkeypatch.setattr(module, "now", lambda: datetime.now(UTC) + distance)
 
 

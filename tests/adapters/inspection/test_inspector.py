@@ -114,7 +114,7 @@ async def test_modules_that_change_nothing_are_pointed_out(sandbox: Sandbox, tmp
     upload.data = upload.data[:start] + bytes(end - start) + upload.data[end:]
     upload.write(tmp_path)
     found = await inspect(sandbox, tmp_path)
-    assert found.warnings == ["1 of 16 modules change nothing: their A or B is zero throughout"]
+    assert found.warnings == ["1 of 16 modules have no effect: their A or B is all zeros"]
     assert (found.modules[0].norm_b, found.modules[0].norm_delta) == (0, 0)
 
 

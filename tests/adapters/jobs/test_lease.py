@@ -13,8 +13,8 @@ from adapters.jobs.errors import JobUnfinished, LeaseLost
 from adapters.jobs.execution import attempt
 from adapters.jobs.lease import Interrupted, Lease, claim
 from adapters.jobs.models import Job, JobStatus
+from adapters.jobs.requeue import requeue_overdue
 from adapters.jobs.service import JobService, queue_job
-from adapters.jobs.sweep import requeue_overdue
 from db.outbox import Outbox
 from db.session import EVERY_TENANT, Database, WriteSession
 from db.tasks import TaskSender

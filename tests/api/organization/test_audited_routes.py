@@ -18,7 +18,7 @@ import redis.asyncio
 
 from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import succeed
-from adapters.objects import CONFIG_FILE
+from adapters.object_keys import CONFIG_FILE
 from db.session import Database
 from tests.api.everything import MUTATING, Everything, everything
 from tests.api.organization.site import Party, Site

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from examples.stripe_double import StripeDouble
-from examples.stripe_double.kept import Kept
+from examples.stripe_double.request_log import RequestLog
 
 KEY = "sk_test_demo"
 
@@ -16,7 +16,7 @@ KEY = "sk_test_demo"
 def opened(path: Path) -> StripeDouble:
     double = StripeDouble(KEY)
     double.books.pages = "http://127.0.0.1:9"
-    double.remember(Kept(path, double.books.draws))
+    double.remember(RequestLog(path, double.books.draws))
     return double
 
 

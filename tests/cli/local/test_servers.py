@@ -139,7 +139,7 @@ def test_a_socket_directory_that_is_not_ours_is_refused(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (directory / "redis-run").symlink_to(directory)
-    with pytest.raises(LocalServerError, match="not ours"):
+    with pytest.raises(LocalServerError, match="belongs to another account"):
         start_redis(directory)
     (directory / "redis-run").unlink()
     start_redis(directory).stop()
@@ -354,7 +354,7 @@ def test_data_of_a_version_that_is_gone_is_not_touched(
     data.mkdir()
     (data / "PG_VERSION").write_text("9.6\n")
     monkeypatch.setattr(postgres, "installations", lambda: iter([Installation(Path("/nowhere"), 15)]))
-    with pytest.raises(LocalServerError, match=r"made by PostgreSQL 9, and only 15"):
+    with pytest.raises(LocalServerError, match=r"created by PostgreSQL 9, but only 15"):
         start_postgres(directory)
     assert (data / "PG_VERSION").read_text() == "9.6\n"
 

@@ -1,7 +1,6 @@
-"""`rootstock billing reconcile`: do the books balance?
+"""Runs `rootstock billing reconcile`: compares the books and reports differences.
 
-Owns the command's options, its forms, and its exit status: 0 when they do, 1 when not. Everything heavy is
-imported by the command.
+The exit status is 0 when they balance, 1 when they do not. Heavy modules are imported by the command.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from cli.printing import Data
 
 if TYPE_CHECKING:
     from billing.reconciliation.differences import Report
-    from cli.operator import Services
+    from cli.service_access import Services
 
 books_app = typer.Typer()
 
 
 class Form(StrEnum):
-    """Of a report."""
+    """Format of a report."""
 
     TEXT = "text"
     JSON = "json"
@@ -36,18 +35,20 @@ class Form(StrEnum):
 @books_app.command("reconcile")
 def reconcile(
     month: Annotated[
-        str | None, typer.Option(help="Which, as YYYY-MM in UTC; of the month that runs, its days so far.")
+        str | None, typer.Option(help="Month as YYYY-MM in UTC; of the current month, its days so far.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=366, help="Without --month: so many days up to today.")] = 2,
-    form: Annotated[Form, typer.Option("--format", help="Of the report.")] = Form.TEXT,
-    out: Annotated[Path | None, typer.Option(help="A file for it, instead of the screen.")] = None,
+    days: Annotated[int, typer.Option(min=1, max=366, help="Without --month: days up to today.")] = 2,
+    form: Annotated[Form, typer.Option("--format", help="Format of the report.")] = Form.TEXT,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write the report to. Default: standard output.")
+    ] = None,
     data: Data = None,
 ) -> None:
     """Compare journal, ledger, sums, APIs, invoices and the payment provider; exit 1 when they differ.
 
-    The report is kept, and the last one's counts are among the metrics.
+    The report is stored, and the counts of the latest one are exported as metrics.
     """
-    from cli.operator import call
+    from cli.service_access import call
 
     start, end = span_of(month, days, datetime.now(UTC))
 
@@ -68,7 +69,7 @@ def reconcile(
 
 
 def span_of(month: str | None, days: int, now: datetime) -> tuple[datetime, datetime]:
-    """Whole UTC days, today among them. Raises `UsageError`."""
+    """Returns start and end of whole UTC days, today among them. Raises `UsageError`."""
     from billing.months import begin, following
 
     tomorrow = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
@@ -86,8 +87,8 @@ async def _compared(services: Services, start: datetime, end: datetime) -> Repor
     from billing.stripe_gateway import StripeGateway
 
     variables = {name: f"ROOTSTOCK_STRIPE_{name.upper()}" for name in StripeSettings.model_fields}
-    told = {name: services.environment.get(variable) for name, variable in variables.items()}
-    settings = StripeSettings.model_validate({name: value for name, value in told.items() if value})
+    given = {name: services.environment.get(variable) for name, variable in variables.items()}
+    settings = StripeSettings.model_validate({name: value for name, value in given.items() if value})
     gateway = StripeGateway(settings) if settings.enabled else None
     engines = _engines(services.environment)
     try:
@@ -99,7 +100,7 @@ async def _compared(services: Services, start: datetime, end: datetime) -> Repor
 
 
 def _engines(environment: Mapping[str, str]) -> list[str]:
-    """Endpoints of all, by the setting of workers; else the one that is known here."""
+    """Returns the endpoints of all engines from the workers' setting; else the one that is configured."""
     names = (
         "ROOTSTOCK_WORKER_ENGINE_ENDPOINTS",
         "ROOTSTOCK_JOBS_ENGINE_ENDPOINT",

@@ -1,9 +1,9 @@
-"""Versions announced before their files: what they wait for, and how the waiting ends.
+"""Starts or fails versions that were created before their uploads were complete.
 
-Such a version is `uploading` and its job `validating_files`, which no worker takes; the job remembers the
-uploads. Once the last of them is completed the version is made as any other and its job goes into the queue,
-in one transaction; when one of them can be completed no more, the version fails. Whoever completes or cancels
-an upload sees to it at once; what a crash left waiting, and uploads that expire, `settle` finds.
+Such a version is `uploading` and its job `validating_files`, which no worker takes; the job stores the upload
+ids. When the last upload is completed, the version gets its files and its job is queued, in one transaction;
+when an upload can no longer be completed, the version fails. The request that completes or cancels an upload
+does this at once; `settle` finds versions left waiting by a crash, and uploads that expired.
 
 Locks are taken in the order uploads, job, adapter, version.
 """
@@ -14,20 +14,20 @@ from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 
-from adapters.announcing import Announcer
-from adapters.copies import Copies, SourceCopies
+from adapters.announcer import Announcer
 from adapters.errors import InvalidAdapter
 from adapters.files.errors import FileNotFound, UploadNotFound
 from adapters.files.models import Purpose, StoredFile, Upload, UploadStatus
 from adapters.files.repository import FileRepository
 from adapters.files.uploads import UploadService, status_of
 from adapters.inspection import InspectionRefused, SandboxUnavailable
-from adapters.jobs.errors import JobFailed, VersionGone
-from adapters.jobs.models import AWAITED, Job, JobStatus
-from adapters.jobs.repository import JobLeases, JobRepository, tell
+from adapters.jobs.errors import JobFailed, VersionDeleted
+from adapters.jobs.models import PENDING_UPLOADS, Job, JobStatus
+from adapters.jobs.repository import JobLeases, JobRepository, record_job_event
 from adapters.jobs.service import enqueue, fail
 from adapters.models import VersionState
-from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.source_copies import Copies, SourceCopies
 from adapters.storage import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.versions import locked_version
 from db.errors import DatabaseUnavailable
@@ -39,15 +39,15 @@ log = structlog.get_logger(__name__)
 PAGE = 100
 
 
-def kind_of(filename: str) -> str:
-    """Which of a version's two files it is, by the end of its name."""
+def file_kind(filename: str) -> str:
+    """Returns which of a version's two files it is, by its suffix."""
     return CONFIG_FILE if filename.lower().endswith(".json") else WEIGHTS_FILE
 
 
-async def awaited(
+async def find_pending(
     uploads: UploadService, tenant_id: str, upload_ids: Sequence[str]
 ) -> Mapping[str, str] | None:
-    """The uploads by what they will be, if one is still pending; None if all are completed.
+    """Returns the upload ids by file kind if one is still pending; None if all are completed.
 
     Raises UploadNotFound, InvalidAdapter.
     """
@@ -57,9 +57,11 @@ async def awaited(
         upload = (await uploads.get(tenant_id, upload_id)).upload
         _refuse_ended(upload)
         if upload.purpose != Purpose.ADAPTER:
-            raise InvalidAdapter("upload_ids", f"{upload_id} is of the purpose '{upload.purpose}'")
+            raise InvalidAdapter(
+                "upload_ids", f"{upload_id} has the purpose '{upload.purpose}': use 'adapter'"
+            )
         statuses.add(upload.status)
-        found[kind_of(upload.filename)] = upload_id
+        found[file_kind(upload.filename)] = upload_id
     if UploadStatus.PENDING not in statuses:
         return None
     if len(found) != len(SOURCE_FILES) or len(upload_ids) != len(SOURCE_FILES):
@@ -67,8 +69,9 @@ async def awaited(
     return found
 
 
-async def hold_uploads(session: WriteSession, tenant_id: str, upload_ids: Collection[str]) -> None:
-    """Keep them as they are until the transaction ends, so that whoever ends one then finds who waits for it.
+async def lock_uploads(session: WriteSession, tenant_id: str, upload_ids: Collection[str]) -> None:
+    """Locks the uploads until the transaction ends, so that a request that ends one finds the version that
+    waits.
 
     Raises UploadNotFound, InvalidAdapter.
     """
@@ -79,8 +82,8 @@ async def hold_uploads(session: WriteSession, tenant_id: str, upload_ids: Collec
         _refuse_ended(upload)
 
 
-class AwaitedUploads:
-    """Ends the waiting of versions on one base model. An `adapters.files.uploads.Follower`."""
+class PendingUploads:
+    """Starts or fails waiting versions on one base model. An `adapters.files.uploads.Follower`."""
 
     def __init__(
         self,
@@ -97,19 +100,19 @@ class AwaitedUploads:
         self._outbox = outbox
 
     async def completed(self, tenant_id: str, upload_id: str) -> None:
-        """Start what waited for this upload last. What cannot be done now is left to `settle`."""
+        """Starts versions for which this was the last upload. After an outage, `settle` starts them."""
         try:
             async with self._database.read(tenant_id) as session:
                 jobs = await JobRepository(session, tenant_id).awaiting(upload_id)
             for job in jobs:
                 await self._look(job)
         except (DatabaseUnavailable, StorageUnavailable, SandboxUnavailable) as error:
-            log.warning("versions go on waiting for an upload", upload=upload_id, error=str(error))
-        except Exception:  # the upload is completed, whatever becomes of others
-            log.exception("versions go on waiting for an upload", upload=upload_id)
+            log.warning("versions still wait for an upload", upload=upload_id, error=str(error))
+        except Exception:  # the upload is completed, whatever happens to waiting versions
+            log.exception("versions still wait for an upload", upload=upload_id)
 
     async def ended(self, session: WriteSession, upload: Upload, refused: InspectionRefused | None) -> None:
-        """Fail what waits for a locked upload that is not completed and will not be."""
+        """Fails versions that wait for a locked upload which will not be completed."""
         failure = _failure(upload)
         if refused is not None:
             failure = JobFailed("adapter_invalid", f"{upload.filename}: {refused}", refused.field)
@@ -118,7 +121,7 @@ class AwaitedUploads:
             await self._fail(session, job, failure)
 
     async def settle(self) -> int:
-        """Look at everything that waits; how many waits ended. Raises DatabaseUnavailable,
+        """Checks every waiting version; returns how many no longer wait. Raises DatabaseUnavailable,
         StorageUnavailable.
         """
         num_ended, after = 0, ""
@@ -130,18 +133,18 @@ class AwaitedUploads:
                     num_ended += await self._look(job)
                 except (DatabaseUnavailable, StorageUnavailable):
                     raise
-                except Exception:  # the others shall not wait for this one
-                    log.exception("a version goes on waiting for its files", job=job.id)
+                except Exception:  # one failing version must not stop the others
+                    log.exception("a version still waits for its files", job=job.id)
             if len(jobs) < PAGE:
                 return num_ended
             after = jobs[-1].id
 
     async def _look(self, job: Job) -> bool:
-        """End the job's wait if there is nothing to wait for; whether that was so."""
+        """Starts or fails the version if it need not wait any longer; returns whether it did."""
         try:
             files = await self._arrived(job)
             if files is None or job.status != JobStatus.VALIDATING_FILES:
-                return False  # a paused one is started when it is resumed
+                return False  # a paused job starts when it is resumed
             async with self._copies.made(job.tenant_id, job.adapter_id, files) as copies:
                 async with self._database.write(job.tenant_id) as session:
                     started = await self._start(session, job, copies)
@@ -152,7 +155,7 @@ class AwaitedUploads:
             failure = JobFailed("adapter_invalid", str(refused), refused.field)
         except FileNotFound as absent:
             failure = JobFailed(
-                "file_not_found", f"{absent}: it was deleted before the version was made of it"
+                "file_not_found", f"{absent}: it was deleted before the version was created from it"
             )
         except (ObjectNotFound, DigestMismatch):
             failure = JobFailed("file_damaged", "An uploaded file is missing or damaged; upload it again.")
@@ -165,9 +168,9 @@ class AwaitedUploads:
         return held is not None
 
     async def _arrived(self, job: Job) -> dict[str, StoredFile] | None:
-        """The files by what they are; None while one is missing. Raises JobFailed when one will not come."""
+        """Returns the files by kind; None while one is missing. Raises JobFailed if one will never come."""
         files: dict[str, StoredFile] = {}
-        for kind, upload_id in job.parameters[AWAITED].items():
+        for kind, upload_id in job.parameters[PENDING_UPLOADS].items():
             state = await self._uploads.get(job.tenant_id, upload_id)
             if state.upload.status in (UploadStatus.CANCELLED, UploadStatus.EXPIRED):
                 raise _failure(state.upload)
@@ -178,27 +181,29 @@ class AwaitedUploads:
         return files if len(files) == len(SOURCE_FILES) else None
 
     async def _start(self, session: WriteSession, waiting: Job, copies: Copies) -> bool:
-        """Make the version of its files and queue its job, unless somebody was faster with either end."""
+        """Gives the version its files and queues its job; returns False if another request was first."""
         job = await self._held(session, waiting)
         if job is None or job.status != JobStatus.VALIDATING_FILES:
             return False
         try:
             _, version = await locked_version(session, job)
-        except VersionGone:
+        except VersionDeleted:
             return False
         version.sources, version.state = copies.sources, VersionState.VALIDATING
-        job.parameters = {name: value for name, value in job.parameters.items() if name != AWAITED}
+        job.parameters = {name: value for name, value in job.parameters.items() if name != PENDING_UPLOADS}
         names = ", ".join(sorted(copies.sources))
-        tell(session, job, "version.uploaded", f"The files of version {version.version} are there: {names}.")
+        record_job_event(
+            session, job, "version.uploaded", f"The files of version {version.version} are uploaded: {names}."
+        )
         enqueue(session, self._outbox, job)
         self._announcer.changed(session, job.tenant_id)
         return True
 
     async def _held(self, session: WriteSession, waiting: Job) -> Job | None:
-        """The job, locked, if it still waits."""
+        """Returns the job, locked, if its version still waits."""
         job = await JobRepository(session, waiting.tenant_id).find(waiting.id, lock=True)
         waits = job is not None and job.status in (JobStatus.VALIDATING_FILES, JobStatus.PAUSED)
-        return job if job is not None and waits and AWAITED in job.parameters else None
+        return job if job is not None and waits and PENDING_UPLOADS in job.parameters else None
 
     async def _fail(self, session: WriteSession, job: Job, failure: JobFailed) -> None:
         version = await JobRepository(session, job.tenant_id).lock_version(job.adapter_id, job.version)

@@ -1,6 +1,7 @@
-"""`rootstock operator`: who runs the service, and signs in to its console to see every tenant.
+"""Defines `rootstock operator`: accounts of the people who run the service and see every tenant in the
+console.
 
-Owns one call to the services per command. Everything heavy is imported by the command that needs it.
+Each command makes one call to the services; heavy modules are imported by the command that needs them.
 """
 
 from __future__ import annotations
@@ -13,25 +14,27 @@ import typer
 from cli.printing import Data, print_rows
 
 if TYPE_CHECKING:
-    from cli.operator import Services
+    from cli.service_access import Services
     from tenants.operators.service import OperatorAccounts
 
 operator_app = typer.Typer(
-    help="Operators: people who run the service, and see every tenant in the console.", no_args_is_help=True
+    help="Operators: people who run the service and see every tenant in the console.", no_args_is_help=True
 )
 
-Email = Annotated[str, typer.Argument(help="What they sign in with.")]
+Email = Annotated[str, typer.Argument(help="The operator's email address.")]
 
 
 @operator_app.command("add")
 def operator_add(
     email: Email,
-    name: Annotated[str, typer.Option(help="What they are called.")] = "",
-    read_only: Annotated[bool, typer.Option("--read-only", help="Sees everything, changes nothing.")] = False,
+    name: Annotated[str, typer.Option(help="The operator's name.")] = "",
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="May see everything, but change nothing.")
+    ] = False,
     data: Data = None,
 ) -> None:
-    """Make an operator; the password is read from the terminal, or one line of standard input."""
-    from cli.operator import call
+    """Add an operator. Reads the password from the terminal, or one line from standard input."""
+    from cli.service_access import call
 
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
@@ -42,13 +45,13 @@ def operator_add(
         made = await _operators(services).add(email, password, name=name, looks_on=read_only)
         return made.email
 
-    print(f"{call(data, work)} signs in at /console")
+    print(f"{call(data, work)} can sign in at /console")
 
 
 @operator_app.command("list")
 def operator_list(data: Data = None) -> None:
     """List the operators."""
-    from cli.operator import call, minute
+    from cli.service_access import call, minute
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         return [
@@ -61,29 +64,27 @@ def operator_list(data: Data = None) -> None:
 
 @operator_app.command("remove")
 def operator_remove(email: Email, data: Data = None) -> None:
-    """Take somebody's place as an operator away: signed out at once, out of tenants' consoles too."""
-    from cli.operator import call
+    """Remove an operator: signed out at once, also of tenants' consoles."""
+    from cli.service_access import call
 
     async def work(services: Services) -> None:
         await _operators(services).remove(email)
 
     call(data, work)
-    print(f"{email} is no operator any more")
+    print(f"{email} is no longer an operator")
 
 
 @operator_app.command("reset")
 def operator_reset(
     email: Email,
     second_factor: Annotated[
-        bool, typer.Option("--second-factor", help="Take their second factor away, too.")
+        bool, typer.Option("--second-factor", help="Also remove the operator's second factor.")
     ] = False,
     data: Data = None,
 ) -> None:
-    """Print a token, good once and for a day, by which an operator chooses another password at
-    /console/reset.
-    """
+    """Print a token to set a new password at /console/reset. It works once, within a day."""
     from cli.accounts import reset_token
-    from cli.operator import call
+    from cli.service_access import call
 
     async def work(services: Services) -> str:
         from tenants.models import OPERATOR_TENANT

@@ -1,4 +1,4 @@
-"""Jobs of all tenants, for the operator. Changing one is `JobService`'s, like a tenant's own."""
+"""Lists jobs of all tenants for the operator. `JobService` changes them, like a tenant's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adapters.jobs.models import Job, JobStatus
-from adapters.jobs.repository import OPEN, UNFINISHED, WAITING, EveryTenantsJobs
+from adapters.jobs.repository import OPEN, UNFINISHED, WAITING, AllTenantsJobs
 from db.session import EVERY_TENANT, Database
 
 GROUPS: Mapping[str, Sequence[JobStatus]] = {
@@ -17,41 +17,41 @@ GROUPS: Mapping[str, Sequence[JobStatus]] = {
     "failed": (JobStatus.FAILED,),
     "all": tuple(JobStatus),
 }
-"""What can be asked for together."""
+"""Statuses by the operator's filters."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundJob:
     job: Job
     tenant: str
-    """Its name."""
+    """The tenant's name."""
     adapter: str
-    """Its name; of a deleted one too."""
+    """The adapter's name, also of a deleted one."""
 
 
-class EveryJob:
-    """Every method is one transaction. Raise DatabaseUnavailable."""
+class JobOverview:
+    """Jobs of all tenants. Every method is one transaction and may raise DatabaseUnavailable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def page(self, group: str, *, after: str | None = None, limit: int = 50) -> list[FoundJob]:
-        """The newest first, beyond the one whose id is `after`."""
+        """Returns jobs of a group, newest first, after the one whose id is `after`."""
         async with self._database.read(EVERY_TENANT) as session:
-            rows = await EveryTenantsJobs(session).page(GROUPS[group], after=after, limit=limit)
+            rows = await AllTenantsJobs(session).page(GROUPS[group], after=after, limit=limit)
         return [FoundJob(*row) for row in rows]
 
     async def counts(self) -> dict[str, int]:
-        """How many of each group there are, but for `all`."""
+        """Returns the number of jobs in each group except `all`."""
         async with self._database.read(EVERY_TENANT) as session:
-            found = await EveryTenantsJobs(session).counts()
+            found = await AllTenantsJobs(session).counts()
         groups = {name: statuses for name, statuses in GROUPS.items() if name != "all"}
         return {name: sum(found.get(status, 0) for status in statuses) for name, statuses in groups.items()}
 
     async def owner(self, job_id: str) -> str | None:
-        """Whose it is."""
+        """Returns the id of the job's tenant."""
         async with self._database.read(EVERY_TENANT) as session:
-            return await EveryTenantsJobs(session).owner(job_id)
+            return await AllTenantsJobs(session).owner(job_id)
 
 
-__all__ = ["GROUPS", "UNFINISHED", "EveryJob", "FoundJob"]
+__all__ = ["GROUPS", "UNFINISHED", "FoundJob", "JobOverview"]

@@ -1,7 +1,8 @@
-"""The way of a file's bytes: from the client to this machine, through the sandbox, into the object store.
+"""Takes in a file's bytes: receives them on this machine, inspects them in the sandbox, stores them as an
+object.
 
-Owns the order of things, so that whatever ends it, there is never a row without its object: bytes, form,
-object, row. What is left in between is an orphan, which the sweep finds. Refuses to know HTTP and parts.
+The order (bytes, inspection, object, row) ensures that no row exists without its object. An interruption
+leaves an orphaned object, which the clean-up removes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class FileInspector(Protocol):
-    """Judges the form of one file, where it can do no harm: `adapters.inspection.Sandbox`."""
+    """Checks the format of one file in isolation; implemented by `adapters.inspection.Sandbox`."""
 
     async def check_file(self, path: Path, kind: FileKind, *, owner: str) -> None: ...
 
@@ -36,8 +37,8 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-class Intake:
-    """Takes files in for both services."""
+class FileIngestion:
+    """Receives and stores files for `FileService` and `UploadService`."""
 
     def __init__(self, store: ObjectStore, inspector: FileInspector) -> None:
         self.store = store
@@ -46,11 +47,12 @@ class Intake:
     async def receive(
         self, stream: AsyncIterator[bytes] | bytes, *, max_bytes: int, field: str, md5: bool = False
     ) -> Received:
-        """The bytes on this machine, digested; `discard` or `keep` them.
+        """Writes the stream to a file on this machine and computes its digest; `discard` or `keep` the
+        result.
 
         Raises:
-            FileTooLarge: more came.
-            StorageUnavailable: there is no room for them.
+            FileTooLarge: the stream is longer than `max_bytes`.
+            StorageUnavailable: the disk is full or fails.
         """
         try:
             return await receive(stream, fresh_path(self.store.scratch), max_bytes=max_bytes, md5=md5)
@@ -60,16 +62,16 @@ class Intake:
             raise StorageUnavailable(f"scratch: {error.strerror or error}") from error
 
     async def discard(self, received: Received) -> None:
-        with contextlib.suppress(OSError):  # the sweep takes it
+        with contextlib.suppress(OSError):  # the clean-up removes it
             await asyncio.shield(on_disk(received.path.unlink, True))
 
     async def keep(
         self, tenant_id: str, created_by: str | None, said: FileDescription, received: Received
     ) -> StoredFile:
-        """Inspect the bytes and store them. The row returned is not in the database: add it, or `withdraw`.
+        """Inspects the bytes and stores them. The returned row is not in the database: add it, or `withdraw`.
 
         Raises:
-            inspection's InspectionRefused: not a file of an adapter's; nothing is kept.
+            inspection's InspectionRefused: not a valid adapter file; nothing is stored.
             StorageUnavailable, SandboxUnavailable
         """
         try:
@@ -97,8 +99,8 @@ class Intake:
         return row
 
     async def withdraw(self, key: str) -> None:
-        """Remove an object that no row names (any more); where that fails now, the sweep does it."""
+        """Removes an object that no row names (any more); if that fails, the clean-up does it."""
         try:
             await asyncio.shield(self.store.delete(key))
         except StorageUnavailable as error:
-            log.warning("object left to the sweep", key=key, error=str(error))
+            log.warning("object is left to the clean-up", key=key, error=str(error))

@@ -1,4 +1,4 @@
-"""The grammar of model names: `base`, `base:adapter`, `base:adapter@version`, `adp_...`. Knows no rows."""
+"""Parses and checks model names: `base`, `base:adapter`, `base:adapter@version`, `adp_...`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ PART = re.compile(r"[a-z0-9._-]{1,64}")
 _ID_PREFIX = "adp_"
 ADAPTER_ID = re.compile(rf"{_ID_PREFIX}[0-9a-hjkmnp-tv-z]{{26}}")
 MAX_DESCRIPTION = 2000
-"""Characters of what people write about an adapter."""
+"""Characters of an adapter's description."""
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
 class InvalidModelName(ValueError):
-    """Not in the grammar, so nobody's."""
+    """The name does not match the grammar, so no model has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,9 @@ class ModelName:
 
 
 def parse(name: str) -> ModelName:
-    """Raises InvalidModelName. `adp_` and 26 characters is always an id: no base may be called so."""
+    """Parses a name. Raises InvalidModelName. `adp_` and 26 characters is always an id: no base may have that
+    name.
+    """
     if ADAPTER_ID.fullmatch(name):
         return ModelName(adapter_id=name)
     base, colon, rest = name.partition(":")
@@ -56,15 +58,15 @@ def parse(name: str) -> ModelName:
 
 
 def checked_part(field_name: str, part: str) -> str:
-    """`part` if it may stand in a name. Raises ValueError naming the field."""
+    """Returns `part` if it may be part of a name. Raises ValueError naming the field."""
     if PART.fullmatch(part) is None:
         raise ValueError(f"{field_name} must be 1 to 64 of a-z, 0-9, '.', '_' and '-', not {part[:80]!r}")
     return part
 
 
 def check_new_name(name: str) -> None:
-    """Whether an adapter may be called so from now on. Raises ValueError naming the field, and InvalidAdapter
-    for a name of the grammar that paths of the API could not mean it by.
+    """Checks a name for a new or renamed adapter. Raises ValueError naming the field, and InvalidAdapter for
+    a grammatical name that would be ambiguous in the API's paths.
     """
     checked_part("name", name)
     if name in (".", ".."):
@@ -74,13 +76,13 @@ def check_new_name(name: str) -> None:
         raise InvalidAdapter("name", reason)
     if name.startswith(_ID_PREFIX):
         reason = (
-            f"{name!r} begins with {_ID_PREFIX!r}, which only ids of adapters do: choose another beginning"
+            f"{name!r} starts with {_ID_PREFIX!r}, which is reserved for adapter ids: choose another name"
         )
         raise InvalidAdapter("name", reason)
 
 
 def checked_text(field_name: str, text: str, longest: int) -> str:
-    """`text` if a row can hold it and a page show it. Raises ValueError naming the field."""
+    """Returns `text` if it can be stored and displayed. Raises ValueError naming the field."""
     if len(text) > longest or "\x00" in text:
         raise ValueError(f"{field_name} must have at most {longest} characters, none of them NUL")
     return text

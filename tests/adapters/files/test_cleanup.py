@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from adapters.files import sweeping
+from adapters.files import cleanup
+from adapters.files.cleanup import SweepReport, sweep
 from adapters.files.errors import FileNotFound
-from adapters.files.sweeping import SweepReport, sweep
 from adapters.storage import StorageUnavailable
 from tests.adapters.files.conftest import Place
 from tests.adapters.files.test_uploads import PIECES, add_all, create
@@ -66,7 +66,7 @@ async def test_orphans_go_once_they_are_an_hour_old(place: Place, key: str) -> N
 
 
 async def test_more_than_one_batch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "_BATCH", 3)
+    monkeypatch.setattr(cleanup, "_BATCH", 3)
     for number in range(7):
         await place.store.put(f"tenants/ten_one/files/orphan_{number}", b"x")
         await place.files.create("ten_one", None, "adapter", "a.json", b"{}", 3600, max_bytes=10)

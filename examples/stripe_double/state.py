@@ -1,6 +1,6 @@
-"""What the double knows: objects by id, the clock, the events, and what falls due as time goes by.
+"""Holds the double's state: objects by id, the clock, events, and actions that are due later.
 
-Knows no HTTP. Domains (`billing`, `payments`) put their methods on top.
+Other modules (`invoicing`, `metering`, `payments`) add their operations to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Object = dict[str, Any]
 
 
 class Refused(Exception):
-    """An answer with an error of Stripe's form."""
+    """An error response in Stripe's format."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 class Clock:
-    """Real time and an offset, or the moment of what is being done now."""
+    """Real time plus an offset, or a fixed time while a request is replayed."""
 
     def __init__(self) -> None:
         self._offset = 0.0
@@ -49,8 +49,8 @@ class Clock:
         self._held = at
 
 
-class Books:
-    """Objects of every kind. Whoever touches them from another thread holds `lock`."""
+class State:
+    """Objects of every kind. Other threads must hold `lock` to use them."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -60,7 +60,7 @@ class Books:
         self.due: list[tuple[float, int, Callable[[], object]]] = []
         self._serial = itertools.count(1)
         self.pages = ""
-        """Where the double's own pages are; empty: it has none, and names Stripe's."""
+        """Base URL of the double's own pages; empty: it has none, and links to Stripe's."""
         self.draws = f"{time.time_ns() % 0xFFFFFF:06x}"
 
     # Time --------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Books:
         return self.clock.now()
 
     def travel_to(self, moment: datetime) -> None:
-        """Let time go by until `moment`, and do what falls due on the way, each at its time."""
+        """Moves the clock to `moment`, and runs actions that are due until then, each at its time."""
         target = moment.timestamp()
         with self.lock:
             self._do_due(target)
@@ -77,7 +77,7 @@ class Books:
             self.clock.travel(target)
 
     def stand_at(self, at: float) -> None:
-        """Do what falls due until then, and stay at that moment."""
+        """Runs actions that are due until `moment`, and stays at that time."""
         self._do_due(at)
         self.clock.hold(at)
 
@@ -117,7 +117,7 @@ class Books:
         return found
 
     def all(self, kind: str, **having: Any) -> list[Object]:
-        """Newest first, as Stripe lists."""
+        """Returns objects newest first, as Stripe's lists do."""
         found = [
             one
             for one in self.objects.values()
@@ -136,11 +136,11 @@ class Books:
         return {"object": "list", "url": url, "has_more": len(found) > limit, "data": found[:limit]}
 
     def page_url(self, kind: str, one: str) -> str:
-        """Of a page for people."""
+        """Returns the URL of a page for people."""
         return f"{self.pages}/pages/{kind}/{one}" if self.pages else f"https://{kind}.stripe.test/{one}"
 
     def emit(self, type: str, about: Object) -> None:
-        """An event, with the object as it is now."""
+        """Records an event, with the object as it is now."""
         event = {
             "id": self.new_id("evt"),
             "object": "event",

@@ -1,7 +1,7 @@
-"""How each step of a job is done: by the object store, the sandbox, the packer, the calibration, the engine.
+"""Implements the steps of a job with the object store, the sandbox, the packer, the calibration and the
+engine.
 
-Owns what of it is kept: artifacts, report, checkpoint. Loads torch, which is for the workers that run jobs
-alone. Refuses to know rows and leases.
+Stores artifacts, report and checkpoint. Loads torch, so only workers that run jobs import it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from adapters.calibration.errors import (
 from adapters.calibration.gate import Gate, StoredDtype
 from adapters.calibration.report import CalibrationReport
 from adapters.calibration.run import CalibrationRequest, CalibrationStack, calibrate
-from adapters.calibration.serving import Asker
+from adapters.calibration.serving import ScoringAccount
 from adapters.calibration.shared import FOLDER, SharedScores
 from adapters.inspection import Inspection, Sandbox
 from adapters.jobs.errors import JobFailed
-from adapters.objects import (
+from adapters.object_keys import (
     CONFIG_FILE,
     SOURCE_FILES,
     WEIGHTS_FILE,
@@ -37,7 +37,7 @@ from adapters.objects import (
     report_prefix,
 )
 from adapters.packing import pack
-from adapters.pipeline import DTYPES, Progress, Verdict, Work
+from adapters.pipeline import DTYPES, JobInput, Progress, Verdict
 from adapters.storage import ObjectNotFound, ObjectStore
 from adapters.versions import PackedArtifact
 from engine.client import EngineClient
@@ -50,15 +50,15 @@ log = structlog.get_logger(__name__)
 
 SAMPLES_FILE = "calibration.jsonl"
 QUIET = 2.0
-"""Seconds an engine may be away before that is worth telling."""
+"""Seconds an engine may be away before the job reports that it waits."""
 PIECE = 1 << 20
 PARTS = {"serving": 0.5, "reference": 0.5}
-"""Of a calibration, what counts for how much of its progress; the two run side by side."""
+"""Weights of a calibration's parts in its progress; the two run at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The base model as this machine has it."""
+    """The base model on this machine."""
 
     directory: Path
     name: str
@@ -66,7 +66,7 @@ class Base:
 
 
 class AdapterSteps:
-    """Of one process. A `pipeline.Steps`."""
+    """The steps of one process. A `pipeline.Steps`."""
 
     def __init__(
         self, store: ObjectStore, sandbox: Sandbox, base: Base, artifacts_dir: Path, engine_endpoint: str
@@ -80,7 +80,7 @@ class AdapterSteps:
         self._config = load_config(base.directory)
         self._engine: EngineClient | None = None
 
-    # The engine, connected for the length of a job: between jobs nobody would read what it says -------------
+    # The engine client is connected for the length of a job: between jobs its messages would go unread ------
 
     async def open(self) -> None:
         self._engine = EngineClient(self._engine_endpoint, "jobs")
@@ -93,7 +93,7 @@ class AdapterSteps:
 
     @property
     def ready(self) -> bool:
-        """This, `info` and `prefetch` are what `pinning` asks of an engine."""
+        """Whether the engine answers. This, `info` and `prefetch` implement `pinning.Engine`."""
         return self._engine is not None and self._engine.ready
 
     @property
@@ -106,7 +106,7 @@ class AdapterSteps:
 
     # Inspecting ---------------------------------------------------------------------------------------------
 
-    async def fetch(self, work: Work, directory: Path) -> None:
+    async def fetch(self, work: JobInput, directory: Path) -> None:
         for name in SOURCE_FILES:
             source = work.sources[name]
             await self._store.fetch(source["key"], _source_dir(directory) / name, sha256=source["sha256"])
@@ -114,7 +114,7 @@ class AdapterSteps:
             target = directory / SAMPLES_FILE
             await self._store.fetch(work.samples["key"], target, sha256=work.samples["sha256"])
 
-    async def inspect(self, work: Work, directory: Path) -> Inspection:
+    async def inspect(self, work: JobInput, directory: Path) -> Inspection:
         source = _source_dir(directory)
         base_config = self._base.directory / "config.json"
         return await self._sandbox.inspect(
@@ -123,14 +123,14 @@ class AdapterSteps:
 
     # Packing ------------------------------------------------------------------------------------------------
 
-    async def pack(self, work: Work, directory: Path, progress: Progress) -> dict[str, PackedArtifact]:
+    async def pack(self, work: JobInput, directory: Path, progress: Progress) -> dict[str, PackedArtifact]:
         packed: dict[str, PackedArtifact] = {}
         for index, dtype in enumerate(DTYPES):
             progress(index, len(DTYPES))
             packed[dtype] = await self._pack(work, directory, cast(Dtype, dtype))
         return packed
 
-    async def _pack(self, work: Work, directory: Path, dtype: Dtype) -> PackedArtifact:
+    async def _pack(self, work: JobInput, directory: Path, dtype: Dtype) -> PackedArtifact:
         ref = await asyncio.to_thread(
             pack, _source_dir(directory), self._config, work.base_digest, self._artifacts_dir, dtype
         )
@@ -141,7 +141,7 @@ class AdapterSteps:
             stored = await self._store.put(key, _pieces(path), sha256=ref.digest)
         return PackedArtifact(ref.digest, stored.size, ref.rank)
 
-    async def ensure_artifacts(self, work: Work) -> None:
+    async def ensure_artifacts(self, work: JobInput) -> None:
         for dtype, artifact in work.artifacts.items():
             key = artifact_key(work.tenant_id, work.adapter_id, work.version, dtype)
             await ensure_artifact(self._store, key, self._artifacts_dir, artifact.digest)
@@ -149,7 +149,7 @@ class AdapterSteps:
     # Calibrating --------------------------------------------------------------------------------------------
 
     async def calibrate(
-        self, work: Work, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
+        self, work: JobInput, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
     ) -> Verdict:
         request = self._request(work, directory)
         checkpoint = self._checkpoint(work)
@@ -162,13 +162,13 @@ class AdapterSteps:
             summary=report.summary(),
         )
 
-    async def forget(self, work: Work) -> None:
+    async def forget(self, work: JobInput) -> None:
         await self._checkpoint(work).forget()
 
-    def _checkpoint(self, work: Work) -> _StoredCheckpoint:
+    def _checkpoint(self, work: JobInput) -> _StoredCheckpoint:
         return _StoredCheckpoint(self._store, checkpoint_prefix(work.tenant_id, work.adapter_id, work.job_id))
 
-    def _request(self, work: Work, directory: Path) -> CalibrationRequest:
+    def _request(self, work: JobInput, directory: Path) -> CalibrationRequest:
         artifacts = {
             cast(StoredDtype, dtype): AdapterRef(one.digest, one.rank)
             for dtype, one in work.artifacts.items()
@@ -176,10 +176,10 @@ class AdapterSteps:
         try:
             gate = Gate.of_plan(work.gate)
         except ValueError as error:
-            log.error("the plan's gate cannot be used, the defaults stand for it", reason=str(error))
+            log.error("the plan's gate is invalid, using the defaults", reason=str(error))
             gate = Gate()
         return CalibrationRequest(
-            asker=Asker(work.tenant_id, work.model, work.adapter_id, work.version),
+            asker=ScoringAccount(work.tenant_id, work.model, work.adapter_id, work.version),
             peft_dir=_source_dir(directory),
             artifacts=artifacts,
             samples=directory / SAMPLES_FILE if work.samples is not None else None,
@@ -189,13 +189,15 @@ class AdapterSteps:
 
     async def _measure(
         self,
-        work: Work,
+        work: JobInput,
         request: CalibrationRequest,
         checkpoint: _StoredCheckpoint,
         progress: Progress,
         waiting: Callable[[str], Awaitable[None]],
     ) -> CalibrationReport:
-        """Waits for the engine as long as that takes: without it nothing can be measured."""
+        """Measures the adapter; waits for the engine without limit, since nothing can be measured
+        without it.
+        """
         engine = self._engine
         assert engine is not None, "opened with the job"
         stack = CalibrationStack(
@@ -221,8 +223,8 @@ class AdapterSteps:
             except ServingRefused as error:
                 raise JobFailed("not_servable", str(error)) from error
 
-    async def _keep_report(self, work: Work, report: CalibrationReport) -> None:
-        """As a document and as a page, beside the charts, under the job that made it."""
+    async def _keep_report(self, work: JobInput, report: CalibrationReport) -> None:
+        """Stores document, page and charts under the job that made them."""
         prefix = report_prefix(work.tenant_id, work.adapter_id, work.job_id)
         page, plots = await asyncio.to_thread(lambda: (report.to_html(), report.to_plots()))
         for name, svg in plots.items():
@@ -232,7 +234,7 @@ class AdapterSteps:
 
 
 async def ensure_artifact(store: ObjectStore, key: str, artifacts_dir: Path, digest: str) -> bool:
-    """Put a packed artifact where the engine finds it, unless it lies there; whether it had to be.
+    """Puts a packed artifact where the engine finds it, if it is missing; returns whether it was.
 
     Raises ObjectNotFound, DigestMismatch.
     """
@@ -245,7 +247,7 @@ async def ensure_artifact(store: ObjectStore, key: str, artifacts_dir: Path, dig
 
 
 class _StoredCheckpoint:
-    """What a calibration has finished, as objects of its job."""
+    """A calibration's finished parts, stored as objects of its job."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
@@ -266,7 +268,7 @@ class _StoredCheckpoint:
 
 
 def _source_dir(directory: Path) -> Path:
-    """The two files alone, as PEFT saves them."""
+    """Returns the folder with only the two files that PEFT saves."""
     source = directory / "source"
     source.mkdir(exist_ok=True)
     return source
@@ -276,11 +278,11 @@ async def _ready(engine: EngineClient, waiting: Callable[[str], Awaitable[None]]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(QUIET):
             return await engine.wait_ready()
-    await waiting("The engine does not answer. Calibration begins when it does.")
+    await waiting("The engine does not answer. Calibration starts when it does.")
     return await engine.wait_ready()
 
 
-def _check_base(info: EngineInfo, work: Work) -> None:
+def _check_base(info: EngineInfo, work: JobInput) -> None:
     if info.base != work.base or info.base_digest != work.base_digest:
         raise JobFailed(
             "base_changed",

@@ -1,6 +1,6 @@
-"""Names of the adapters that an engine knows by digest: whose they are, and what they call them.
+"""Looks up the names of adapters by digest and of tenants by id, and caches them for a minute.
 
-Owns the look-up, and that it is not made every second. Refuses to know who asks.
+Engines know adapters only by digest; the console shows names.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class AdapterName:
     version: int
 
 
-class AdapterNames:
-    """Names of adapters by digest and of tenants by id, a minute old at most."""
+class AdapterNameCache:
+    """Names of adapters by digest and of tenants by id, at most a minute old."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
         self._database = database
@@ -39,8 +39,8 @@ class AdapterNames:
     async def of(
         self, digests: Collection[str], tenant_ids: Collection[str]
     ) -> tuple[Mapping[str, AdapterName], Mapping[str, str]]:
-        """By digest and by tenant's id; without those that nobody knows. Of a digest that several have, one.
-        Raises DatabaseUnavailable.
+        """Returns names by digest and by tenant id, without unknown ones. Of several adapters with the same
+        digest, one. Raises DatabaseUnavailable.
         """
         if self._clock() - self._since > KEPT_SECONDS or len(self._adapters) > MAX_KEPT:
             self._adapters, self._tenants, self._since = {}, {}, self._clock()

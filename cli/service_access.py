@@ -1,7 +1,7 @@
-"""What an operator does to a service from the command line: adapters, the schema. Accounts: `cli.accounts`.
+"""Connects the operator's commands to a running service and packs adapters; turns errors into one line.
 
-Owns finding the service (a data directory's running `up`, or ROOTSTOCK_* settings), one call to its services
-per command, and turning their errors into one line. Refuses to know printing and SQL.
+The service is a data directory's running `up`, or the one that ROOTSTOCK_* settings name. `cli.accounts` has
+the commands on tenants, keys and users.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ _ENGINE_ANSWER_S = 10.0
 
 
 def environment_of(data: Path | None) -> Mapping[str, str]:
-    """Settings of the service meant: those of the `up` serving from `data`, else this process's environment.
+    """Returns the settings of the `up` that serves from `data`; without `data`, this process's environment.
 
     Raises `CliError` when nothing serves from there.
     """
     if data is None:
         return os.environ
-    # Naming a directory means that one, whatever the shell has set.
+    # An explicit directory takes precedence over the shell's settings.
     return {**os.environ, **served_settings(data)}
 
 
 def served_settings(data: Path) -> Mapping[str, str]:
-    """All ROOTSTOCK_* settings of the `up` serving from `data`. Raises `CliError` when none does."""
+    """Returns all ROOTSTOCK_* settings of the `up` that serves from `data`. Raises `CliError` when
+    none does.
+    """
     serving = read_json(data / "serving.json")
     if serving is None:
         raise CliError(f"nothing serves from {data}: start `rootstock up --data {data}` first")
@@ -54,7 +56,7 @@ def served_settings(data: Path) -> Mapping[str, str]:
 
 
 def setting(environment: Mapping[str, str], name: str) -> str:
-    """A setting that must be there. Raises `CliError` naming it."""
+    """Returns a required setting. Raises `CliError` naming it if it is not set."""
     value = environment.get(name)
     if not value:
         raise CliError(f"{name} is not set: set it, or name a running service with --data DIR")
@@ -63,7 +65,7 @@ def setting(environment: Mapping[str, str], name: str) -> str:
 
 @dataclass
 class Services:
-    """The services an operator's command may call."""
+    """The services that an operator's command calls."""
 
     environment: Mapping[str, str]
     database: Database
@@ -80,7 +82,7 @@ class Services:
 
 @asynccontextmanager
 async def open_services(environment: Mapping[str, str]) -> AsyncIterator[Services]:
-    """Connect to the service's database and Redis for a few calls."""
+    """Connects to the service's database and Redis for a few calls."""
     from redis.asyncio import Redis
 
     from db.session import Database
@@ -98,7 +100,7 @@ async def open_services(environment: Mapping[str, str]) -> AsyncIterator[Service
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn the services' errors into `CliError`: what they say is written for people already."""
+    """Turns the services' errors into `CliError`: their messages are written for users."""
     from redis.exceptions import RedisError
     from sqlalchemy.exc import OperationalError, ProgrammingError
 
@@ -136,12 +138,12 @@ def _first_line(error: Exception) -> str:
 
 
 def silence_logs() -> None:
-    """Keep the services' logs out of what a person or a script reads: what matters comes back as an error."""
+    """Keeps the services' logs out of a command's output: what matters is raised as an error."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def call(data: Path | None, work: Callable[[Services], Awaitable[T]]) -> T:
-    """What `work` returns, done to the service meant. Raises `CliError`."""
+    """Runs `work` on the service and returns its result. Raises `CliError`."""
 
     async def run() -> T:
         async with open_services(environment_of(data)) as services:
@@ -153,7 +155,9 @@ def call(data: Path | None, work: Callable[[Services], Awaitable[T]]) -> T:
 
 
 def upgrade_schema(owner_url: str, serving_url: str) -> str:
-    """Bring a database to this version's schema and let the serving role use it; the revision it is at."""
+    """Migrates a database to this version's schema and grants rights to the serving role; returns its
+    revision.
+    """
     from db import schema
 
     with plain_errors():
@@ -169,17 +173,17 @@ def migrate(data: Path | None) -> str:
 
 
 def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]) -> list[str]:
-    """Pack PEFT directories, by adapter name, and serve them; the pinned model names."""
+    """Packs PEFT directories, by adapter name, and activates them; returns the pinned model names."""
     from adapters.errors import InvalidAdapter
-    from adapters.names import check_new_name
+    from adapters.model_names import check_new_name
 
     for name, directory in directories.items():
         try:
             check_new_name(name)
         except InvalidAdapter as error:
-            raise CliError(f"{name!r} cannot name an adapter: {error.reason}") from None
+            raise CliError(f"{name!r} is not a valid adapter name: {error.reason}") from None
         except ValueError:
-            raise CliError(f"{name!r} cannot name an adapter: 1 to 64 of a-z 0-9 . _ -") from None
+            raise CliError(f"{name!r} is not a valid adapter name: use 1 to 64 of a-z 0-9 . _ -") from None
         if not directory.is_dir():
             raise CliError(f"adapter {name}: there is no directory {directory}")
 
@@ -195,7 +199,7 @@ def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]
 async def register_adapters(
     services: Services, tenant_id: str, refs: Mapping[str, AdapterRef], base_digest: str
 ) -> list[str]:
-    """Make packed adapters the active versions of their names; the pinned model names."""
+    """Makes packed adapters the active versions of their names; returns the pinned model names."""
     adapters = services.adapters()
     return [
         (await adapters.register_version(tenant_id, name, ref, base_digest=base_digest)).name
@@ -204,7 +208,7 @@ async def register_adapters(
 
 
 async def served_base_digest(endpoint: str) -> str:
-    """Digest of the base the engine serves: what adapters must be packed against. Raises `CliError`."""
+    """Returns the digest of the engine's base model, which adapters are packed for. Raises `CliError`."""
     from engine.client import EngineClient
 
     client = EngineClient(endpoint, "operator")
@@ -213,7 +217,7 @@ async def served_base_digest(endpoint: str) -> str:
         async with asyncio.timeout(_ENGINE_ANSWER_S):
             return (await client.wait_ready()).base_digest
     except TimeoutError:
-        raise CliError(f"no engine answers at {endpoint}: start it, then add adapters") from None
+        raise CliError(f"no engine answers at {endpoint}: start it, then repeat the command") from None
     finally:
         await client.close()
 
@@ -221,7 +225,7 @@ async def served_base_digest(endpoint: str) -> str:
 def pack_adapters(
     environment: Mapping[str, str], base_digest: str, directories: Mapping[str, Path]
 ) -> dict[str, AdapterRef]:
-    """Pack PEFT directories into the engine's artifact folder. Loads torch. Raises `CliError` naming the
+    """Packs PEFT directories into the engine's artifact folder. Loads torch. Raises `CliError` naming the
     adapter.
     """
     from adapters.arithmetic_threads import bound_arithmetic_threads
@@ -237,7 +241,7 @@ def pack_adapters(
     refs = {}
     for name, directory in directories.items():
         try:
-            # Exact whatever the adapter was trained in; the engine converts to the type it computes in.
+            # Exact for every training dtype; the engine converts to the type it computes in.
             refs[name] = pack(directory, config, base_digest, out_dir, dtype="float32")
         except PackingError as error:
             raise CliError(f"adapter {name} cannot be served: {error}") from error
@@ -245,5 +249,5 @@ def pack_adapters(
 
 
 def minute(moment: datetime | None, absent: str = "never") -> str:
-    """A moment as lists show it."""
+    """Formats a time for lists, in UTC."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if moment else absent

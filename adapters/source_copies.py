@@ -1,8 +1,8 @@
-"""Copies of uploaded files under an adapter's own keys, looked at before any row names them.
+"""Copies uploaded files to keys of their own for an adapter version, and inspects them before any row names
+them.
 
-Owns the order: the copies come first and lie where nobody looks, then they are inspected. Whoever's
-transaction does not come to name them has them removed here, or by the sweep (`deletion`) when this process
-was killed or cannot tell whether the transaction was committed. Refuses to know rows of adapters.
+If the transaction that should name the copies fails, they are removed here, or later by the clean-up
+(`deletion`) when this process was killed or cannot know whether the transaction was committed.
 """
 
 from __future__ import annotations
@@ -17,32 +17,34 @@ from typing import Any
 from adapters.files.models import StoredFile
 from adapters.files.service import FileService
 from adapters.inspection import Sandbox
-from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE, source_key
+from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE, source_key
 from adapters.storage import ObjectNotFound, ObjectStore, StorageUnavailable, StoredObject
 from db.base import new_id
 from db.errors import DatabaseUnavailable
 
 WHOLE_INSPECTION = 32 << 20
-"""Bytes of both files up to which all values are read before the answer; the job reads them in any case."""
+"""Bytes of both files up to which all values are inspected in the request; the job inspects them in
+any case.
+"""
 HEADER_READ = (1 << 20) + 8
-"""Bytes of a larger file that hold its header, or show that it has none."""
+"""Bytes of a larger file that contain its header, or show that it has none."""
 CALIBRATION_FILE = "calibration.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A version's files under their own keys."""
+    """Copies of a version's files."""
 
     sources: dict[str, dict[str, Any]]
-    """By what they are; empty when the version still waits for them."""
+    """By file name; empty while the version still waits for its uploads."""
     calibration: dict[str, Any] | None
 
 
 class SourceCopies:
-    """Of adapters on one base model."""
+    """Copies and inspects files for adapters on one base model."""
 
     def __init__(self, store: ObjectStore, files: FileService, sandbox: Sandbox, base_config: Path) -> None:
-        """`base_config`: the base's `config.json`."""
+        """`base_config`: path of the base's `config.json`."""
         self._store = store
         self._files = files
         self._sandbox = sandbox
@@ -52,7 +54,7 @@ class SourceCopies:
     async def made(
         self, tenant_id: str, adapter_id: str, files: Mapping[str, StoredFile]
     ) -> AsyncIterator[Copies]:
-        """The files, by what they are, under keys of their own, inspected; gone again when the block fails.
+        """Yields inspected copies of the files, by name; removes them when the block fails.
 
         Raises InspectionRefused, FileNotFound, ObjectNotFound, DigestMismatch, StorageUnavailable,
         SandboxUnavailable.
@@ -82,7 +84,7 @@ class SourceCopies:
             raise
 
     async def discard(self, copies: Copies) -> None:
-        """Remove what no row will name after all."""
+        """Removes copies that no row names after all."""
         kept = [source["key"] for source in copies.sources.values()]
         await self._remove([*kept, *([copies.calibration["key"]] if copies.calibration else [])])
 
@@ -90,17 +92,19 @@ class SourceCopies:
         try:
             return await self._store.copy(file.object_key, key)
         except ObjectNotFound:
-            # Deleted since it was looked up: says so, unless the row is there and its object is not.
+            # It may have been deleted since: raises FileNotFound, unless the row exists without its object.
             await self._files.get(file.tenant_id, file.id)
             raise
 
     async def _remove(self, keys: Iterable[str]) -> None:
         for key in keys:
-            with contextlib.suppress(StorageUnavailable):  # then the sweep does it
+            with contextlib.suppress(StorageUnavailable):  # the clean-up removes it later
                 await self._store.delete(key)
 
     async def _inspect(self, files: Mapping[str, StoredFile], keys: Mapping[str, str]) -> None:
-        """All of it where that is quick; of a large file the header, which shows all but its values."""
+        """Inspects small files completely; of large ones the header, which shows everything but the
+        values.
+        """
         whole = sum(files[name].size for name in SOURCE_FILES) <= WHOLE_INSPECTION
         self._store.scratch.mkdir(parents=True, exist_ok=True)
         weights, config = (self._store.scratch / new_id("look") for _ in SOURCE_FILES)
@@ -112,7 +116,7 @@ class SourceCopies:
                 with weights.open("wb") as file:
                     async for piece in self._store.get(keys[WEIGHTS_FILE], start=0, length=HEADER_READ):
                         file.write(piece)
-                    file.truncate(files[WEIGHTS_FILE].size)  # the rest is a hole that takes no room
+                    file.truncate(files[WEIGHTS_FILE].size)  # the rest is a hole that takes no space
             owner = files[WEIGHTS_FILE].tenant_id
             await self._sandbox.inspect(weights, config, self._base_config, owner=owner, values=whole)
         finally:

@@ -1,6 +1,5 @@
-"""Telling others, after the commit, that what a tenant serves has changed: the resolvers, and the engine.
-
-Also owns the moment at which a version becomes the active one. Knows neither why nor on whose behalf.
+"""Announces changes of the served adapters after the commit, to the resolvers and to the engine; activates
+versions.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ from engine.protocol import AdapterRef
 
 
 class Announcer:
-    """Of one process. `pinning` is None where no engine can be told: it loads at the first request then."""
+    """Announces changes for one process. Without `pinning`, an engine loads an adapter at its first
+    request.
+    """
 
     def __init__(self, redis_client: redis.asyncio.Redis, pinning: Pinning | None = None) -> None:
         self._redis = redis_client
@@ -33,7 +34,7 @@ class Announcer:
         now: Sequence[AdapterRef] = (),
         before: Sequence[AdapterRef] = (),
     ) -> None:
-        """Once `session` is committed, say that the tenant serves `now`, and `before` no longer."""
+        """Announces, once `session` is committed, that the tenant serves `now`, and `before` no longer."""
         session.after_commit(lambda: publish_model_change(self._redis, tenant_id))
         pinning = self._pinning
         if pinning is not None and (now or before):
@@ -42,7 +43,7 @@ class Announcer:
     async def activate(
         self, session: WriteSession, adapter: Adapter, version: AdapterVersion, *, job_id: str | None = None
     ) -> None:
-        """Have the adapter, which is locked, serve a version that is ready. Again changes nothing."""
+        """Makes a ready version the active one of the adapter, which is locked. Again changes nothing."""
         assert version.state == VersionState.READY
         former = adapter.active_version
         before: list[AdapterRef] = []
@@ -57,7 +58,7 @@ class Announcer:
                 adapter.tenant_id,
                 adapter.id,
                 "version.activated",
-                f"Version {version.version} serves under the name {adapter.name}.",
+                f"Version {version.version} is active: {adapter.name} serves it.",
                 version=version.version,
                 job_id=job_id,
                 data={"previous_version": former},

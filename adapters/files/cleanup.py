@@ -1,8 +1,7 @@
-"""Removing what nobody will ask for again: expired files and uploads, parts of uploads that ended, objects
-without a row.
+"""Removes expired files and uploads, parts of ended uploads, and objects without a row.
 
-Owns the order: rows first where a row could still be found, objects first where the row is how they are found
-again. Whatever ends it, the next run goes on; two at once do no harm.
+Rows go first where a request could still find them, objects first where the row is how they are found again.
+After an interruption the next run continues; concurrent runs do no harm.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from adapters.storage.objects import ObjectStore
 from db.session import EVERY_TENANT, Database
 
 ORPHAN_AGE = timedelta(hours=1)
-"""An object's row is written within seconds of it; after this long, whoever was to write it is gone."""
+"""An object's row is written within seconds; after this long, the process that should write it has died."""
 _BATCH = 500
 
 
@@ -26,11 +25,13 @@ class SweepReport:
     parts: int = 0
     orphans: int = 0
     partial_files: int = 0
-    """Left on this machine by transfers that were cut off."""
+    """Files left on this machine by interrupted transfers."""
 
 
 async def sweep(database: Database, store: ObjectStore, now: datetime) -> SweepReport:
-    """Raises StorageUnavailable, DatabaseUnavailable; what is done until then is done."""
+    """Removes what is no longer needed. Raises StorageUnavailable, DatabaseUnavailable; earlier removals
+    stay.
+    """
     report = SweepReport()
     await _expired_files(database, store, now, report)
     async with database.write(EVERY_TENANT) as session:
@@ -68,7 +69,9 @@ async def _dead_parts(database: Database, store: ObjectStore, report: SweepRepor
 
 
 async def _orphans(database: Database, store: ObjectStore, before: datetime, report: SweepReport) -> None:
-    """Of `tenants/{tenant}/files` and `uploads`; what else tenants have is looked after by its owners."""
+    """Removes orphans in `tenants/{tenant}/files` and `uploads`; other code cleans up other objects of
+    tenants.
+    """
     old: list[str] = []
     async for stored in store.list("tenants"):
         if stored.modified_at < before and stored.key.split("/")[2] in ("files", "uploads"):

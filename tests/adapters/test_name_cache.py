@@ -6,7 +6,7 @@ from pathlib import Path
 
 import redis.asyncio
 
-from adapters.naming import KEPT_SECONDS, AdapterName, AdapterNames
+from adapters.name_cache import KEPT_SECONDS, AdapterName, AdapterNameCache
 from db.session import Database
 from tests.support.onboarding import scene
 
@@ -19,7 +19,7 @@ async def test_digests_and_tenants_have_names_that_are_a_minute_old_at_most(
         made = await place.create("pirate")
         ref = await place.make_ready(made, "1")
         now = 0.0
-        names = AdapterNames(database, lambda: now)
+        names = AdapterNameCache(database, lambda: now)
         adapters, tenants = await names.of([ref.digest, "f" * 64], [theirs, ours, "nobody", "\x00"])
         assert adapters == {ref.digest: AdapterName(ours, "ours", made.adapter.id, "pirate", 1)}
         assert tenants == {ours: "ours", theirs: "theirs"}

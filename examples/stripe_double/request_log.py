@@ -1,8 +1,8 @@
-"""What the double was asked, kept on disk, so that it is the same after it was started again.
+"""Records the double's requests on disk and replays them after a restart.
 
-Owns a file of requests that change something, each with its moment. Started on it, the double is asked all of
-them again, as of then: ids are drawn in the same order, and what falls due is done between the same two. So
-what it told others of itself stays true. Refuses to know what they ask for.
+The file has every request that changes something, with its time. After a restart the double replays all of
+them as of then: ids are generated in the same order, and due actions run at the same points. So references
+that others hold to its objects stay valid.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 
-class Kept:
-    """One file: how ids begin, then a line for each request."""
+class RequestLog:
+    """One file: the prefix of ids, then a line for each request."""
 
     def __init__(self, path: Path, draws: str) -> None:
-        """`draws`: how ids begin where the file is new."""
+        """`draws`: the prefix of ids, if the file is new."""
         self._path = path
         self.draws = draws
         known = path.read_text() if path.exists() else ""
@@ -27,11 +27,11 @@ class Kept:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             whole = json.dumps({"draws": draws}) + "\n"
-        if whole != known:  # new, or cut off by a crash in the middle of a line
+        if whole != known:  # new, or truncated by a crash in the middle of a line
             path.write_text(whole)
 
     def requests(self) -> Iterator[dict[str, Any]]:
-        """Each as it was noted, in order."""
+        """Yields the recorded requests in order."""
         for line in self._path.read_text().splitlines()[1:]:
             yield json.loads(line)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.errors import InvalidAdapter
-from adapters.names import InvalidModelName, ModelName, check_new_name, checked_part, parse
+from adapters.model_names import InvalidModelName, ModelName, check_new_name, checked_part, parse
 
 ID = "adp_" + "0123456789abcdefghjkmnpqrs"
 PARTS = st.from_regex(r"[a-z0-9._-]{1,64}", fullmatch=True)
@@ -65,7 +65,12 @@ def test_a_wrong_part_names_its_field() -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [(".", "removed from URLs"), ("..", "removed from URLs"), ("adp_mine", "only ids"), (ID, "only ids")],
+    [
+        (".", "removed from URLs"),
+        ("..", "removed from URLs"),
+        ("adp_mine", "reserved for adapter ids"),
+        (ID, "reserved for adapter ids"),
+    ],
 )
 def test_names_that_no_path_could_mean_are_refused_from_now_on(name: str, reason: str) -> None:
     with pytest.raises(InvalidAdapter, match=reason) as caught:

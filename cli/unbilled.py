@@ -1,0 +1,59 @@
+"""Waits for the last usage to reach the ledger when `rootstock up` stops, and describes what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from engine.journal.salvage import PendingUsage, pending_usage
+from engine.protocol import JOURNAL_STREAM
+
+_METERING_S = 15.0
+
+
+async def finish_metering(
+    redis_url: str, engine_state: Path | None, is_worker_alive: Callable[[], bool]
+) -> str:
+    """Waits, with a limit, until the worker has moved the engine's last usage from the journal to the ledger;
+    describes what is left.
+
+    What is left is not lost: the journal is on disk, and the next start continues with it.
+    """
+    redis = Redis.from_url(redis_url, socket_timeout=2)
+    deadline = time.monotonic() + _METERING_S
+    left = 0
+    try:
+        while left := await redis.xlen(JOURNAL_STREAM):
+            if time.monotonic() > deadline or not is_worker_alive():
+                break
+            await asyncio.sleep(0.05)
+    except RedisError:
+        return "Redis is away: what it holds is metered after the next start"
+    finally:
+        await redis.aclose()
+    return not_in_ledger(engine_state, left)
+
+
+def not_in_ledger(engine_state: Path | None, in_journal: int) -> str:
+    """Describes what is not billed yet: usage events in the journal, and what a killed engine left in its
+    folder.
+    """
+    try:
+        on_disk = pending_usage(engine_state) if engine_state is not None else PendingUsage(0, 0)
+    except OSError as error:
+        return f"the engine's files cannot be read: {error}"
+    left = [
+        f"{number} {what}"
+        for number, what in (
+            (on_disk.requests, "requests in flight on the engine's disk"),
+            (on_disk.events, "usage events on the engine's disk"),
+            (in_journal, "usage events in the journal"),
+        )
+        if number
+    ]
+    return f"the next start bills {', '.join(left)}" if left else "all usage is in the ledger"
