@@ -316,22 +316,24 @@ async def test_pages_are_never_kept_and_carry_nothing_inline(site: Site, visitor
         assert "script-src 'self'" in answer.headers["content-security-policy"]
         assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", answer.text)
         for tag in re.findall(r"<script[^>]*>[^<]*", answer.text):
-            assert re.fullmatch(r'<script type="module" src="/console/static/\w+\.js\?v=\w+">', tag)
+            assert re.fullmatch(r'<script type="module" src="/console/static/\w+\.[0-9a-f]{12}\.js">', tag)
 
 
 async def test_scripts_are_served_as_such(visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     page = (await visitor.get("/adapters/new")).text
-    found = re.search(r'src="/console(/static/upload\.js\?v=\w+)"', page)
+    found = re.search(r'src="/console(/static/upload\.[0-9a-f]{12}\.js)"', page)
     assert found is not None
     named = await visitor.get(found[1])
     assert "javascript" in named.headers["content-type"]
-    assert named.headers["cache-control"] == "public, max-age=86400"
+    assert named.headers["cache-control"] == "public, max-age=31536000, immutable"
     # What a script imports it names without the hash: it is asked for again after an update.
     for name in re.findall(r'from "\./(\w+\.js)"', named.text):
         beside = await visitor.get(f"/static/{name}")
         assert beside.status_code == 200
         assert beside.headers["cache-control"] == "no-cache"
+        revalidated = {"if-none-match": beside.headers["etag"]}
+        assert (await visitor.get(f"/static/{name}", headers=revalidated)).status_code == 304
 
 
 async def test_it_is_to_serve_as_soon_as_it_is_ready_unless_unticked(visitor: httpx.AsyncClient) -> None:

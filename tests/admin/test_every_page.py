@@ -23,7 +23,7 @@ MAX_TRANSFERRED = 100_000
 FOR_EVERYBODY = {"/join", "/forgot", "/reset"}
 ON_THE_WAY_IN = {"/sign-in", "/sign-in/code", *FOR_EVERYBODY}
 HOSTILE = "<script>alert(7)</script>\"'><img src=x onerror=alert(7)>"
-_ASSET = re.compile(r'(?:href|src)="/console(/static/[^"?]+)')
+_ASSET = re.compile(r'(?:href|src)="/console(?P<stem>/static/\w+)\.[0-9a-f]{12}(?P<suffix>\.\w+)"')
 _IMPORT = re.compile(r'from "\./([^"]+)"|import "\./([^"]+)"')
 _WORD = re.compile(r"\w+")
 _PARAMETER = re.compile(r'query_params(?:\.get\(|\[)"(\w+)"')
@@ -95,7 +95,8 @@ async def test_asking_is_answered_changes_nothing_and_is_light(
 
 def transferred(page: httpx.Response) -> int:
     """Bytes of a first visit: the page, and all it names and that imports, as small as a proxy makes them."""
-    assets = {*_ASSET.findall(page.text)}
+    assets = {found["stem"] + found["suffix"] for found in _ASSET.finditer(page.text)}
+    assert assets or "<head>" not in page.text, "every page names its styles"
     waiting = list(assets)
     while waiting:
         name = waiting.pop()
