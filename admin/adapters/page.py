@@ -13,6 +13,7 @@ from adapters.jobs.service import CANCELLED, JobService
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
 from adapters.names import ModelName
 from admin import formatting
+from admin.adapters.regression import Regression, regression_of
 from admin.badge import Badge
 
 PAGE = 50
@@ -100,6 +101,8 @@ class VersionRow:
     gain: float | None
     """What calibration found, in nats per token over the base alone."""
     created_at: datetime
+    regression: Regression | None
+    """Beside the active version."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,7 @@ class AdaptersPage:
             self._catalogue.events(tenant_id, row.id, after=before, limit=EVENTS + 1),
         )
         works = [work_of(job) for job in jobs if job.status in OPEN]
+        active = next((one for one in versions if one.version == row.active_version), None)
         paused = {work.version for work in works if work.is_paused}
         state = state_of(row, shown.version)
         if shown.version is not None and shown.version.version in paused and state.tone == "busy":
@@ -177,7 +181,7 @@ class AdaptersPage:
             model=str(ModelName(row.base, row.name)),
             state=state,
             works=works,
-            versions=[_version_row(row, one, one.version in paused) for one in versions[:MAX_VERSIONS]],
+            versions=[_version_row(one, active, one.version in paused) for one in versions[:MAX_VERSIONS]],
             has_more_versions=len(versions) > MAX_VERSIONS,
             refusal=_refusal(versions[0]) if versions else None,
             events=_once(events[:EVENTS]),
@@ -270,19 +274,20 @@ def _row(shown: Shown, job: Job | None, last_event: AdapterEvent | None) -> Adap
     )
 
 
-def _version_row(adapter: Adapter, version: AdapterVersion, is_paused: bool) -> VersionRow:
-    active = adapter.active_version == version.version
+def _version_row(version: AdapterVersion, active: AdapterVersion | None, is_paused: bool) -> VersionRow:
+    is_active = active is not None and active.version == version.version
     state = version_state(version)
     return VersionRow(
         version=version.version,
         state=_PAUSED if is_paused and state.tone == "busy" else state,
-        is_active=active,
-        may_activate=version.state == VersionState.READY and not active,
+        is_active=is_active,
+        may_activate=version.state == VersionState.READY and not is_active,
         rank=version.rank,
         dtype=version.dtype,
         size=version.size,
         gain=(version.calibration or {}).get("gain"),
         created_at=version.created_at,
+        regression=regression_of(version, active),
     )
 
 

@@ -157,10 +157,17 @@ class AdapterRoutes:
         )
 
     async def activate(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
+        """A version that measured worse than the active one only if the form says that this is intended."""
+        adapter, number = _version_of(request)
+        found = await self._version.regression(principal.tenant_id, adapter, number)
+        if found is not None and form.get("accept_regression") != str(found.active_version):
+            said = f"Not activated: version {number} measured worse than version {found.active_version}."
+            place = f"/adapters/{adapter}/versions/{number}"
+            return await self._console.redirect_with_message(request, principal, place, said)
         await self._services.adapters.activate(
-            principal.tenant_id, *_version_of(request), by=principal.acting(request)
+            principal.tenant_id, adapter, number, by=principal.acting(request)
         )
-        return await self._back(request, principal, f"Version {_version_of(request)[1]} is now active.")
+        return await self._back(request, principal, f"Version {number} is now active.")
 
     async def disable_version(
         self, request: Request, principal: TenantUser, form: dict[str, str]
