@@ -14,13 +14,14 @@ from starlette.routing import Route
 
 from adapters.names import ADAPTER_ID
 from admin import snippets
-from admin.adapters.page import AdaptersPage
+from admin.adapters.page import COLUMNS, AdaptersPage
 from admin.adapters.version_page import VersionPage
 from admin.services import ConsoleServices
 from admin.web import authorization
 from admin.web.console import Action, Console, View
 from admin.web.principals import TenantUser
 from admin.web.request_info import after_of, origin_of
+from admin.web.sorting import sort_of
 
 _EVENT_ID = re.compile(r"[a-z]{3}_[0-9a-z]{20,40}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
@@ -73,7 +74,8 @@ class AdapterRoutes:
 
     async def show_list(self, request: Request, principal: TenantUser) -> Response:
         after = after_of(request, ADAPTER_ID)
-        shown = await self._list.list(principal.tenant_id, after)
+        sort = sort_of(request, COLUMNS)
+        shown = await self._list.list(principal.tenant_id, after, sort)
         return self._console.render(
             request,
             "adapters.html",
