@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
-from starlette.routing import Mount
-from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 
 from admin.account.routes import AccountRoutes
 from admin.account.second_factor_routes import SecondFactorRoutes
@@ -33,8 +30,8 @@ from admin.sign_in.password_reset_routes import RecoveryRoutes
 from admin.sign_in.routes import SignInRoutes
 from admin.usage.routes import UsageRoutes
 from admin.web import security
+from admin.web.assets import console_assets
 from admin.web.console import Console
-from admin.web.rendering import HERE
 from admin.webhooks.routes import WebhookRoutes
 
 __all__ = ["AdapterServices", "BillingServices", "ConsoleServices", "ErrorMapping", "create_console"]
@@ -69,24 +66,8 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *AccountRoutes(console, services).routes(),
             *SecondFactorRoutes(console, services).routes(),
             *operator_routes(console, services),
-            Mount("/static", _Static(console.version)),
+            console_assets().routes(),
         ],
         exception_handlers={HTTPException: console.error_page, Exception: console.internal_error},
     )
     return security.SecurityHeaders(app)
-
-
-class _Static(StaticFiles):
-    """What a page names with the hash of all of it may be kept; what a script imports from beside it, by its
-    name alone, is asked for again.
-    """
-
-    def __init__(self, version: str) -> None:
-        super().__init__(directory=HERE / "static")
-        self._query = f"v={version}".encode()
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        response = await super().get_response(path, scope)
-        named = scope["query_string"] == self._query
-        response.headers["Cache-Control"] = "public, max-age=86400" if named else "no-cache"
-        return response

@@ -10,6 +10,7 @@ from typing import Any
 NOTHING = "–"
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _THOUSANDS = ("", "k", "M", "B", "T")
+_SPANS = (("second", 1, 44), ("minute", 60, 59), ("hour", 3600, 23), ("day", 86400, 30))
 _DTYPES = {"bfloat16": "bf16", "float8_e4m3": "FP8", "float32": "fp32", "base": "base alone"}
 
 
@@ -48,6 +49,19 @@ def machine(at: datetime) -> str:
 def day(at: datetime) -> str:
     """In UTC, as fields for days have it."""
     return f"{at.astimezone(UTC):%Y-%m-%d}"
+
+
+def ago(at: datetime, now: datetime | None = None) -> str:
+    """3 minutes ago, or in 3 minutes; beyond 30 days, where a difference says little, the day."""
+    elapsed = ((now or datetime.now(UTC)) - at).total_seconds()
+    for unit, num_seconds, at_most in _SPANS:
+        number = round(abs(elapsed) / num_seconds)
+        if number <= at_most:
+            if unit == "second":
+                return "just now" if elapsed >= 0 else "in less than a minute"
+            span = f"{number} {unit}{'' if number == 1 else 's'}"
+            return f"{span} ago" if elapsed >= 0 else f"in {span}"
+    return day(at)
 
 
 def duration(seconds: float) -> str:
@@ -142,6 +156,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "moment": moment,
     "clock": clock,
     "machine": machine,
+    "ago": ago,
     "day": day,
     "figure": figure,
     "short": short,

@@ -154,7 +154,8 @@ def _likely_enough(gate: Gate, measures: Measures, dtype: str, own: bool) -> Rul
             )
         return Rule("gain", passed, gain.low, gate.min_gain, message)
     passed = gain.value >= -gate.max_loss
-    message = f"On the default samples the adapter is {shown}."
+    chance = ", which may be chance" if gain.low <= 0 <= gain.high else ""
+    message = f"On the default samples the adapter is {shown}{chance}."
     if not passed:
         message = (
             f"On the default samples the adapter is {shown}, more than {gate.max_loss:g}: it breaks the "

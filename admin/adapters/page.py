@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from adapters.catalogue import AdapterCatalogue, AdapterWithVersion
 from adapters.jobs.models import Job, JobStatus
@@ -13,12 +14,24 @@ from adapters.jobs.service import CANCELLED, JobService
 from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
 from admin import formatting
+from admin.adapters.regression import Regression, regression_of
 from admin.badge import Badge
+from admin.web.sorting import Column, Heading, Sort, headings, sort_rows
 
 PAGE = 50
+MAX_SORTED = 500
 EVENTS = 15
 MAX_VERSIONS = 100
 MAX_JOBS = 100
+COLUMNS = (
+    Column("Name", "name"),
+    Column("Status", "status"),
+    Column("Active version", "active_version", starts_descending=True),
+    Column("Rank", "rank", is_number=True, starts_descending=True),
+    Column("Size", "size", is_number=True, starts_descending=True),
+    Column("Precision", "dtype"),
+    Column("Latest activity", "activity", starts_descending=True),
+)
 _PHASES = (
     ("validating", "Inspect", "Checking the uploaded files."),
     ("packing", "Pack", "Converting the weights for serving."),
@@ -81,7 +94,12 @@ class AdapterRow:
 @dataclass(frozen=True)
 class AdapterList:
     base: str
+    headings: list[Heading]
     rows: list[AdapterRow]
+    num_sorted: int | None
+    """How many of the newest were sorted, if that isn't all."""
+    total_size: int | None
+    """Of all adapters; None if the page doesn't show them all."""
     next_after: str | None
     is_pending: bool
 
@@ -100,6 +118,8 @@ class VersionRow:
     gain: float | None
     """What calibration found, in nats per token over the base alone."""
     created_at: datetime
+    regression: Regression | None
+    """Beside the active version."""
 
 
 @dataclass(frozen=True)
@@ -140,20 +160,27 @@ class AdaptersPage:
         self._catalogue = catalogue
         self._jobs = jobs
 
-    async def list(self, tenant_id: str, after: str | None = None) -> AdapterList:
-        """Newest first, beyond the adapter `after`."""
+    async def list(self, tenant_id: str, after: str | None = None, sort: Sort | None = None) -> AdapterList:
+        """Newest first, beyond the adapter `after`; sorted, they come in one page."""
+        limit = PAGE if sort is None else MAX_SORTED
         found, (jobs, _) = await asyncio.gather(
-            self._catalogue.adapters(tenant_id, after=after, limit=PAGE + 1),
+            self._catalogue.adapters(tenant_id, after=after, limit=limit + 1),
             self._jobs.page(tenant_id, limit=MAX_JOBS),
         )
-        shown = found[:PAGE]
+        shown, has_more = found[:limit], len(found) > limit
         last = await self._catalogue.last_events(tenant_id, [one.adapter.id for one in shown])
         works = {job.adapter_id: job for job in reversed(jobs) if job.status in OPEN}
         rows = [_row(one, works.get(one.adapter.id), last.get(one.adapter.id)) for one in shown]
+        if sort is not None:
+            rows = sort_rows(rows, sort, _sort_value)
+        is_all = after is None and not has_more
         return AdapterList(
             base=self._catalogue.base,
+            headings=headings(COLUMNS, sort),
             rows=rows,
-            next_after=shown[-1].adapter.id if len(found) > PAGE else None,
+            num_sorted=len(rows) if sort is not None and has_more else None,
+            total_size=sum(row.size or 0 for row in rows) if is_all else None,
+            next_after=shown[-1].adapter.id if sort is None and has_more else None,
             is_pending=any(row.on_its_way or row.state.tone == "busy" for row in rows),
         )
 
@@ -168,6 +195,7 @@ class AdaptersPage:
             self._catalogue.events(tenant_id, row.id, after=before, limit=EVENTS + 1),
         )
         works = [work_of(job) for job in jobs if job.status in OPEN]
+        active = next((one for one in versions if one.version == row.active_version), None)
         paused = {work.version for work in works if work.is_paused}
         state = state_of(row, shown.version)
         if shown.version is not None and shown.version.version in paused and state.tone == "busy":
@@ -177,7 +205,7 @@ class AdaptersPage:
             model=str(ModelName(row.base, row.name)),
             state=state,
             works=works,
-            versions=[_version_row(row, one, one.version in paused) for one in versions[:MAX_VERSIONS]],
+            versions=[_version_row(one, active, one.version in paused) for one in versions[:MAX_VERSIONS]],
             has_more_versions=len(versions) > MAX_VERSIONS,
             refusal=_refusal(versions[0]) if versions else None,
             events=_once(events[:EVENTS]),
@@ -185,6 +213,16 @@ class AdaptersPage:
             is_pending=bool(works) or any(_is_pending(version) for version in versions),
             announcement="; ".join([f"Adapter {state.word.lower()}", *(_spoken(work) for work in works)]),
         )
+
+
+def _sort_value(row: AdapterRow, column: str) -> Any:
+    if column == "name":
+        return row.name.casefold()
+    if column == "status":
+        return row.state.word
+    if column == "activity":
+        return None if row.last_event is None else row.last_event.created_at
+    return getattr(row, column)
 
 
 def state_of(adapter: Adapter, version: AdapterVersion | None) -> Badge:
@@ -270,19 +308,20 @@ def _row(shown: AdapterWithVersion, job: Job | None, last_event: AdapterEvent | 
     )
 
 
-def _version_row(adapter: Adapter, version: AdapterVersion, is_paused: bool) -> VersionRow:
-    active = adapter.active_version == version.version
+def _version_row(version: AdapterVersion, active: AdapterVersion | None, is_paused: bool) -> VersionRow:
+    is_active = active is not None and active.version == version.version
     state = version_state(version)
     return VersionRow(
         version=version.version,
         state=_PAUSED if is_paused and state.tone == "busy" else state,
-        is_active=active,
-        may_activate=version.state == VersionState.READY and not active,
+        is_active=is_active,
+        may_activate=version.state == VersionState.READY and not is_active,
         rank=version.rank,
         dtype=version.dtype,
         size=version.size,
         gain=(version.calibration or {}).get("gain"),
         created_at=version.created_at,
+        regression=regression_of(version, active),
     )
 
 

@@ -14,13 +14,14 @@ from starlette.routing import Route
 
 from adapters.model_names import ADAPTER_ID
 from admin import snippets
-from admin.adapters.page import AdaptersPage
+from admin.adapters.page import COLUMNS, AdaptersPage
 from admin.adapters.version_page import VersionPage
 from admin.services import ConsoleServices
 from admin.web import authorization
 from admin.web.console import Action, Console, View
 from admin.web.principals import TenantUser
 from admin.web.request_info import after_of, origin_of
+from admin.web.sorting import sort_of
 
 _EVENT_ID = re.compile(r"[a-z]{3}_[0-9a-z]{20,40}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
@@ -73,7 +74,8 @@ class AdapterRoutes:
 
     async def show_list(self, request: Request, principal: TenantUser) -> Response:
         after = after_of(request, ADAPTER_ID)
-        shown = await self._list.list(principal.tenant_id, after)
+        sort = sort_of(request, COLUMNS)
+        shown = await self._list.list(principal.tenant_id, after, sort)
         return self._console.render(
             request,
             "adapters.html",
@@ -157,10 +159,17 @@ class AdapterRoutes:
         )
 
     async def activate(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
+        """A version that measured worse than the active one only if the form says that this is intended."""
+        adapter, number = _version_of(request)
+        found = await self._version.regression(principal.tenant_id, adapter, number)
+        if found is not None and form.get("accept_regression") != str(found.active_version):
+            said = f"Not activated: version {number} measured worse than version {found.active_version}."
+            place = f"/adapters/{adapter}/versions/{number}"
+            return await self._console.redirect_with_message(request, principal, place, said)
         await self._services.adapters.activate(
-            principal.tenant_id, *_version_of(request), by=principal.acting(request)
+            principal.tenant_id, adapter, number, by=principal.acting(request)
         )
-        return await self._back(request, principal, f"Version {_version_of(request)[1]} is now active.")
+        return await self._back(request, principal, f"Version {number} is now active.")
 
     async def disable_version(
         self, request: Request, principal: TenantUser, form: dict[str, str]

@@ -6,17 +6,27 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from admin.badge import Badge
 from admin.web.form_errors import FieldError
+from admin.web.sorting import Column, Heading, Sort, headings, sort_rows
 from tenants.context import KeyKind
 from tenants.key_service import KEEP, KeyChanges, KeyService, KeyTerms, ShownKey
 from tenants.models import ApiKey, Project, User
 from tenants.projects.service import ProjectService
 
 PAGE = 50
+MAX_SORTED = 500
 MAX_PROJECTS = 100
+COLUMNS = (
+    Column("Name", "name"),
+    Column("Status", "status"),
+    Column("Key"),
+    Column("Project", "project"),
+    Column("Last used", "last_used_at", starts_descending=True),
+    Column("Expires", "expires_at"),
+)
 FIELDS = ("name", "project", "owner", "scopes", "models", "networks", "origins", "expires_at")
 SCOPE_FIELD = "scope:"
 """Before the scope, in the name of its box."""
@@ -79,7 +89,10 @@ class KeyRow:
 
 @dataclass(frozen=True)
 class KeyList:
+    headings: list[Heading]
     rows: list[KeyRow]
+    num_sorted: int | None
+    """How many of the newest were sorted, if that isn't all."""
     next_after: str | None
 
 
@@ -90,12 +103,19 @@ class KeysPage:
         self._keys = keys
         self._projects = projects
 
-    async def shown(self, tenant_id: str, after: str | None, *, with_revoked: bool) -> KeyList:
-        """Raises DatabaseUnavailable."""
-        found = await self._keys.list(tenant_id, with_revoked=with_revoked, after=after, limit=PAGE + 1)
+    async def shown(
+        self, tenant_id: str, after: str | None, *, with_revoked: bool, sort: Sort | None = None
+    ) -> KeyList:
+        """Newest first, in pages; sorted, they come in one. Raises DatabaseUnavailable."""
+        limit = PAGE if sort is None else MAX_SORTED
+        found = await self._keys.list(tenant_id, with_revoked=with_revoked, after=after, limit=limit + 1)
         names = await self._names(tenant_id)
-        rows = [row_of(shown, names) for shown in found[:PAGE]]
-        return KeyList(rows, rows[-1].id if len(found) > PAGE else None)
+        rows = [row_of(shown, names) for shown in found[:limit]]
+        has_more = len(found) > limit
+        if sort is None:
+            return KeyList(headings(COLUMNS, sort), rows, None, rows[-1].id if has_more else None)
+        rows = sort_rows(rows, sort, _sort_value)
+        return KeyList(headings(COLUMNS, sort), rows, len(rows) if has_more else None, None)
 
     async def one(self, tenant_id: str, key_id: str) -> KeyRow:
         """Raises KeyNotFound, DatabaseUnavailable."""
@@ -109,6 +129,13 @@ class KeysPage:
     async def _names(self, tenant_id: str) -> dict[str, str]:
         found = await self._projects.list(tenant_id, with_archived=True, limit=MAX_PROJECTS)
         return {project.id: project.name for project in found}
+
+
+def _sort_value(row: KeyRow, column: str) -> Any:
+    if column == "status":
+        return row.state.word
+    found = getattr(row, column)
+    return found.casefold() if isinstance(found, str) else found
 
 
 def scope_choices(scopes: Collection[str]) -> list[tuple[str, str]]:

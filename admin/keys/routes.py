@@ -23,6 +23,7 @@ from admin.web import form_errors
 from admin.web.console import Console
 from admin.web.principals import TenantUser
 from admin.web.request_info import after_of, origin_of
+from admin.web.sorting import sort_of
 from tenants.context import KeyKind
 from tenants.key_service import CreatedKey
 from tenants.limits.kinds import Limit
@@ -63,7 +64,8 @@ class KeyRoutes:
     async def show_list(self, request: Request, principal: TenantUser) -> Response:
         after = after_of(request, _KEY_ID)
         every = request.query_params.get("show") == "all"
-        shown = await self._pages.shown(principal.tenant_id, after, with_revoked=every)
+        sort = sort_of(request, page.COLUMNS)
+        shown = await self._pages.shown(principal.tenant_id, after, with_revoked=every, sort=sort)
         return self._page(request, "keys.html", principal, page=shown, is_first=after is None, every=every)
 
     async def show(self, request: Request, principal: TenantUser) -> Response:

@@ -6,13 +6,13 @@ The figures equal those that the API reports.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from admin import formatting
 from admin.charts.layout import Chart
 from admin.usage.labels import Label, LabelLookup, Labels, May
-from admin.usage.query import BY_ID, DIMENSIONS, MEASURES, NONE, RANGES, Dimension, UsageQuery
+from admin.usage.query import BY_ID, DIMENSIONS, MEASURES, NONE, RANGES, SORTABLE, Dimension, UsageQuery
 from admin.usage.totals import (
     TITLES,
     Bucket,
@@ -25,6 +25,7 @@ from admin.usage.totals import (
     group_label,
     tones,
 )
+from admin.web.sorting import Column, Heading, headings, sort_rows
 from billing.reports.slices import REQUEST, UsageSlices
 
 MAX_ROWS = 200
@@ -50,6 +51,8 @@ class Row:
     """Of the table: a group's, or a bucket's."""
 
     label: Label
+    order: str
+    """What sorting by the first column compares."""
     sums: Sums
     tone: str = ""
     """Of its colour in the chart."""
@@ -97,8 +100,7 @@ class UsageView:
     groups: list[tuple[str, str]]
     tiles: list[Tile]
     chart: Chart
-    head: str
-    """Of what the table has a row."""
+    headings: list[Heading]
     noun: str
     rows: list[Row]
     total: Sums
@@ -140,9 +142,11 @@ class UsagePage:
             groups=[("", "None"), *((one.id, one.title) for one in DIMENSIONS)],
             tiles=[_tile(measure, sums.whole, asked) for measure in MEASURES],
             chart=chart_of(sums, buckets, asked, labels),
-            head=BY_ID[asked.group].title if asked.group else asked.step.capitalize(),
+            headings=_headings(asked),
             noun=BY_ID[asked.group].noun if asked.group else asked.step,
-            rows=_group_rows(sums, asked, labels) if asked.group else _bucket_rows(sums, buckets, asked),
+            rows=_sorted(
+                _group_rows(sums, asked, labels) if asked.group else _bucket_rows(sums, buckets, asked), asked
+            ),
             total=sums.whole,
             rest=(len(left), added(sums.groups[group] for group in left)) if left else None,
             filters=[_filter(one, values[one.column], asked, labels) for one in DIMENSIONS],
@@ -176,6 +180,22 @@ def _tile(measure: str, whole: Sums, asked: UsageQuery) -> Tile:
     )
 
 
+def _headings(asked: UsageQuery) -> list[Heading]:
+    title = BY_ID[asked.group].title if asked.group else asked.step.capitalize()
+    first = Column(title, "name", starts_descending=not asked.group)
+    share = replace(SORTABLE[-1], title=f"Share of {asked.show}")
+    return headings([first, *SORTABLE[1:-1], share], asked.sort)
+
+
+def _sorted(rows: list[Row], asked: UsageQuery) -> list[Row]:
+    def value(row: Row, column: str) -> str | int:
+        if column == "name":
+            return row.order
+        return row.sums.of(asked.show if column == "share" else column)
+
+    return rows if asked.sort is None else sort_rows(rows, asked.sort, value)
+
+
 def _group_rows(sums: Gathered, asked: UsageQuery, labels: Labels) -> list[Row]:
     ranked = sums.ranked(asked.show)
     coloured = tones(ranked)
@@ -183,9 +203,11 @@ def _group_rows(sums: Gathered, asked: UsageQuery, labels: Labels) -> list[Row]:
     for group in ranked[:MAX_ROWS]:
         kind, value = group
         narrower = asked.only(asked.group, value).query if kind == REQUEST else ""
+        label = group_label(group, asked, labels)
         rows.append(
             Row(
-                group_label(group, asked, labels),
+                label,
+                label.text.casefold(),
                 sums.groups[group],
                 coloured.get(group, "rest"),
                 narrower,
@@ -201,7 +223,16 @@ def _bucket_rows(sums: Gathered, buckets: Sequence[Bucket], asked: UsageQuery) -
     for bucket in reversed(buckets):
         if bucket.at in sums.buckets:
             narrower = "" if asked.step == "hour" else bucket.query
-            rows.append(Row(Label(bucket.words), sums.buckets[bucket.at], "", narrower, bucket.query))
+            rows.append(
+                Row(
+                    Label(bucket.words),
+                    bucket.at.isoformat(),
+                    sums.buckets[bucket.at],
+                    "",
+                    narrower,
+                    bucket.query,
+                )
+            )
     return rows
 
 

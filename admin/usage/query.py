@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from urllib.parse import quote, quote_plus
 
 from admin.web.form_errors import FieldError
+from admin.web.sorting import Column, Sort, read_sort
 from billing.reports.slices import Slice
 from db.rollup_intervals import Unit
 
@@ -49,7 +50,15 @@ MAX_VALUES = 100
 _MAX_VALUE_LEN = 512
 _HOURS_UP_TO, _DAYS_UP_TO = 2, 92
 _FIRST, _LAST = date(2000, 1, 1), date(2099, 12, 31)
-FIELDS = ("from", "to", "month", "range", "group", "show", "hour", *BY_ID)
+SORTABLE = (
+    Column("", "name"),
+    *(
+        Column(title, title.lower(), is_number=True, starts_descending=True)
+        for title in ("Requests", "Input", "Cached", "Output", "Cost", "Share")
+    ),
+)
+"""Columns of the table; the first has the title of what is grouped by."""
+FIELDS = ("from", "to", "month", "range", "group", "show", "sort", "hour", *BY_ID)
 
 
 class Params(Protocol):
@@ -73,6 +82,8 @@ class UsageQuery:
     show: str = MEASURES[0]
     chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By dimension, the values that count, as the ledger has them."""
+    sort: Sort | None = None
+    """Of the table's rows."""
     hour: int | None = None
     """Of the one day, where only that counts."""
 
@@ -151,6 +162,9 @@ class UsageQuery:
     def showing(self, measure: str) -> UsageQuery:
         return replace(self, show=measure)
 
+    def sorted_by(self, sort: str) -> UsageQuery:
+        return replace(self, sort=read_sort(sort, SORTABLE))
+
     def unfiltered(self) -> UsageQuery:
         return replace(self, chosen={})
 
@@ -171,6 +185,8 @@ class UsageQuery:
             found.append(("group", self.group))
         if self.show != MEASURES[0]:
             found.append(("show", self.show))
+        if self.sort is not None:
+            found.append(("sort", str(self.sort)))
         for id in BY_ID:
             found += [(id, value or NONE) for value in self.chosen.get(id, ())]
         if self.hour is not None:
@@ -206,6 +222,7 @@ def read(params: Params, today: date) -> UsageQuery:
         asked,
         group=group,
         show=show,
+        sort=read_sort(params.get("sort", ""), SORTABLE),
         hour=int(hour) if hour else None,
         chosen={id: values for id, values in chosen.items() if values},
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
@@ -17,6 +16,7 @@ from admin import formatting
 from admin.charts import svg
 from admin.navigation import OPERATOR_SECTIONS, grouped, sections_for
 from admin.services import ErrorMapping
+from admin.web.assets import console_assets
 from admin.web.principals import Operator, Principal, TenantUser
 from admin.web.request_info import request_id_of
 from db.errors import UnknownCursor
@@ -38,8 +38,7 @@ class Renderer:
 
     def __init__(self, error_mapping: ErrorMapping) -> None:
         self._error_mapping = error_mapping
-        self.version = _fingerprint(HERE / "static")
-        self._templates = _templates(self.version)
+        self._templates = _templates()
 
     def render(self, request: Request, template: str, status: int = 200, **context: object) -> HTMLResponse:
         """`principal` in the context: the signed-in user, for pages with the navigation."""
@@ -112,7 +111,7 @@ def _take_flash(request: Request, principal: Principal) -> str:
 
 
 @functools.cache
-def _templates(version: str) -> Environment:
+def _templates() -> Environment:
     """Compiled once in a process, however many consoles it has."""
     templates = Environment(
         loader=FileSystemLoader(HERE / "templates"),
@@ -122,13 +121,6 @@ def _templates(version: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.globals["version"] = version
+    templates.globals["asset"] = console_assets().name_in_url
     templates.filters |= formatting.FILTERS | svg.FILTERS
     return templates
-
-
-def _fingerprint(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]

@@ -13,11 +13,11 @@ from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from admin.web.rendering import HERE as CONSOLE
+from admin.web.assets import FOLDER as CONSOLE_FILES
 from admin.web.security import CONTENT_SECURITY_POLICY
+from admin.web.static_files import REVALIDATED, File, StaticFiles, make_file, respond
 from api.health import reasons_not_ready
 from api.services import Services
-from api.site.files import REVALIDATED, File, StaticFiles, make_file, respond
 from api.site.pages import HERE, render, render_reference
 from db.errors import DatabaseUnavailable
 from sla.incidents.service import PublicIncident
@@ -54,7 +54,7 @@ class SiteRoutes:
         self._services = services
         self._site = StaticFiles(site)
         self._own = StaticFiles(HERE / "static")
-        self._console = StaticFiles(CONSOLE / "static")
+        self._console = StaticFiles(CONSOLE_FILES)
         self._site_headers = _HEADERS | {"content-security-policy": _policy_for(self._site.script_hashes())}
         self._reference_html = functools.lru_cache(maxsize=1)(self._render_reference)
         self._reference = functools.lru_cache(maxsize=8)(self._make_reference)

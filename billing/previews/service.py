@@ -44,6 +44,13 @@ class Preview:
 
     month: date
     lines: Sequence[PreviewLine]
+    num_tenants: int
+    """All that the prices or the plan are for, with usage or without."""
+
+    @property
+    def num_affected(self) -> int:
+        """Returns how many tenants would have paid a different amount."""
+        return sum(bool(line.difference) for line in self.lines)
 
     @property
     def before(self) -> int:
@@ -97,7 +104,7 @@ class PricePreviews:
         for tenant_id, cost in _storage(stored, start, end, draft):
             _add(totals, tenant_id, 0, 0, cost)
         lines = [PreviewLine(tenant, names.get(tenant, tenant), *sums_) for tenant, sums_ in totals.items()]
-        return Preview(month, _sorted(lines))
+        return Preview(month, _sorted(lines), len(plans))
 
     async def preview_plan(
         self, version: PriceVersion, plan_id: str, before: PlanCosts, after: PlanCosts, now: datetime
@@ -128,7 +135,7 @@ class PricePreviews:
             PreviewLine(tenant_id, names[tenant_id], requests, before.due(old), after.due(new))
             for tenant_id, (requests, old, new) in totals.items()
         ]
-        return Preview(month, _sorted(lines))
+        return Preview(month, _sorted(lines), len(names))
 
 
 def _last_month(now: datetime) -> date:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 
 import httpx
+import msgspec
 import pytest
 from sqlalchemy import text
 
@@ -166,6 +168,59 @@ async def test_activate_roll_back_disable_and_enable(site: Site, visitor: httpx.
     assert {(entry.actor["type"], entry.actor["email"]) for entry in entries} == {("user", EMAIL)}
 
 
+async def measured(site: Site, adapter: str, **gains: float | None) -> None:
+    """As calibration leaves it: `v1=0.5`."""
+    async with site.place.database.write(EVERY_TENANT) as session:
+        for version, gain in gains.items():
+            found = json.dumps({"gain": gain, "samples": "tenant", "num_samples": 20})
+            await session.execute(
+                text(
+                    "UPDATE adapter_versions SET calibration = CAST(:found AS jsonb)"
+                    " WHERE adapter_id = :adapter AND version = :version"
+                ),
+                {"found": found, "adapter": adapter, "version": int(version.removeprefix("v"))},
+            )
+
+
+async def test_a_regression_is_activated_only_if_that_is_confirmed(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    await sign_in(visitor)
+    adapter = await two_ready_versions(site.place)
+    here = f"/adapters/{adapter}"
+    await act(visitor, here, f"{here}/versions/2/activate")
+    await measured(site, adapter, v1=0.38, v2=0.5)
+    for path in (here, f"{here}/versions/1"):
+        page = (await visitor.get(path)).text
+        assert "Activate version 1 although it measured worse?" in page
+        assert "gains 0.120 nats per token less over the base model than version 2" in page
+        assert 'name="accept_regression" value="2"' in page
+    refused = await act(visitor, here, f"{here}/versions/1/activate")
+    assert refused.headers["location"] == f"/console{here}/versions/1"
+    page = (await visitor.get(f"{here}/versions/1")).text
+    assert "Not activated: version 1 measured worse than version 2." in page
+    assert "Worse than the active version" in page
+    assert (await visitor.get(here)).text.count("serving version 2") == 1
+
+    await act(visitor, here, f"{here}/versions/1/activate", accept_regression="2")
+    assert "serving version 1" in (await visitor.get(here)).text
+    assert "measured worse" not in (await visitor.get(here)).text, "version 2 is better than version 1"
+
+
+@pytest.mark.parametrize(("new", "old"), [(0.5, 0.5), (0.4996, 0.5), (None, 0.5), (0.1, None)])
+async def test_what_is_no_regression_is_activated_as_ever(
+    site: Site, visitor: httpx.AsyncClient, new: float | None, old: float | None
+) -> None:
+    await sign_in(visitor)
+    adapter = await two_ready_versions(site.place)
+    here = f"/adapters/{adapter}"
+    await act(visitor, here, f"{here}/versions/2/activate")
+    await measured(site, adapter, v1=new, v2=old)
+    assert "measured worse" not in (await visitor.get(here)).text
+    await act(visitor, here, f"{here}/versions/1/activate")
+    assert "serving version 1" in (await visitor.get(here)).text
+
+
 async def test_only_admins_delete_and_only_by_name(site: Site, visitor: httpx.AsyncClient) -> None:
     adapter = await two_ready_versions(site.place)
     here = f"/adapters/{adapter}"
@@ -200,6 +255,19 @@ async def test_a_refusal_is_shown_with_what_is_at_fault(site: Site, visitor: htt
     version = (await visitor.get(f"/adapters/{made.adapter.id}/versions/1")).text
     assert "Why it failed" in version
     assert "<img src=x" not in version
+
+
+async def test_a_report_on_default_samples_claims_no_improvement(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    await sign_in(visitor)
+    made = await site.place.create("pirate")
+    report = report_of(made)
+    report = msgspec.structs.replace(report, data=msgspec.structs.replace(report.data, origin="general"))
+    await finish_with_report(site.place, made, report)
+    page = (await visitor.get(f"/adapters/{made.adapter.id}/versions/1")).text
+    assert "Stays close to the base model" in page
+    assert "Improves on the base model" not in page
 
 
 async def test_a_version_shows_its_report(site: Site, visitor: httpx.AsyncClient) -> None:
@@ -316,22 +384,24 @@ async def test_pages_are_never_kept_and_carry_nothing_inline(site: Site, visitor
         assert "script-src 'self'" in answer.headers["content-security-policy"]
         assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", answer.text)
         for tag in re.findall(r"<script[^>]*>[^<]*", answer.text):
-            assert re.fullmatch(r'<script type="module" src="/console/static/\w+\.js\?v=\w+">', tag)
+            assert re.fullmatch(r'<script type="module" src="/console/static/\w+\.[0-9a-f]{12}\.js">', tag)
 
 
 async def test_scripts_are_served_as_such(visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     page = (await visitor.get("/adapters/new")).text
-    found = re.search(r'src="/console(/static/upload\.js\?v=\w+)"', page)
+    found = re.search(r'src="/console(/static/upload\.[0-9a-f]{12}\.js)"', page)
     assert found is not None
     named = await visitor.get(found[1])
     assert "javascript" in named.headers["content-type"]
-    assert named.headers["cache-control"] == "public, max-age=86400"
+    assert named.headers["cache-control"] == "public, max-age=31536000, immutable"
     # What a script imports it names without the hash: it is asked for again after an update.
     for name in re.findall(r'from "\./(\w+\.js)"', named.text):
         beside = await visitor.get(f"/static/{name}")
         assert beside.status_code == 200
         assert beside.headers["cache-control"] == "no-cache"
+        revalidated = {"if-none-match": beside.headers["etag"]}
+        assert (await visitor.get(f"/static/{name}", headers=revalidated)).status_code == 304
 
 
 async def test_it_is_to_serve_as_soon_as_it_is_ready_unless_unticked(visitor: httpx.AsyncClient) -> None:

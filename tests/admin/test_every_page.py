@@ -23,8 +23,10 @@ MAX_TRANSFERRED = 100_000
 FOR_EVERYBODY = {"/join", "/forgot", "/reset"}
 ON_THE_WAY_IN = {"/sign-in", "/sign-in/code", *FOR_EVERYBODY}
 HOSTILE = "<script>alert(7)</script>\"'><img src=x onerror=alert(7)>"
-_ASSET = re.compile(r'(?:href|src)="/console(/static/[^"?]+)')
+_ASSET = re.compile(r'(?:href|src)="/console(?P<stem>/static/\w+)\.[0-9a-f]{12}(?P<suffix>\.\w+)"')
 _IMPORT = re.compile(r'from "\./([^"]+)"|import "\./([^"]+)"')
+_TIME = re.compile(r'<time datetime="([^"]+)"(?: title="([^"]+)")?>([^<]+)</time>')
+_IN_FULL = re.compile(r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d)?)?")
 _WORD = re.compile(r"\w+")
 _PARAMETER = re.compile(r'query_params(?:\.get\(|\[)"(\w+)"')
 # Which rows there are, and which transaction wrote each.
@@ -74,7 +76,7 @@ async def test_asking_is_answered_changes_nothing_and_is_light(
 ) -> None:
     paths = pages(site, furnished)
     before, kept = await contents(site), {*await site.redis.keys()}
-    heavy = {}
+    heavy, relative = {}, set()
     for path in paths:
         answer = await everybody.get(path)
         if answer.is_redirect:
@@ -84,18 +86,31 @@ async def test_asking_is_answered_changes_nothing_and_is_light(
         assert answer.headers["cache-control"] == "no-store", path
         assert answer.headers["x-content-type-options"] == "nosniff", path
         if is_page(answer):
+            relative |= check_times(answer.text)
             size = transferred(answer)
             if size > MAX_TRANSFERRED:
                 heavy[path] = size
     assert not heavy
+    assert "just now" in relative, "lists say how long ago"
     assert await contents(site) == before
     strange = {key for key in {*await site.redis.keys()} - kept if b":session:" not in key}
     assert not strange, "nor does it leave anything in Redis"
 
 
+def check_times(page: str) -> set[str]:
+    """Returns the relative times of a page; each of them has its full time on hover."""
+    relative = set()
+    for machine, title, words in _TIME.findall(page):
+        if not _IN_FULL.fullmatch(words):
+            assert title == f"{machine[:10]} {machine[11:19]} UTC", f"{words} ({machine})"
+            relative.add(words)
+    return relative
+
+
 def transferred(page: httpx.Response) -> int:
     """Bytes of a first visit: the page, and all it names and that imports, as small as a proxy makes them."""
-    assets = {*_ASSET.findall(page.text)}
+    assets = {found["stem"] + found["suffix"] for found in _ASSET.finditer(page.text)}
+    assert assets or "<head>" not in page.text, "every page names its styles"
     waiting = list(assets)
     while waiting:
         name = waiting.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -27,6 +28,27 @@ from telemetry.svg import Axis, Series, line_chart, without_style
 )
 def test_sizes(num_bytes: int | None, text: str) -> None:
     assert formatting.size(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "past", "future"),
+    [
+        (0, "just now", "just now"),
+        (44, "just now", "in less than a minute"),
+        (45, "1 minute ago", "in 1 minute"),
+        (3 * 60, "3 minutes ago", "in 3 minutes"),
+        (59 * 60, "59 minutes ago", "in 59 minutes"),
+        (59.6 * 60, "1 hour ago", "in 1 hour"),
+        (23.4 * 3600, "23 hours ago", "in 23 hours"),
+        (23.6 * 3600, "1 day ago", "in 1 day"),
+        (30 * 86400, "30 days ago", "in 30 days"),
+        (31 * 86400, "2030-04-29", "2030-06-30"),
+    ],
+)
+def test_times_relative_to_now(seconds: float, past: str, future: str) -> None:
+    now = datetime(2030, 5, 30, 12, tzinfo=UTC)
+    assert formatting.ago(now - timedelta(seconds=seconds), now) == past
+    assert formatting.ago(now + timedelta(seconds=seconds), now) == future
 
 
 @pytest.mark.parametrize(

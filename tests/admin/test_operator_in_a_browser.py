@@ -53,6 +53,10 @@ async def test_an_operators_day(site: Site) -> None:
         # 3 M at 0.40, 1 M at 0.10 and 90 k at 1.60 a million.
         await expect(page.locator("#effect")).to_contain_text("$1.444")
         await _picture(seen, "price_new")
+        await page.click("text=Review changes")
+        await expect(page.locator("#changes")).to_contain_text("$1.60")
+        found = [f"review: {one}" for one in await seen.serious()]
+        await _picture(seen, "price_review")
         await page.click("text=Publish prices")
         await expect(page.locator(".told")).to_contain_text("Prices published")
 
@@ -67,7 +71,7 @@ async def test_an_operators_day(site: Site) -> None:
         for path in ("/", "/keys", "/members"):
             await seen.go(path)
             await expect(page.locator(".guest")).to_contain_text(whose)
-        found = [f"guest: {one}" for one in await seen.serious()]
+        found += [f"guest: {one}" for one in await seen.serious()]
         await _picture(seen, "guest")
         await page.set_viewport_size({"width": 390, "height": 844})
         await _picture(seen, "guest-390")

@@ -78,11 +78,18 @@ async def test_prices_are_previewed_on_the_last_month_and_published(
         refused = await visitor.get("/operator/prices/new", params={**DRAFT, **wrong})
         assert refused.status_code == status
         assert f'id="problem-{next(iter(wrong))}"' in refused.text
-    here = "/operator/prices/new?" + str(httpx.QueryParams(DRAFT))
-    past = await post(visitor, here, "/operator/prices", **DRAFT, effective_from="at", at="2020-01-01T00:00")
-    assert past.status_code == 422
-    assert "must not be in the past" in html.unescape(past.text)
-    assert (await post(visitor, here, "/operator/prices", **DRAFT, effective_from="now")).status_code == 303
+    here = "/operator/prices/review?" + str(httpx.QueryParams(DRAFT))
+    past = {**DRAFT, "effective_from": "at", "at": "2020-01-01T00:00"}
+    for refused in (
+        await visitor.get("/operator/prices/review", params=past),
+        await post(visitor, here, "/operator/prices", **past, replaces=""),
+    ):
+        assert refused.status_code == 422
+        assert "must not be in the past" in html.unescape(refused.text)
+    now = {**DRAFT, "effective_from": "now"}
+    unseen = await post(visitor, here, "/operator/prices", **now)
+    assert unseen.status_code == 409, "what nobody has reviewed is not published"
+    assert (await post(visitor, here, "/operator/prices", **now, replaces="")).status_code == 303
     (made,) = await PriceService(site.place.database, site.redis).list()
     assert (made.input, made.output, made.adapter_surcharge) == (300_000, 1_200_000, 50_000)
     listed = (await visitor.get("/operator/prices")).text
@@ -94,6 +101,64 @@ async def test_prices_are_previewed_on_the_last_month_and_published(
         OPERATOR_EMAIL,
         300_000,
     )
+
+
+async def test_prices_are_confirmed_beside_those_they_replace(site: Site, visitor: httpx.AsyncClient) -> None:
+    rate = Rate("prc_old", 200_000, 100_000, 1_200_000)
+    event = request(site.tenant_id, last_month().timestamp(), usage=Usage(1_000_000, 0, 50_000), rate=rate)
+    await write(site.place.database, [event])
+    prices = PriceService(site.place.database, site.redis)
+    await prices.add(input=200_000, cached_input=100_000, output=1_200_000, adapter_surcharge=50_000)
+    await operate(site, visitor)
+    here = "/operator/prices/review?" + str(httpx.QueryParams({**DRAFT, "effective_from": "now"}))
+    page = html.unescape((await visitor.get(here)).text)
+    assert "1 of 6 prices change" in page
+    (changes,) = re.findall(r'<table class="list differences".*?</table>', page, re.S)
+    rows = [
+        [re.sub(r"<small>.*|<[^>]+>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+        for row in changes.split("</tr>")[1:-1]
+    ]
+    assert rows[0] == ["Input", "$0.20", "$0.30", "+$0.10"]
+    assert rows[1] == ["Cached input", "$0.10", "$0.10", "None"]
+    assert "+50.0 %" in changes
+    affected = re.sub(r"<[^>]+>", "", page.partition('id="affected">')[2].partition("</p>")[0])
+    assert "2 tenants are billed at these prices." in affected
+    assert "1 would have paid a different amount: $0.26 → $0.36 in total (+$0.10)" in affected
+
+    await prices.add(input=999_000, cached_input=100_000, output=1_200_000)  # by another operator
+    late = await post(
+        visitor, here, "/operator/prices", **DRAFT, **hidden(page, "effective_from", "replaces")
+    )
+    assert late.status_code == 409
+    assert "$1.00" not in late.text
+    assert "$0.999" in late.text
+    assert len(await prices.list()) == 2
+    again = hidden(late.text, "effective_from", "replaces")
+    assert (await post(visitor, here, "/operator/prices", **DRAFT, **again)).status_code == 303
+    assert (await prices.list())[-1].input == 300_000
+
+
+async def test_a_scheduled_price_is_compared_with_what_it_will_replace(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    prices = PriceService(site.place.database, site.redis)
+    for year, amount in ((2090, 500_000), (2095, 700_000)):
+        at = datetime(year, 1, 1, tzinfo=UTC)
+        await prices.add(input=amount, cached_input=0, output=0, effective_from=at)
+    await operate(site, visitor)
+    params = {**DRAFT, "effective_from": "at", "at": "2092-01-01T00:00"}
+    page = html.unescape((await visitor.get("/operator/prices/review", params=params)).text)
+    assert "$0.50" in page
+    lead = re.sub(r"<[^>]+>", "", page.partition('class="lead">')[2].partition("</p>")[0])
+    assert lead == (
+        "Effective from 2092-01-01 00:00 UTC until 2095-01-01 00:00 UTC,"
+        " when a scheduled version replaces them."
+    )
+
+
+def hidden(page: str, *names: str) -> dict[str, str]:
+    """Returns values of hidden fields."""
+    return {name: re.findall(rf'type="hidden" name="{name}" value="([^"]*)"', page)[0] for name in names}
 
 
 async def test_incidents_are_opened_told_and_closed(site: Site, visitor: httpx.AsyncClient) -> None:

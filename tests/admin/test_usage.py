@@ -68,9 +68,15 @@ async def reported(site: Site, using: Using, group: str, days: int = 30) -> dict
     return sums
 
 
-def cells(sums: list[int]) -> list[str]:
+def cells(sums: list[int], whole: list[int]) -> list[str]:
+    """With the share of all tokens at the end."""
     *counts, cost = sums
-    return [*(f"{one:,}" for one in counts), f"${cost / 1e6:,.6f}"]
+    share = 100 * (sums[1] + sums[3]) / (whole[1] + whole[3])
+    return [*(f"{one:,}" for one in counts), f"${cost / 1e6:,.6f}", f"{share:.1f} %"]
+
+
+def summed(sums: dict[str, list[int]]) -> list[int]:
+    return [sum(one) for one in zip(*sums.values(), strict=True)]
 
 
 async def test_figures_are_those_of_the_api(site: Site, visitor: httpx.AsyncClient) -> None:
@@ -78,25 +84,27 @@ async def test_figures_are_those_of_the_api(site: Site, visitor: httpx.AsyncClie
     await sign_in(visitor)
     keys = table(await visitor.get("/usage?group=key"))
     expected = await reported(site, using, "key")
+    whole = summed(expected)
     charged = expected.pop("")
-    assert keys.pop("Total") == cells([sum(one) for one in zip(*expected.values(), charged, strict=True)])
+    assert keys.pop("Total") == cells(whole, whole)
     assert keys == {
-        "laptop View": cells(expected[using.laptop]),
-        "robot <i> View": cells(expected[using.robot]),
-        "ada@acme.example playground · View": cells(expected[using.person]),
-        "old one revoked · View": cells(expected[using.revoked]),
-        "Deleted key key_gone": cells(expected["key_gone"]),
-        "Adapter storage Not request-based": cells(charged),
+        "laptop View": cells(expected[using.laptop], whole),
+        "robot <i> View": cells(expected[using.robot], whole),
+        "ada@acme.example playground · View": cells(expected[using.person], whole),
+        "old one revoked · View": cells(expected[using.revoked], whole),
+        "Deleted key key_gone": cells(expected["key_gone"], whole),
+        "Adapter storage Not request-based": cells(charged, whole),
     }
     adapters = table(await visitor.get("/usage?group=adapter"))
     expected = await reported(site, using, "adapter")
-    assert adapters["pirate View"] == cells(expected[using.adapter])
-    assert adapters["Base model"] == cells(expected[""])
+    assert adapters["pirate View"] == cells(expected[using.adapter], summed(expected))
+    assert adapters["Base model"] == cells(expected[""], summed(expected))
     people = table(await visitor.get("/usage?group=user&range=7d"))
     expected = await reported(site, using, "user", 7)
-    assert people["ada@acme.example View"] == cells(expected[using.person])
+    assert people["ada@acme.example View"] == cells(expected[using.person], summed(expected))
     projects = table(await visitor.get("/usage?group=project"))
-    assert projects["Support <b> View"] == cells((await reported(site, using, "project"))[using.project])
+    expected = await reported(site, using, "project")
+    assert projects["Support <b> View"] == cells(expected[using.project], summed(expected))
     days = table(await visitor.get("/usage"))
     assert next(iter(days)) == f"{using.today:%a}, {using.today:%b} {using.today.day}, {using.today.year}"
     assert sum(int(row[0]) for name, row in days.items() if name != "Total") == int(days["Total"][0])
@@ -108,7 +116,7 @@ async def test_rows_lead_to_less_and_to_their_requests(site: Site, visitor: http
     page = await visitor.get("/usage?group=tier&show=requests")
     (flex,) = links(page, "Flex")
     narrower = await visitor.get(f"http://127.0.0.1:8000{flex}")
-    assert table(narrower)["Total"] == ["4", "8,000", "0", "1,200", "$0.015000"]
+    assert table(narrower)["Total"] == ["4", "8,000", "0", "1,200", "$0.015000", "100.0 %"]
     assert "Service tier</span> Flex" in narrower.text
     assert 'href="/console/usage?show=requests"' in narrower.text, "the chip takes the filter off"
     behind = next(href for href in links(page, "4") if "tier=flex" in href)
@@ -116,7 +124,7 @@ async def test_rows_lead_to_less_and_to_their_requests(site: Site, visitor: http
     rows = table(requests)
     assert len(rows) == 4
     assert all(row[1] == "robot <i>" and row[2] == "2,000 in, 300 out" for row in rows.values())
-    one = links(requests, next(iter(rows)))[0]
+    (one, *_) = links(requests, next(iter(rows)).rpartition(" 20")[0])  # how long ago, and when
     receipt = await visitor.get(f"http://127.0.0.1:8000{one}")
     assert table(receipt)["Output"] == ["300", "$5.00", "$0.000750"]
     assert table(receipt)["Billed"] == ["2,300", "", "$0.003750"]
@@ -225,11 +233,11 @@ async def test_files_are_those_of_the_export(site: Site, visitor: httpx.AsyncCli
     read = list(csv.DictReader(io.StringIO(rows.text)))
     assert [row["kind"] for row in read].count("request") == 12
     total = table(await visitor.get("/usage?range=7d"))["Total"]
-    assert f"${sum(int(row['cost_micro_usd']) for row in read) / 1e6:.6f}" == total[-1]
+    assert f"${sum(int(row['cost_micro_usd']) for row in read) / 1e6:.6f}" == total[4]
     sums = await visitor.get("/usage/export?range=7d&what=sums&group=key&format=parquet")
     columns = pyarrow.parquet.read_table(io.BytesIO(sums.content)).to_pydict()
     assert "api_key_id" in columns
-    assert f"${sum(columns['cost_micro_usd']) / 1e6:.6f}" == total[-1]
+    assert f"${sum(columns['cost_micro_usd']) / 1e6:.6f}" == total[4]
     assert (await visitor.get("/usage/export?format=xlsx")).status_code == 400
     for query in ("adapter=none&range=7d", "key=key_gone&range=7d"):
         total = table(await visitor.get(f"/usage?{query}"))["Total"]
@@ -238,7 +246,7 @@ async def test_files_are_those_of_the_export(site: Site, visitor: httpx.AsyncCli
         assert {row["kind"] for row in read} == {"request", "reversal"}
         sums = await visitor.get(f"/usage/export?{query}&what=sums&group=model&format=csv")
         for found in (read, list(csv.DictReader(io.StringIO(sums.text)))):
-            assert f"${sum(int(row['cost_micro_usd']) for row in found) / 1e6:.6f}" == total[-1]
+            assert f"${sum(int(row['cost_micro_usd']) for row in found) / 1e6:.6f}" == total[4]
             assert f"{sum(int(row['num_requests']) for row in found):,}" == total[0]
 
 
@@ -275,3 +283,32 @@ async def test_other_tenants_usage_is_not_there(site: Site, visitor: httpx.Async
     await site.accounts.create(other.id, "eve@birch.example", "correct horse battery")
     await sign_in(visitor, "eve@birch.example")
     assert "No usage yet" in (await visitor.get("/usage")).text
+
+
+async def test_the_table_is_sorted_by_the_column_asked_for(site: Site, visitor: httpx.AsyncClient) -> None:
+    await make_usage(site)
+    await sign_in(visitor)
+    page = await visitor.get("/usage?group=key&show=cost")
+    assert "aria-sort" not in page.text
+    (by_cost,) = links(page, "Cost")[-1:]
+    assert "sort=-cost" in by_cost
+    assert "group=key" in by_cost
+    assert "show=cost" in by_cost, "sorting keeps the view"
+    descending = await visitor.get(f"http://127.0.0.1:8000{by_cost}")
+    assert re.search(r'<th[^>]* aria-sort="descending"><a[^>]*sort=cost[^>]*>Cost</a>', descending.text)
+    rows = table(descending)
+    total = rows.pop("Total")
+    costs = [float(row[4].removeprefix("$")) for row in rows.values()]
+    assert costs == sorted(costs, reverse=True)
+    assert next(iter(rows)) != "robot <i> View" or costs[0] == max(costs)
+    shares = [float(row[5].removesuffix(" %")) for row in rows.values()]
+    assert sum(shares) == pytest.approx(100, abs=0.3), "shares are of the cost that is shown"
+    assert total[5] == "100.0 %"
+    ascending = table(await visitor.get("/usage?group=key&sort=name"))
+    names = [name.casefold() for name in ascending if name != "Total"]
+    assert names == sorted(names)
+    days = [*table(await visitor.get("/usage?sort=name"))]
+    assert days[:-1] == [*table(await visitor.get("/usage"))][-2::-1], "the earliest first"
+    refused = await visitor.get("/usage?sort=secret")
+    assert refused.status_code == 422
+    assert "can&#39;t be sorted by this" in refused.text

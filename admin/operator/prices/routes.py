@@ -1,6 +1,7 @@
 """Serves the routes of the price list: its versions, previewing and publishing a new one.
 
-A draft is the fields of its form and is stored nowhere.
+A draft is the fields of its form and is stored nowhere. It can be published only as a replacement of the
+version that its review compared it with.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from starlette.routing import Route
 
 from admin.navigation import PRICES
 from admin.operator.prices import page
-from admin.operator.prices.page import PricePages
+from admin.operator.prices.page import PricePages, PriceReview
 from admin.services import ConsoleServices
 from admin.web import form_errors
 from admin.web.console import Console
 from admin.web.principals import Operator
 from billing.errors import PriceTaken
 from billing.previews.service import Preview
-from billing.pricing import AMOUNTS, checked_amounts
+from billing.pricing import AMOUNTS
 
 HERE = PRICES.path
 
@@ -41,6 +42,7 @@ class PriceRoutes:
             Route(HERE, self._console.operator_view(self.show), methods=["GET"]),
             Route(HERE, self._console.operator_action(self.publish), methods=["POST"]),
             Route(f"{HERE}/new", self._console.operator_view(self.draft), methods=["GET"]),
+            Route(f"{HERE}/review", self._console.operator_view(self.review), methods=["GET"]),
         ]
 
     async def show(self, request: Request, operator: Operator) -> Response:
@@ -63,17 +65,30 @@ class PriceRoutes:
             given |= {name: page.written(getattr(current, name, 0)) for name in AMOUNTS}
             return self._form(request, operator, given)
         try:
-            amounts = checked_amounts(page.read_amounts(given))
+            amounts = page.read_amounts(given)
         except self._expected_errors as error:
             return self._problem(request, operator, given, error)
         return self._form(request, operator, given, preview=await self._pages.preview(amounts, now))
 
+    async def review(self, request: Request, operator: Operator) -> Response:
+        """Each price beside the one it replaces, to be confirmed. Without prices, the form for them."""
+        if "input" not in request.query_params:
+            return await self.draft(request, operator)
+        given = {name: request.query_params.get(name, "") for name in page.FIELDS}
+        try:
+            review = await self._read(given)
+        except self._expected_errors as error:
+            return self._problem(request, operator, given, error)
+        return self._review(request, operator, given, review)
+
     async def publish(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         try:
+            review = await self._read(form)
+            if form.get("replaces") != review.replaces:
+                problem = "The prices changed since you reviewed them. Review the changes again."
+                return self._review(request, operator, form, review, 409, problem)
             made = await self._prices.add(
-                **page.read_amounts(form),
-                effective_from=page.read_moment(form),
-                actor=operator.acting(request),
+                **review.amounts, effective_from=review.effective_from, actor=operator.acting(request)
             )
         except PriceTaken:
             errors = form_errors.FormErrors(at="Another version takes effect at this time.")
@@ -82,6 +97,31 @@ class PriceRoutes:
             return self._problem(request, operator, form, error)
         said = f"Prices published. Effective from {made.effective_from:%Y-%m-%d %H:%M} UTC."
         return await self._console.redirect_with_message(request, operator, HERE, said)
+
+    async def _read(self, given: Mapping[str, str]) -> PriceReview:
+        """Raises what the form explains."""
+        now = datetime.now(UTC)
+        return await self._pages.review(page.read_amounts(given), page.read_moment(given, now), now)
+
+    def _review(
+        self,
+        request: Request,
+        operator: Operator,
+        given: Mapping[str, str],
+        review: PriceReview,
+        status: int = 200,
+        problem: str = "",
+    ) -> Response:
+        return self._console.render(
+            request,
+            "operator/price_review.html",
+            status,
+            principal=operator,
+            section=PRICES.id,
+            fields={name: given.get(name, "") for name in page.FIELDS},
+            review=review,
+            problem=problem,
+        )
 
     def _problem(
         self, request: Request, operator: Operator, given: Mapping[str, str], error: Exception

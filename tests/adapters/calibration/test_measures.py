@@ -154,6 +154,23 @@ def test_rules(changes: dict[str, list[Scores]], own: set[str], default: set[str
         assert len(decision.why_not) == len(failed)
 
 
+def test_a_difference_that_may_be_chance_is_called_that() -> None:
+    for origin, others in (("general", "On the default samples"), ("tenant", "On your samples")):
+        for nll, spread, words in (
+            (2.04, 0.9, "better than the base alone [-"),
+            (2.06, 0.9, "worse than the base alone [-"),
+        ):
+            found = measured(bfloat16=scores(nll, spread=spread), reference=scores(nll, spread=spread))
+            message = decide(Gate(), found, origin, "bfloat16").rules[0].message  # type: ignore[arg-type]
+            assert message.startswith(others)
+            assert words in message
+            if origin == "general" or nll < 2.05:
+                assert "which may be chance" in message
+    sure = decide(Gate(), measured(bfloat16=scores(2.5), reference=scores(2.5)), "general", "bfloat16")
+    assert "nats per token worse than the base alone" in sure.rules[0].message
+    assert "chance" not in sure.rules[0].message
+
+
 def test_an_adapter_that_does_better_at_twice_its_scale_has_the_wrong_one() -> None:
     known = measured(doubled=scores(0.8))
     assert known.doubling_gain is not None
