@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from adapters.packing import PackingError, pack, read_config
 from engine.lora.artifact import GROUPS, PackedAdapter, artifact_path
-from engine.lora.values import widened
+from engine.lora.values import to_fp32
 from engine.model.config import load_config
 from tests.adapters.inspection.hostile import CASES
 from tests.adapters.inspection.uploads import SAPLING, good_upload
@@ -176,7 +176,7 @@ def test_fp8_is_rounded_to_the_nearest_even_with_a_scale_for_every_rank_row(tmp_
     packed = packed_from(write_peft(tmp_path / "a", tensors), tmp_path / "out", dtype="float8_e4m3")
     a_scale, b_scale = packed.scales(0, "qkv")
     assert a_scale[:2].tolist() == [1.0, float(np.finfo(np.float32).tiny)]
-    wide = widened(packed)
+    wide = to_fp32(packed)
     assert wide.a(0, "qkv")[0, :6].tolist() == [448.0, 16.0, 20.0, -18.0, 2 / 512, 0.0]
     assert not wide.a(0, "qkv")[1].any()
     for found, true, scale in (

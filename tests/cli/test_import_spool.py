@@ -16,7 +16,7 @@ from billing.repository import LedgerWriter
 from cli import service_access
 from db.session import EVERY_TENANT
 from engine.journal.inflight_table import InflightTable
-from engine.journal.records import packed
+from engine.journal.records import encode_record
 from engine.protocol import EventNumber, UsageEvent
 from tests.cli.commands import refusal, run
 from tests.support.journal import usage_event
@@ -49,9 +49,9 @@ async def test_a_piece_of_a_spool_is_billed_and_importing_again_changes_nothing(
     ):
         await LedgerWriter(session).upsert([measure(event(1)), measure(event(2, 20))])
     file = tmp_path / "usage.spool.tail-1795000000000000000"
-    records = [packed(msgspec.msgpack.encode(event(number))) for number in range(1, 6)]
+    records = [encode_record(msgspec.msgpack.encode(event(number))) for number in range(1, 6)]
     damaged = records[3][:30] + b"\xff" + records[3][31:]
-    bad = packed(msgspec.msgpack.encode(event(9, -1)))
+    bad = encode_record(msgspec.msgpack.encode(event(9, -1)))
     file.write_bytes(b"".join([*records[:3], damaged, records[4], bad]))
     shown = await asyncio.to_thread(run, "billing", "import-spool", str(file))
     assert f"{file.name}: 4 usage events of 4 requests could be read" in shown
