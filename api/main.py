@@ -26,6 +26,7 @@ from api.app import create_app
 from api.assembly.services import open_services
 from api.connections import connections_with
 from api.settings import ApiSettings, ConnectionSettings
+from api.site.routes import SITE
 from db.errors import UnusableDatabase
 from db.settings import DatabaseSettings
 from telemetry import logs
@@ -66,6 +67,8 @@ async def _serve(
     storage: StorageSettings,
 ) -> None:
     async with open_services(settings, database, tenants, storage) as (services, console):
+        if not (SITE / "index.html").is_file():
+            log.warning("the documentation is not built: /docs says how to build it", folder=str(SITE))
         config = uvicorn.Config(
             create_app(services, console),
             host=settings.host,

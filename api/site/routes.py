@@ -7,7 +7,6 @@ import functools
 from pathlib import Path
 from typing import Final
 
-import structlog
 from fastapi import FastAPI
 from markupsafe import escape
 from starlette.requests import Request
@@ -43,7 +42,6 @@ _NAMES: Final = {
 """Checks of /readyz as the landing page calls them."""
 _ANY_SERVER: Final = "https://rootstock.invalid"
 _METHODS: Final = ["GET", "HEAD"]
-log = structlog.get_logger(__name__)
 
 
 class SiteRoutes:
@@ -58,8 +56,6 @@ class SiteRoutes:
         self._site_headers = _HEADERS | {"content-security-policy": _policy_for(self._site.script_hashes())}
         self._reference_html = functools.lru_cache(maxsize=1)(self._render_reference)
         self._reference = functools.lru_cache(maxsize=8)(self._make_reference)
-        if not self._site:
-            log.warning("the documentation is not built: /docs says how to build it", folder=str(site))
 
     def install(self) -> None:
         """Adds the routes to the application. None is a part of the OpenAPI document."""
