@@ -91,7 +91,7 @@ async def test_inviting_tells_what_is_wrong(site: Site, visitor: httpx.AsyncClie
     await sign_in(visitor)
     form = "/members/invite"
     for fields, status, message in (
-        ({"email": "nobody", "role": "viewer"}, 422, "Not an address"),
+        ({"email": "nobody", "role": "viewer"}, 422, "is not an email address"),
         ({"email": "a@b.example", "role": "king"}, 422, "must be one of"),
         ({"email": EMAIL, "role": "viewer"}, 409, "already exists"),
         ({"email": "a@b.example", "role": "viewer", "project:proj_x": "on"}, 404, "project"),

@@ -161,12 +161,12 @@ async def test_pages_carry_no_inline_style_or_script(visitor: httpx.AsyncClient)
 
 async def test_the_style_sheet_is_there_and_cacheable(visitor: httpx.AsyncClient) -> None:
     page = await visitor.get("/sign-in")
-    found = re.search(r'href="([^"]+console\.css\?v=[0-9a-f]+)"', page.text)
+    found = re.search(r'href="([^"]+/console\.[0-9a-f]{12}\.css)"', page.text)
     assert found is not None
     sheet = await visitor.get(f"http://127.0.0.1:8000{found[1]}")
     assert sheet.status_code == 200
     assert sheet.headers["content-type"].startswith("text/css")
-    assert sheet.headers["cache-control"] == "public, max-age=86400"
+    assert sheet.headers["cache-control"] == "public, max-age=31536000, immutable"
     assert "prefers-color-scheme: dark" in sheet.text
 
 

@@ -160,7 +160,7 @@ async def test_an_invitation_is_accepted_without_a_password(site: Site, visitor:
     (path,) = re.findall(r'action="/console(/account/identities/[^"]+/remove)"', page)
     kept = await act(visitor, "/account", path)
     assert kept.status_code == 409
-    assert "choose one first" in kept.text
+    assert "set a password first" in kept.text
     async with site.visitor() as anew:
         assert (await with_acme(anew)).headers["location"] == "/console/"
 

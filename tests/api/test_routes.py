@@ -217,7 +217,7 @@ async def test_403_for_a_key_of_the_wrong_kind_or_scope(client: httpx.AsyncClien
 
 async def test_404_405_and_415(client: httpx.AsyncClient, world: World) -> None:
     assert_error(await client.get("/v1/nothing"), 404, INVALID, "not_found")
-    assert_error(await client.get("/"), 404, INVALID, "not_found")
+    assert_error(await client.get("/nothing"), 404, INVALID, "not_found")
     response = await client.get("/v1/chat/completions")
     assert_error(response, 405, INVALID, "method_not_allowed")
     assert "POST" in response.headers["allow"]

@@ -268,4 +268,4 @@ async def delete(seen: Visit, adapter: str) -> None:
     await seen.page.get_by_role("button", name="Delete adapter").click()
     await seen.page.fill("#delete-name", NAME)
     await seen.page.get_by_role("dialog").get_by_role("button", name="Delete adapter").click()
-    await seen.page.get_by_text(f"{NAME} is deleted.").wait_for()
+    await seen.page.get_by_text(f"{NAME} was deleted.").wait_for()

@@ -151,7 +151,7 @@ def test_the_showcase_finds_nothing_wrong(stack: Stack) -> None:
     command = [sys.executable, "-m", "examples.showcase", "--demo", str(stack.data / "demo.json")]
     shown = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert "every token the answers reported is in the ledger, once" in shown.stdout
+    assert "every token the answers reported is in the ledger exactly once" in shown.stdout
 
 
 def test_the_console_opens_with_the_demos_password(stack: Stack) -> None:

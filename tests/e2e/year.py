@@ -23,7 +23,7 @@ import pytest
 import redis.asyncio
 from sqlalchemy import text
 
-import api.openai.submission
+import api.openai.validation
 import billing.pricing
 from adapters.storage import StorageSettings
 from api.app import create_app
@@ -277,7 +277,7 @@ async def business(
 ) -> AsyncIterator[Business]:
     clock = Clock(start)
     # Requests and prices are dated by these two; all else is told the time.
-    for module in (api.openai.submission, billing.pricing):
+    for module in (api.openai.validation, billing.pricing):
         monkeypatch.setattr(module, "time", SimpleNamespace(time=clock.time))
     async with AsyncExitStack() as opened:
         double = opened.enter_context(StripeDouble().serving())

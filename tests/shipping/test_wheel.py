@@ -149,7 +149,7 @@ def test_benchmarks_are_found_in_an_installed_wheel(
     command: Path, elsewhere: Path, clean_environment: dict[str, str]
 ) -> None:
     done = subprocess.run([command, "bench"], cwd=elsewhere, env=clean_environment, capture_output=True)
-    assert b"Tokens per second over HTTP" in done.stdout
+    assert b"Measures tokens per second over HTTP" in done.stdout
 
 
 def _uv(*arguments: str, cwd: Path = ROOT, **variables: str) -> None:

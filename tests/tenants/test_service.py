@@ -200,7 +200,7 @@ async def test_uses_that_cannot_be_noted_fail_nobody_and_later_ones_are_noted(
 
         away.setattr("tenants.repository.TenantDirectory.note_keys_used", unavailable)
         await resolver.resolve(lost.plaintext)
-        await eventually(lambda: "last use of 1 keys not noted" in caplog.text)
+        await eventually(lambda: "the last use of 1 keys was not recorded" in caplog.text)
     await resolver.resolve(noted.plaintext)
     await resolver.close()
     used = {key.name for key, *_ in await accounts.keys.list(tenant.id) if key.last_used_at is not None}
