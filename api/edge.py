@@ -37,6 +37,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+OnError = Callable[[Scope, Exception], None]
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _QUIET = frozenset({"/livez", "/readyz", "/health", "/metrics"})
@@ -83,6 +84,7 @@ class Edge:
         metrics: counts requests.
         limits: limits of bodies.
         deferred_work: logs and counts requests after their response.
+        on_error: called with an error that is answered here instead of by the application.
     """
 
     def __init__(
@@ -91,11 +93,13 @@ class Edge:
         metrics: ServingMetrics,
         limits: BodyLimits,
         deferred_work: DeferredWork | None = None,
+        on_error: OnError | None = None,
     ) -> None:
         self._app = app
         self._deferred_work = deferred_work or DeferredWork()
         self._metrics = metrics
         self._limits = limits
+        self._on_error = on_error
         self._log = log.bind()  # bound once: an unbound logger is constructed for every line
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,18 +134,25 @@ class Edge:
             exchange.body = receive = body
             refused = refused or _unreadable(headers, declared, limit)
         if refused is not None:
-            self._metrics.failed(response_for(refused).code)
-            await exchange.refuse(refused)
+            await self._refuse(scope, exchange, refused)
             return
         try:
             await self._app(scope, receive, exchange.send)
         except Exception as error:
             log.error("request failed", path=scope["path"], error=type(error).__name__, exc_info=error)
             if exchange.status is None:
+                await self._refuse(scope, exchange, error)
+                return
+            if exchange.status >= 500:  # the console has answered its own error, with a page
                 self._metrics.failed(response_for(error).code)
-                await exchange.refuse(error)
-            elif not exchange.complete:
+            if not exchange.complete:
                 raise  # the status has been sent, so the connection is closed
+
+    async def _refuse(self, scope: Scope, exchange: _Exchange, error: Exception) -> None:
+        self._metrics.failed(response_for(error).code)
+        if self._on_error is not None:
+            self._on_error(scope, error)
+        await exchange.refuse(error)
 
     def _account(self, scope: Scope, state: dict[str, Any], exchange: _Exchange, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")

@@ -6,7 +6,8 @@ code that writes rows from entries must tolerate duplicates.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import redis.asyncio
@@ -50,6 +51,21 @@ class StreamConsumer:
                     yield entries
                 if len(entries) < self._batch_size:
                     break
+
+    async def drain(self, store: Callable[[list[Entry]], Awaitable[None]], max_batches: int) -> int:
+        """Has every batch stored, then acknowledges it; returns the number of entries.
+
+        Raises what `store` raises: its batch is delivered again.
+        """
+        num_entries = 0
+        async with contextlib.aclosing(self.batches(max_batches)) as batches:
+            async for entries in batches:
+                await store(entries)
+                async with self._redis.pipeline(transaction=True) as pipe:
+                    self.acknowledge(pipe, entries)
+                    await pipe.execute()
+                num_entries += len(entries)
+        return num_entries
 
     def acknowledge(self, pipe: Any, entries: list[Entry]) -> None:
         """Queues the acknowledgement and deletion of `entries` on a Redis pipeline."""

@@ -18,6 +18,7 @@ import sla.models
 import tenants.audit.models
 import tenants.limits.models
 import tenants.models
+import tenants.refusals.models
 from db.base import Base
 
 metadata = Base.metadata
@@ -38,6 +39,7 @@ DOMAINS = (
     tenants.audit.models,
     tenants.limits.models,
     tenants.models,
+    tenants.refusals.models,
 )
 """Modules imported for their tables."""
 
@@ -50,5 +52,5 @@ def is_modelled(
         kind == "table"
         and reflected
         and name is not None
-        and name.startswith(("usage_records_", "sla_minutes_"))
+        and name.startswith(("usage_records_", "sla_minutes_", "refused_requests_"))
     )

@@ -6,12 +6,11 @@ sender or reader did not see the result, changes nothing.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 import redis.asyncio
+import structlog
 
 from db.session import EVERY_TENANT, Database
 from db.stream import Entry, StreamConsumer
@@ -19,7 +18,7 @@ from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts
 from sla.recorder import STREAM, Delta
 from sla.repository import Place, SlaWriter
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 GROUP = "sla"
 KEEP_BATCHES = timedelta(days=7)
@@ -42,7 +41,6 @@ class SlaFolding:
         stale_after: float = 10.0,
     ) -> None:
         self._database = database
-        self._redis = redis_client
         self._stream = StreamConsumer(
             redis_client, STREAM, GROUP, consumer, batch_size=batch_size, stale_after=stale_after
         )
@@ -51,15 +49,7 @@ class SlaFolding:
         """Counts the batches in the stream; returns how many. Raises DatabaseUnavailable or RedisError:
         batches not acknowledged are counted next time.
         """
-        num_entries = 0
-        async with contextlib.aclosing(self._stream.batches(max_batches)) as batches:
-            async for entries in batches:
-                await self._count(entries)
-                async with self._redis.pipeline(transaction=True) as pipe:
-                    self._stream.acknowledge(pipe, entries)
-                    await pipe.execute()
-                num_entries += len(entries)
-        return num_entries
+        return await self._stream.drain(self._count, max_batches)
 
     async def tidy(self, now: datetime | None = None) -> None:
         """Creates the months ahead, and forgets old batches and consumers."""
@@ -78,7 +68,7 @@ class SlaFolding:
                 deltas = _DECODER.decode(fields[b"counts"])
                 _check(deltas)
             except (KeyError, ValueError, msgspec.DecodeError) as error:
-                logger.error("batch %s of service levels is malformed: %s", entry_id.decode(), error)
+                log.error("batch of counts is malformed", entry_id=entry_id.decode(), error=str(error))
             else:
                 batches[fields[b"source"].decode(), number] = deltas
         async with self._database.write(EVERY_TENANT) as session:

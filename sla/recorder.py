@@ -7,20 +7,20 @@ process that is killed loses at most what it counted in the last second.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from secrets import token_hex
 
 import msgspec
 import redis.asyncio
+import structlog
 from redis.exceptions import RedisError
 
 from engine.protocol import PriorityClass
 from sla.measures import first_token_bucket, output_rate_bucket
 from tenants.tier_terms import Terms
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 STREAM = "rootstock:sla"
 """The Redis stream of batches: fields `source`, `number`, `counts` (MessagePack of a list of Deltas)."""
@@ -111,11 +111,11 @@ class SlaRecorder:
             try:
                 await self._redis.xadd(STREAM, batch)  # type: ignore[arg-type]
             except (RedisError, OSError) as error:
-                logger.warning("service levels are kept for a retry: %s", type(error).__name__)
+                log.warning("service levels are kept for a retry", error=type(error).__name__)
                 return False
             self._unsent = None
         if self._dropped:
-            logger.error("%d requests are missing from the service levels: too many were kept", self._dropped)
+            log.error("service levels lack requests: too many were kept", requests=self._dropped)
             self._dropped = 0
         return True
 

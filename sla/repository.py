@@ -168,8 +168,8 @@ class SlaWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class InForce:
-    """Terms, and the time in which they were in force."""
+class TermsPeriod:
+    """Terms of a plan, and the period in which they applied."""
 
     plan: str
     terms: dict[str, Any]
@@ -178,10 +178,31 @@ class InForce:
     end: datetime
 
 
+_FAILURES = text("""
+SELECT tenant_id, CAST(sum(requests) AS bigint), CAST(sum(failed) AS bigint)
+FROM sla_days WHERE tenant_id = ANY(CAST(:tenants AS text[])) AND day >= :since
+GROUP BY tenant_id
+""")
+
+
+class CrossTenantCounts:
+    """Queries the counts of several tenants. The session's scope is every tenant."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+
+    async def failures(self, tenant_ids: Sequence[str], since: datetime) -> Sequence[Any]:
+        """Returns (tenant_id, requests, failed) of the UTC days from `since` on; tenants without requests
+        are left out.
+        """
+        values = {"tenants": list(tenant_ids), "since": since}
+        return (await self.session.execute(_FAILURES, values)).all()
+
+
 class SlaRepository(TenantRepository):
     """Queries one tenant's counts and terms."""
 
-    async def in_force(self, start: datetime, end: datetime) -> list[InForce]:
+    async def terms_between(self, start: datetime, end: datetime) -> list[TermsPeriod]:
         """Returns the tenant's terms within [start, end), in order, without gaps. The first known terms also
         stand for the time before. The list is empty if there is no such tenant.
         """
@@ -210,7 +231,7 @@ class SlaRepository(TenantRepository):
             begin = start if place == 0 else max(start, row.since)
             until = min(end, rows[place + 1].since) if place + 1 < len(rows) else end
             if begin < until:
-                found.append(InForce(row.name, row.terms, begin, until))
+                found.append(TermsPeriod(row.name, row.terms, begin, until))
         return found
 
     async def totals(self, start: datetime, end: datetime) -> dict[str, Counts]:

@@ -157,13 +157,13 @@ class SlaReports:
         minute = now.replace(second=0, microsecond=0)
         async with self._database.read(tenant_id) as session:
             repository = SlaRepository(session, tenant_id)
-            in_force = await repository.in_force(start, end)
-            if not in_force:
+            periods = await repository.terms_between(start, end)
+            if not periods:
                 raise TenantNotFound(tenant_id)
             judged = [
-                (read(part.terms), await repository.totals(part.start, part.end))
-                for part in in_force
-                if part.start <= now
+                (read(period.terms), await repository.totals(period.start, period.end))
+                for period in periods
+                if period.start <= now
             ]
             is_current = now < end
             shares = (
@@ -178,7 +178,7 @@ class SlaReports:
             "start_time": int(start.timestamp()),
             "end_time": int(end.timestamp()),
             "final": not is_current,
-            "plan": in_force[len(judged) - 1].plan,
+            "plan": periods[len(judged) - 1].plan,
             "data": [
                 _class_report(
                     tier, [(then[tier], totals.get(tier.value, Counts())) for then, totals in judged], shares

@@ -216,7 +216,7 @@ async def test_history_is_written_with_the_change(
     await plans.set("gold", PlanChanges(terms={"priority": {"availability_ppm": 500_000}}))
     now = datetime.now(UTC)
     async with database.read(made.id) as session:
-        seen = await SlaRepository(session, made.id).in_force(
+        seen = await SlaRepository(session, made.id).terms_between(
             now - timedelta(hours=1), now + timedelta(hours=1)
         )
     promised = [read(one.terms)[PriorityClass.PRIORITY].availability_ppm for one in seen]
@@ -225,4 +225,4 @@ async def test_history_is_written_with_the_change(
     assert seen[0].start == now - timedelta(hours=1)
     assert [one.end for one in seen[:-1]] == [one.start for one in seen[1:]]
     async with database.read("ten_other") as session:
-        assert await SlaRepository(session, "ten_other").in_force(now - timedelta(hours=1), now) == []
+        assert await SlaRepository(session, "ten_other").terms_between(now - timedelta(hours=1), now) == []
