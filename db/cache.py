@@ -8,7 +8,6 @@ invalidated keep serving. Rows come from a loader that the owner of the cache pa
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections import OrderedDict
@@ -17,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import redis.asyncio
+import structlog
 from redis.exceptions import RedisError
 
 from db.errors import DatabaseUnavailable
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 V = TypeVar("V")
 EVERYTHING = "*"
@@ -36,12 +36,24 @@ DISCONNECTED_AFTER = 1.5
 RETRY_AFTER = 1.0
 """Seconds that a stale entry serves before PostgreSQL, last found unavailable, is tried again."""
 RENEW_FROM = 0.5, 0.75
-"""Renewal point as a share of `ttl`, drawn between these for each entry: an entry used after it is reloaded
-in the background, so that steadily used entries never make a caller wait, and entries that were loaded at the
-same time do not expire at the same time for ever.
+"""Renewal point as a share of `Lifetimes.found`, drawn between these for each entry: an entry used after it
+is reloaded in the background, so that steadily used entries never make a caller wait, and entries that were
+loaded at the same time do not expire at the same time for ever.
 """
 RENEW_TOGETHER = 0.5
 """Seconds over which renewals are collected: loads that start together can share a query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """How long cached values serve, in seconds."""
+
+    found: float = 30.0
+    """A row that exists, without an invalidation."""
+    missing: float = 5.0
+    """The fact that there is no such row."""
+    stale: float = 600.0
+    """A row while PostgreSQL is unavailable, counted from its load."""
 
 
 @dataclass(slots=True)
@@ -68,9 +80,7 @@ class RowCache(Generic[V]):
         channel: str,
         load: Callable[[str, str], Awaitable[V | None]],
         *,
-        ttl: float = 30.0,
-        missing_ttl: float = 5.0,
-        stale_ttl: float = 600.0,
+        lifetimes: Lifetimes = Lifetimes(),
         max_entries: int = 50_000,
         max_missing: int = 2_000,
         clock: Callable[[], float] = time.monotonic,
@@ -78,7 +88,7 @@ class RowCache(Generic[V]):
         self._redis = redis_client
         self._channel = channel
         self._load = load
-        self._ttl, self._missing_ttl, self._stale_ttl = ttl, missing_ttl, stale_ttl
+        self._lifetimes = lifetimes
         self._max_entries, self._max_missing = max_entries, max_missing
         self._clock = clock
         self._present: OrderedDict[tuple[str, str], _Entry[V]] = OrderedDict()
@@ -122,14 +132,14 @@ class RowCache(Generic[V]):
         now = self._clock()
         missing_since = self._missing.get(place)
         if missing_since is not None and now - missing_since < (
-            self._missing_ttl if self.listening else DISCONNECTED_TTL
+            self._lifetimes.missing if self.listening else DISCONNECTED_TTL
         ):
             return None
         try:
             return await self._load_once(place)
         except DatabaseUnavailable:
             stale = self._present.get(place)  # looked up again: it may have been invalidated since
-            if stale is None or not self.listening or now - stale.loaded_at > self._stale_ttl:
+            if stale is None or not self.listening or now - stale.loaded_at > self._lifetimes.stale:
                 raise
             stale.expires_at = stale.renew_at = self._clock() + RETRY_AFTER
             return stale.value
@@ -217,8 +227,9 @@ class RowCache(Generic[V]):
             before = self._present.get(place)
             if before is not None and before.value == value:
                 value = before.value  # keeps what callers derived from the same object
-            renew_at = now + random.uniform(*RENEW_FROM) * self._ttl
-            self._present[place] = _Entry(value, now, now + self._ttl, renew_at)
+            ttl = self._lifetimes.found
+            renew_at = now + random.uniform(*RENEW_FROM) * ttl
+            self._present[place] = _Entry(value, now, now + ttl, renew_at)
             self._present.move_to_end(place)
             if len(self._present) > self._max_entries:
                 self._present.popitem(last=False)
@@ -231,7 +242,7 @@ class RowCache(Generic[V]):
                 await self._listen_once()
             except (RedisError, OSError) as error:
                 if self.listening:
-                    logger.warning("invalidations of %s are lost: %s", self._channel, type(error).__name__)
+                    log.warning("invalidations are lost", channel=self._channel, error=type(error).__name__)
                 self._last_seen_at = float("-inf")
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 1.0)

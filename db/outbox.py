@@ -7,10 +7,10 @@ message may be sent twice (the sender may die before it marks the message), so t
 from __future__ import annotations
 
 import asyncio
-import logging
 from datetime import datetime, timedelta
 from typing import Any
 
+import structlog
 from sqlalchemy import BigInteger, Identity, Index, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
@@ -20,7 +20,7 @@ from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database, WriteSession
 from db.tasks import TaskQueueUnavailable, TaskSender
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 RELAY_AFTER = 2.0
 """Seconds its writer has to send a message before the relay sends it."""
@@ -77,7 +77,9 @@ class Outbox:
             async with self._database.write(EVERY_TENANT) as session:
                 await _mark_sent(session, [message.id])
         except (TaskQueueUnavailable, DatabaseUnavailable) as error:
-            logger.warning("message %d (%s) is left to the relay: %s", message.id, message.task, error)
+            log.warning(
+                "message is left to the relay", message_id=message.id, task=message.task, error=str(error)
+            )
 
     async def relay(self, *, older_than: float = RELAY_AFTER, limit: int = 100) -> int:
         """Sends messages that their writers did not; returns how many. Raises DatabaseUnavailable and

@@ -6,16 +6,16 @@ PostgreSQL enforces that a read session does not write, and confines both to the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import structlog
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from db.errors import translated_errors
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 AfterCommit = Callable[[], Awaitable[None]]
 
@@ -107,7 +107,7 @@ class Database:
             try:
                 await job()
             except Exception:
-                logger.exception("a job queued for after the commit failed")
+                log.exception("a job queued for after the commit failed")
 
     @property
     def checked_out(self) -> int:

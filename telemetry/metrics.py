@@ -22,6 +22,8 @@ Metric = TypeVar("Metric", Counter, Histogram)
 
 CLASSES = ("priority", "default", "flex")
 """Service classes."""
+GRAMMAR_RESULTS = ("accepted", "refused", "over_limit", "cached", "busy", "failed")
+"""What a check of a grammar can come to."""
 
 
 class ServingMetrics:
@@ -33,6 +35,14 @@ class ServingMetrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
+        self._open_latencies()
+        self._open_counters()
+        self._open_grammar_checks()
+        self.open_streams = Gauge(
+            "rootstock_open_streams", "Answers being streamed now.", registry=self.registry
+        )
+
+    def _open_latencies(self) -> None:
         self._time_to_first_token = self._histogram(
             "time_to_first_token_seconds",
             "From a request's arrival to its first output token.",
@@ -51,6 +61,14 @@ class ServingMetrics:
             ["service_tier"],
             _LATENCY,
         )
+        self._http_duration = self._histogram(
+            "http_request_duration_seconds",
+            "From the first byte of a request to the last of its answer.",
+            ["route"],
+            _HTTP_LATENCY,
+        )
+
+    def _open_counters(self) -> None:
         self._tokens = Counter(
             "rootstock_tokens",
             "Tokens billed. Kinds: prompt, cached (part of prompt) and completion.",
@@ -87,14 +105,21 @@ class ServingMetrics:
             ["method", "route", "status"],
             registry=self.registry,
         )
-        self._http_duration = self._histogram(
-            "http_request_duration_seconds",
-            "From the first byte of a request to the last of its answer.",
-            ["route"],
-            _HTTP_LATENCY,
+
+    def _open_grammar_checks(self) -> None:
+        self._grammar_checks = Counter(
+            "rootstock_grammar_checks",
+            "Grammars of structured outputs by what their check came to.",
+            ["result"],
+            registry=self.registry,
         )
-        self.open_streams = Gauge(
-            "rootstock_open_streams", "Answers being streamed now.", registry=self.registry
+        for result in GRAMMAR_RESULTS:
+            self._grammar_checks.labels(result)
+        self._grammar_check_duration = self._histogram(
+            "grammar_check_duration_seconds",
+            "Time that the check of a grammar took, without waiting for a slot.",
+            [],
+            _HTTP_LATENCY,
         )
 
     def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
@@ -136,6 +161,12 @@ class ServingMetrics:
 
     def failed(self, code: str) -> None:
         self._of(self._errors, code).inc()
+
+    def grammar_checked(self, result: str, seconds: float | None = None) -> None:
+        """Counts a check by its result, one of GRAMMAR_RESULTS. `seconds`: None where nothing was checked."""
+        self._of(self._grammar_checks, result).inc()
+        if seconds is not None:
+            self._grammar_check_duration.observe(seconds)
 
     def http(self, method: str, route: str, status: int, seconds: float) -> None:
         self._of(self._http, method, route, str(status)).inc()

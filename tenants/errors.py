@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from tenants.context import TenantContext
 from tenants.limits.kinds import Limit, Metric, RateView
 
 
@@ -24,9 +25,10 @@ class InvalidApiKey(TenantError):
 class AddressNotAllowed(TenantError):
     """The key is valid, but the client's address is outside its networks."""
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, address: str | None, caller: TenantContext | None = None) -> None:
         super().__init__(f"this API key may not be used from {address or 'an unknown address'}")
         self.address = address
+        self.caller = caller
 
 
 class AccountSuspended(TenantError):

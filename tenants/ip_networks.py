@@ -8,6 +8,12 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 Network = IPv4Network | IPv6Network
 MAX_NETWORKS = 64
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+NETWORK = (
+    rf"({_BYTE}(\.{_BYTE}){{3}}(/(3[0-2]|[12]?[0-9]))?"
+    r"|([0-9a-fA-F]{0,4}:){2,7}([0-9a-fA-F]{0,4}|[0-9.]{7,15})(/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))?)"
+)
+"""Pattern that every network of `parse_networks` fits, and some texts that are none."""
 
 
 def parse_networks(written: Iterable[str]) -> tuple[Network, ...]:

@@ -28,7 +28,15 @@ from tenants.errors import (
     TenantNotFound,
     UserNotFound,
 )
-from tenants.key_terms import KEEP, Keep, KeyChanges, KeyTerms, changed_columns, columns_of, require_held
+from tenants.key_restrictions import (
+    KEEP,
+    Keep,
+    KeyChanges,
+    KeyRestrictions,
+    changed_columns,
+    columns_of,
+    require_held,
+)
 from tenants.limits.repository import LimitRepository
 from tenants.members.repository import MemberRepository
 from tenants.models import ApiKey, Project
@@ -37,7 +45,7 @@ from tenants.repository import KeyRepository, ShownKey, TenantDirectory
 from tenants.resolver import publish_key_change
 from tenants.validation import checked_name
 
-__all__ = ["KEEP", "CreatedKey", "Keep", "KeyChanges", "KeyService", "KeyTerms", "ShownKey"]
+__all__ = ["KEEP", "CreatedKey", "Keep", "KeyChanges", "KeyRestrictions", "KeyService", "ShownKey"]
 
 DEFAULT_GRACE = timedelta(days=1)
 MAX_GRACE = timedelta(days=30)
@@ -73,7 +81,7 @@ class KeyService:
         project_id: str | None = None,
         user_id: str | None = None,
         service_account_id: str | None = None,
-        terms: KeyTerms | None = None,
+        restrictions: KeyRestrictions | None = None,
     ) -> CreatedKey:
         """Creates a key. Only the returned object has its plaintext.
 
@@ -89,14 +97,14 @@ class KeyService:
             raise ValueError(f"kind must be one of {', '.join(KEY_KINDS)}, not {kind!r}")
         if kind == "admin" and (project_id is not None or service_account_id is not None):
             raise ValueError("kind: an admin key is the organization's, not a project's")
-        terms = terms or KeyTerms()
+        restrictions = restrictions or KeyRestrictions()
         row = ApiKey(
             tenant_id=tenant_id,
             name=checked_name("name", name),
             kind=kind,
             user_id=user_id,
             service_account_id=service_account_id,
-            **columns_of(terms, kind, actor),
+            **columns_of(restrictions, kind, actor),
         )
         async with self._database.write(tenant_id) as session:
             if await TenantDirectory(session).tenant(tenant_id) is None:

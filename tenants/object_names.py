@@ -16,6 +16,11 @@ from db.repository import TenantRepository, select_owned
 from db.session import Database
 from tenants.models import ApiKey, Project, ServiceAccount, User
 
+SearchedKind = Literal["key", "project"]
+_SEARCHED: Mapping[SearchedKind, Any] = {"key": ApiKey, "project": Project}
+_ENDED: Mapping[SearchedKind, Any] = {"key": ApiKey.revoked_at, "project": Project.archived_at}
+CALIBRATION_KEY = "calibration"
+"""Stands for the API key of requests by which the service measures a tenant's adapter. They have no price."""
 ObjectKind = Literal["key", "user", "service_account", "project"]
 
 
@@ -43,12 +48,30 @@ class NameService:
         async with self._database.read(tenant_id) as session:
             return await NameRepository(session, tenant_id).of(sorted(set(ids)))
 
+    async def search(
+        self, tenant_id: str, kind: SearchedKind, part: str, *, limit: int
+    ) -> list[tuple[str, str]]:
+        """Returns (id, name) of keys that are not revoked or projects that are not archived with `part` in
+        their name in any case; names that begin with it come first. Raises DatabaseUnavailable.
+        """
+        async with self._database.read(tenant_id) as session:
+            return await NameRepository(session, tenant_id).search(kind, part, limit)
+
 
 class NameRepository(TenantRepository):
     async def of(self, ids: Collection[str]) -> Mapping[str, NamedObject]:
         """Looks for each id among all kinds: requests of signed-in users are recorded under the user's id."""
         rows = (await self.execute_own(_named(), ids=list(ids))).all()
         return {id_: NamedObject(kind, name, is_gone) for kind, id_, name, is_gone in rows}
+
+    async def search(self, kind: SearchedKind, part: str, limit: int) -> list[tuple[str, str]]:
+        model = _SEARCHED[kind]
+        query = self.select_own(model, model.id, model.name).where(
+            _ENDED[kind].is_(None), model.name.icontains(part, autoescape=True)
+        )
+        first = model.name.istartswith(part, autoescape=True).desc()
+        rows = await self.session.execute(query.order_by(first, model.name, model.id).limit(limit))
+        return [(id_, name) for id_, name in rows]
 
 
 @cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,10 +15,11 @@ from types import MappingProxyType
 from typing import Any
 
 import redis.asyncio
+import structlog
 from sqlalchemy import ColumnElement
 
 from db.batch_loader import BatchLoader
-from db.cache import EVERYTHING, RowCache
+from db.cache import EVERYTHING, Lifetimes, RowCache
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database, WriteSession
 from engine.protocol import PriorityClass
@@ -32,7 +32,7 @@ from tenants.models import ApiKey, Plan, Project, Tenant
 from tenants.repository import LAST_USED_PRECISION, KeyRepository, TenantDirectory
 from tenants.views import PlanView, plan_view
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 KEYS_CHANNEL = "rootstock:invalidate:keys"
 NOTE_AFTER = 2.0
@@ -56,7 +56,9 @@ class KeyResolver:
     ) -> None:
         self._database = database
         self._hasher = KeyHasher(secret)
-        self._cache: RowCache[_KnownKey] = RowCache(redis_client, KEYS_CHANNEL, self._load, ttl=ttl)
+        self._cache: RowCache[_KnownKey] = RowCache(
+            redis_client, KEYS_CHANNEL, self._load, lifetimes=Lifetimes(ttl)
+        )
         self._looked_up: BatchLoader[str, _KnownKey] = BatchLoader(self._look_up)
         self._used: set[str] = set()
         self._noting: asyncio.Task[None] | None = None
@@ -93,7 +95,7 @@ class KeyResolver:
             raise InvalidApiKey
         context = known.context
         if context.networks and not is_inside(address, context.networks):
-            raise AddressNotAllowed(address)
+            raise AddressNotAllowed(address, context)
         return context
 
     async def _load(self, digest_hex: str, _: str) -> _KnownKey | None:
@@ -131,7 +133,7 @@ class KeyResolver:
                 async with self._database.write(EVERY_TENANT) as session:
                     await TenantDirectory(session).note_keys_used(used)
         except DatabaseUnavailable:
-            logger.warning("the last use of %d keys was not recorded: the database is unavailable", len(used))
+            log.warning("last use of keys was not recorded: the database is unavailable", keys=len(used))
         finally:
             self._noting = None
 

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 
 MAX_ORIGINS = 32
-_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,30})://([a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
+ORIGIN = r"([A-Za-z][A-Za-z0-9+.-]{0,30})://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?"
+"""Pattern of an origin."""
+_ORIGIN = re.compile(ORIGIN)
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
@@ -18,10 +20,10 @@ def parse_origins(written: Iterable[str]) -> list[str]:
     """
     origins: set[str] = set()
     for one in written:
-        found = _ORIGIN.fullmatch(one.lower())
+        found = _ORIGIN.fullmatch(one)
         if found is None:
             raise ValueError(f"origins: {one[:100]!r} is not an origin, such as https://app.example")
-        scheme, host, port = found.groups()
+        scheme, host, port = found[1].lower(), found[2].lower(), found[3]
         shown_port = "" if port is None or port == _DEFAULT_PORTS.get(scheme) else port
         origins.add(f"{scheme}://{host}{shown_port}")
     if len(origins) > MAX_ORIGINS:

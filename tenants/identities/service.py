@@ -26,12 +26,12 @@ class Identities:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def find(self, vouched: ExternalIdentity) -> Membership | None:
+    async def find(self, identity: ExternalIdentity) -> Membership | None:
         """Returns the user with this identity; None if there is none who can sign in."""
-        if "\x00" in vouched.issuer + vouched.subject:
+        if "\x00" in identity.issuer + identity.subject:
             return None
         async with self._database.read(EVERY_TENANT) as session:
-            found = await TenantDirectory(session).user_by_identity(vouched.issuer, vouched.subject)
+            found = await TenantDirectory(session).user_by_identity(identity.issuer, identity.subject)
         if found is None:
             return None
         user, tenant, factor_since = found
@@ -43,7 +43,7 @@ class Identities:
         async with self._database.read(account.tenant_id) as session:
             return [*await IdentityRepository(session, account.tenant_id).identities(account.user_id)]
 
-    async def bind(self, account: Membership, vouched: ExternalIdentity, actor: Actor) -> None:
+    async def bind(self, account: Membership, identity: ExternalIdentity, actor: Actor) -> None:
         """Links an identity to the signed-in user. Repeating it changes nothing. Raises IdentityTaken if
         another user, of any tenant, has it.
         """
@@ -53,16 +53,16 @@ class Identities:
                     raise UserNotFound(account.user_id)
                 identities = IdentityRepository(session, account.tenant_id)
                 theirs = {(one.issuer, one.subject) for one in await identities.identities(account.user_id)}
-                if (vouched.issuer, vouched.subject) in theirs:
+                if (identity.issuer, identity.subject) in theirs:
                     return
-                row = new_identity(account.tenant_id, account.user_id, vouched)
+                row = new_identity(account.tenant_id, account.user_id, identity)
                 identities.add_own(row)
-                details = {"issuer": vouched.issuer, "email": row.email}
+                details = {"issuer": identity.issuer, "email": row.email}
                 await AuditLog.record(
                     session, account.tenant_id, actor, "identity.added", ("user", account.user_id), details
                 )
         except IntegrityError as error:
-            raise IdentityTaken(vouched.issuer) from error
+            raise IdentityTaken(identity.issuer) from error
 
     async def unbind(self, account: Membership, identity_id: str, actor: Actor) -> None:
         """Unlinks an identity. Raises IdentityNotFound; LastSignInMethod if it is the user's only way to sign

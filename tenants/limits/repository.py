@@ -35,7 +35,7 @@ def limits_of_key(tenant_id: Column[Any], project_id: Column[Any], key_id: Colum
 def compiled(
     tenant_id: str, plan: Mapping[str, int], rows: Iterable[Sequence[Any]] | None
 ) -> tuple[Limit, ...]:
-    """Returns all limits in force, in a fixed order: the plan's for the tenant, overridden by `rows`."""
+    """Returns all limits that apply, in a fixed order: the plan's for the tenant, overridden by `rows`."""
     limits = {
         ("tenant", tenant_id, "", metric): Limit("tenant", tenant_id, "", Metric(metric), amount)
         for metric, amount in plan.items()
@@ -67,15 +67,10 @@ class LimitRepository(TenantRepository):
         rows = (await self.session.execute(self.select_own(LimitRow))).scalars()
         return list(compiled(self.tenant_id, {}, [_fields(row) for row in rows]))
 
-    async def in_force(self) -> tuple[Limit, ...]:
-        """Returns all limits in force: the plan's for the tenant, overridden by its rows."""
-        plan = select(Plan.limits).join(Tenant, Tenant.plan_id == Plan.id).where(Tenant.id == self.tenant_id)
-        of_plan = (await self.session.execute(plan)).scalar_one_or_none()
-        rows = (await self.session.execute(self.select_own(LimitRow))).scalars()
-        return compiled(self.tenant_id, of_plan or {}, [_fields(row) for row in rows])
-
     async def effective(self) -> tuple[Limit, ...] | None:
-        """Returns the same as `in_force`, or None if there is no such tenant."""
+        """Returns the limits that apply: the plan's for the tenant, overridden by its rows. None if there is
+        no such tenant.
+        """
         found = (await self.execute_own(_EFFECTIVE)).all()
         if not found:
             return None

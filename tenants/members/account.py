@@ -10,7 +10,7 @@ from tenants.actors import Actor
 from tenants.external_identity import ExternalIdentity
 from tenants.models import OPERATOR_TENANT, Identity, Tenant, User
 from tenants.roles import Right, Role, admin_scopes, may
-from tenants.validation import MAX_NAME_LEN
+from tenants.validation import MAX_NAME_LEN, is_printable
 from tenants.views import STANDARD, PlanView
 
 
@@ -57,7 +57,7 @@ class Membership:
 
 def new_user(tenant_id: str, email: str, password_hash: str | None, role: str, name: str) -> User:
     """Returns a new row. Raises ValueError naming the field."""
-    if len(name) > MAX_NAME_LEN or (name and not name.isprintable()):
+    if len(name) > MAX_NAME_LEN or not is_printable(name):
         raise ValueError(f"name must have at most {MAX_NAME_LEN} printable characters")
     return User(
         id=new_id("usr"),
@@ -70,15 +70,15 @@ def new_user(tenant_id: str, email: str, password_hash: str | None, role: str, n
     )
 
 
-def new_identity(tenant_id: str, user_id: str, vouched: ExternalIdentity) -> Identity:
+def new_identity(tenant_id: str, user_id: str, identity: ExternalIdentity) -> Identity:
     """Returns a new row."""
     return Identity(
         id=new_id("ident"),
         tenant_id=tenant_id,
         user_id=user_id,
-        issuer=vouched.issuer,
-        subject=vouched.subject,
-        email=vouched.email.lower()[:254],
+        issuer=identity.issuer,
+        subject=identity.subject,
+        email=identity.email.lower()[:254],
         created_at=datetime.now(UTC),
     )
 

@@ -182,10 +182,10 @@ class InviteService:
             raise InviteInvalid
         return self._hasher.digest(token)
 
-    async def accept_vouched(
+    async def accept_with_identity(
         self,
         digest: bytes,
-        vouched: ExternalIdentity,
+        identity: ExternalIdentity,
         *,
         address: str | None = None,
         request_id: str | None = None,
@@ -197,10 +197,10 @@ class InviteService:
         verified it; NameTaken, also if the identity is linked to another user.
         """
         tenant_id = await self._tenant_of(digest)
-        name = vouched.name if vouched.name.isprintable() else ""
+        name = identity.name if identity.name.isprintable() else ""
         try:
             return await self._accept(
-                tenant_id, digest, name[:MAX_NAME_LEN], None, vouched, address, request_id
+                tenant_id, digest, name[:MAX_NAME_LEN], None, identity, address, request_id
             )
         except IntegrityError as error:
             raise NameTaken("email or identity", "of this invitation") from error
@@ -218,7 +218,7 @@ class InviteService:
         digest: bytes,
         name: str,
         password_hash: str | None,
-        vouched: ExternalIdentity | None,
+        identity: ExternalIdentity | None,
         address: str | None,
         request_id: str | None,
     ) -> Membership:
@@ -236,14 +236,16 @@ class InviteService:
                 or tenant.disabled_at is not None
             ):
                 raise InviteInvalid
-            if vouched is not None and not (vouched.email_verified and vouched.email.lower() == invite.email):
+            if identity is not None and not (
+                identity.email_verified and identity.email.lower() == invite.email
+            ):
                 raise InviteAddressMismatch
             invite.accepted_at = now
             user: User = new_user(tenant_id, invite.email, password_hash, invite.role, name)
             members.add_own(user)
             await session.flush()
-            if vouched is not None:
-                members.add_own(new_identity(tenant_id, user.id, vouched))
+            if identity is not None:
+                members.add_own(new_identity(tenant_id, user.id, identity))
             places = sorted(await members.live_projects(invite.projects))
             for project_id in places:
                 members.add_own(new_member(tenant_id, project_id, user.id, invite.projects[project_id]))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from db.session import EVERY_TENANT, Database
 from tenants.limits.kinds import Limit
@@ -21,10 +22,14 @@ __all__ = ["KeyCount", "TenantDetails", "TenantFilter", "TenantRow", "TenantSear
 
 @dataclass(frozen=True, slots=True)
 class TenantRow:
-    """A tenant in a list, with its plan's name."""
+    """A tenant in a list."""
 
-    tenant: Tenant
+    id: str
+    name: str
     plan: str
+    """The plan's name."""
+    billing_state: str
+    disabled_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class TenantSearch:
         async with self._database.read(EVERY_TENANT) as session:
             directory = CrossTenantQueries(session)
             rows = await directory.page(wanted, after=after, limit=limit)
-            return [TenantRow(tenant, plan) for tenant, plan in rows], await directory.count(wanted)
+            return [TenantRow(*row) for row in rows], await directory.count(wanted)
 
     async def names(self, tenant_ids: Sequence[str]) -> dict[str, str]:
         """Returns tenants' names by id."""

@@ -74,9 +74,12 @@ class CrossTenantQueries:
 
     async def page(
         self, wanted: TenantFilter, *, after: str | None, limit: int
-    ) -> Sequence[Row[Tenant, str]]:
-        """Returns tenants and their plans' names, ordered by name, after the name `after`."""
-        query = select(Tenant, Plan.name).join(Plan, Plan.id == Tenant.plan_id).where(*wanted.conditions())
+    ) -> Sequence[Row[str, str, str, str, datetime | None]]:
+        """Returns (id, name, plan's name, billing state, disabled_at) of tenants ordered by name, after the
+        name `after`.
+        """
+        columns = (Tenant.id, Tenant.name, Plan.name, Tenant.billing_state, Tenant.disabled_at)
+        query = select(*columns).join(Plan, Plan.id == Tenant.plan_id).where(*wanted.conditions())
         if after is not None:
             query = query.where(Tenant.name > after)
         return (await self.session.execute(query.order_by(Tenant.name).limit(limit))).all()

@@ -19,7 +19,7 @@ from engine.protocol import PriorityClass
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import DefaultProjectKept, NameTaken, ProjectArchived, ProjectNotFound
-from tenants.key_terms import KEEP, Keep, checked_models
+from tenants.key_restrictions import KEEP, Keep, checked_models
 from tenants.models import ApiKey, Project
 from tenants.projects.repository import ProjectRepository
 from tenants.repository import KeyRepository

@@ -2,6 +2,6 @@
 
 from tenants.quotas.plan import Contract
 from tenants.quotas.quotas import Quotas
-from tenants.quotas.reservation import LimitState, Reservation, Seed
+from tenants.quotas.reservation import LimitState, Reservation, UsageReader
 
-__all__ = ["Contract", "LimitState", "Quotas", "Reservation", "Seed"]
+__all__ = ["Contract", "LimitState", "Quotas", "Reservation", "UsageReader"]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import Counter
 from functools import partial
 from typing import Any
 
 import msgspec
+import structlog
 
 from db.errors import DatabaseUnavailable
 from tenants.errors import QuotaUnavailable
@@ -25,7 +25,7 @@ from tenants.quotas.reservation import Reservation
 from tenants.quotas.scripts import Scripts, command
 from tenants.quotas.settlement import ReserveAgain
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 BATCH = 500
 """Reservations that one script call renews or expires."""
@@ -157,7 +157,9 @@ class LeaseRenewal:
         try:
             await self._reserve_again(reservation)
         except (RedisDown, ReplyError, QuotaUnavailable, DatabaseUnavailable) as error:
-            logger.warning("the lost reservation of %s was not made again: %s", reservation.request_id, error)
+            log.warning(
+                "lost reservation was not made again", request_id=reservation.request_id, error=str(error)
+            )
 
     def _call(self, packed: bytes, answered: Any = None) -> None:
         """Sends a call without waiting for it. If it fails, the next renewal repeats it."""
@@ -171,7 +173,7 @@ class LeaseRenewal:
                 return
             error = answer.exception()
             if error is not None:
-                logger.debug("not renewed: %s", error)
+                log.debug("reservation was not renewed", error=str(error))
             elif answered is not None:
                 answered(answer.result())
 

@@ -8,13 +8,13 @@ budgets are refused.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import msgspec
+import structlog
 
 from db.errors import DatabaseUnavailable
 from tenants.context import TenantContext
@@ -25,12 +25,12 @@ from tenants.quotas.lease_renewal import LeaseRenewal
 from tenants.quotas.local_share import LocalShare, RaisedLevel
 from tenants.quotas.plan import CompiledPlan, Contract, Plans, compile_plan
 from tenants.quotas.redis_connection import RedisConnection, RedisDown, ReplyError
-from tenants.quotas.reservation import LimitState, Reservation, Seed
+from tenants.quotas.reservation import LimitState, Reservation, UsageReader
 from tenants.quotas.scripts import Scripts, Timing
 from tenants.quotas.settlement import Settlements
 from tenants.quotas.unreserved_spend import window_start
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 UNAVAILABLE_RETRY = 2.0
 """Seconds after which clients should retry what needs Redis or the ledger."""
@@ -39,7 +39,7 @@ UNAVAILABLE_RETRY = 2.0
 class Quotas:
     """Enforces the limits of one process's requests. `name`: unique name of the process.
 
-    `seed` looks up a budget's usage in the ledger when Redis has no count of it; without `seed`, such a
+    `read_usage` looks up a budget's usage in the ledger when Redis has no count of it; without it, such a
     budget starts at zero.
     """
 
@@ -48,12 +48,12 @@ class Quotas:
         redis_url: str,
         name: str,
         *,
-        seed: Seed | None = None,
+        read_usage: UsageReader | None = None,
         timing: Timing | None = None,
         scripts: Scripts | None = None,
     ) -> None:
         self._scripts = scripts or Scripts(timing)
-        self._seed = seed
+        self._read_usage = read_usage
         self._seeding: dict[tuple[bytes, str], asyncio.Future[int]] = {}
         self._plans = Plans(self._scripts)
         self._local = LocalShare()
@@ -130,7 +130,7 @@ class Quotas:
         try:
             verdict = await self._ask(reservation, plan)
         except (RedisDown, ReplyError) as error:
-            logger.warning("redis did not reserve, so this process's share of the limits applies: %s", error)
+            log.warning("redis did not reserve: this process's share of the limits applies", error=str(error))
             self._settlements.withdraw(reservation)  # Redis may have made it
             return self._reserve_locally(reservation, plan)
         except BaseException:  # the request was cancelled
@@ -181,13 +181,13 @@ class Quotas:
         """Returns a budget's usage in its current window, from the ledger. Raises QuotaUnavailable."""
         bucket = plan.buckets[number - 1]
         assert bucket.limit is not None
-        if self._seed is None:
+        if self._read_usage is None:
             return 0
         key = (plan.tag, bucket.name)
         task = self._seeding.get(key)
         if task is None:
             start = window_start(bucket.limit, datetime.fromtimestamp(now_ms / 1000, UTC))
-            task = asyncio.ensure_future(self._seed(plan.tenant_id, bucket.limit, start))
+            task = asyncio.ensure_future(self._read_usage(plan.tenant_id, bucket.limit, start))
             self._seeding[key] = task
             task.add_done_callback(lambda done: self._seeded(key, done))
         try:

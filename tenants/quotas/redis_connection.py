@@ -8,7 +8,6 @@ strings and errors. redis-py takes several times as much CPU per call.
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 import time
 from collections import deque
@@ -16,11 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import redis.asyncio
+import structlog
 from redis.asyncio import SSLConnection, UnixDomainSocketConnection
 
 from tenants.quotas.scripts import command
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 LOOKS = 5
 """Checks for a reply per timeout. A single late timer says nothing about Redis: this process may have
@@ -93,7 +93,7 @@ class RedisConnection:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     protocol = await self._connect()
             except (OSError, ReplyError, RedisDown, TimeoutError) as error:
-                logger.debug("quotas cannot reach redis: %s", error)
+                log.debug("quotas cannot reach redis", error=str(error))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
@@ -124,7 +124,7 @@ class RedisConnection:
         if protocol is self._protocol:
             self._protocol = None
             self.lost_at = time.monotonic()
-            logger.warning("quotas lost the connection to redis: %s", reason)
+            log.warning("quotas lost the connection to redis", error=reason)
             self._lost.set()
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from tenants.limits.kinds import Amounts, Limit, RateView
 from tenants.quotas.plan import CompiledPlan
 
-Seed = Callable[[str, Limit, datetime], Awaitable[int]]
+UsageReader = Callable[[str, Limit, datetime], Awaitable[int]]
 """(tenant_id, limit, start of its window) -> usage since, from the ledger. Raises DatabaseUnavailable."""
 
 

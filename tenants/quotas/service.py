@@ -15,7 +15,7 @@ from db.session import Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import KeyNotFound, LimitNotFound, ProjectNotFound, TenantNotFound
-from tenants.limits.kinds import BUDGETS, SCOPES, Limit, Metric, Scope, check_amount
+from tenants.limits.kinds import BUDGETS, COVERED_MODEL, SCOPES, Limit, Metric, Scope, check_amount
 from tenants.limits.repository import LimitRepository
 from tenants.models import ApiKey
 from tenants.projects.repository import ProjectRepository
@@ -25,8 +25,7 @@ from tenants.resolver import publish_key_changes
 
 MAX_LIMITS = 1_000
 """Most limits of one tenant."""
-_PART = r"[a-z0-9._-]{1,64}"
-_MODEL = re.compile(rf"(|{_PART}|{_PART}:\*|{_PART}:{_PART}|{_PART}:{_PART}@{_PART})")
+_MODEL = re.compile(rf"({COVERED_MODEL})?")
 
 
 class LimitService:

@@ -7,7 +7,6 @@ dies, so after a reconnection those acknowledged shortly before are sent again. 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -15,13 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import structlog
+
 from tenants.limits.kinds import NOTHING, Amounts
 from tenants.quotas.plan import CompiledPlan
 from tenants.quotas.redis_connection import RedisConnection, RedisDown, ReplyError
 from tenants.quotas.reservation import Reservation
 from tenants.quotas.scripts import UNKNOWN, Scripts
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 MAX_UNSENT = 100_000
 """Number of unsent settlements above which the oldest are dropped; the usage journal settles them."""
@@ -87,7 +88,7 @@ class Settlements:
                         await asyncio.sleep(0.01)
         except TimeoutError:
             left = len(self._unsent) + len(self._in_flight) + len(self._repairs)
-            logger.warning("%d settlements were not sent: the usage journal settles them", left)
+            log.warning("settlements were not sent: the usage journal settles them", settlements=left)
         if self._retry is not None:
             self._retry.cancel()
         for repair in self._repairs:
@@ -111,9 +112,9 @@ class Settlements:
         self._unsent.append(settlement)
         if len(self._unsent) > MAX_UNSENT:
             dropped = self._unsent.popleft()
-            logger.error(
-                "dropped the settlement of %s, too many are unsent: the usage journal settles it",
-                dropped.reservation.request_id,
+            log.error(
+                "settlement is dropped, too many are unsent: the usage journal settles it",
+                request_id=dropped.reservation.request_id,
             )
 
     def _on_reply(self, settlement: _Settlement, answer: asyncio.Future[Any]) -> None:
@@ -155,8 +156,10 @@ class Settlements:
         try:
             await self._reserve_again(settlement.reservation)
         except Exception as error:  # noqa: BLE001  the ledger has the usage in any case
-            logger.warning(
-                "usage of %s counts from the ledger only: %s", settlement.reservation.request_id, error
+            log.warning(
+                "usage counts from the ledger only",
+                request_id=settlement.reservation.request_id,
+                error=str(error),
             )
         else:
             self._send(settlement)

@@ -16,7 +16,7 @@ import redis.asyncio
 from tenants.limits.kinds import Limit
 from tenants.quotas import scripts as lua
 from tenants.quotas.plan import compile_plan
-from tenants.quotas.reservation import Seed
+from tenants.quotas.reservation import UsageReader
 from tenants.quotas.scripts import Scripts, settle_arguments, tag_of
 
 MEMORY_MS = 7_200_000
@@ -27,9 +27,11 @@ _TRIES = 3
 class UnreservedSpend:
     """Reserves and settles such costs. `redis_client` returns bytes. Every method raises RedisError."""
 
-    def __init__(self, redis_client: redis.asyncio.Redis, seed: Seed, scripts: Scripts | None = None) -> None:
+    def __init__(
+        self, redis_client: redis.asyncio.Redis, read_usage: UsageReader, scripts: Scripts | None = None
+    ) -> None:
         self._scripts = scripts or Scripts()
-        self._seed = seed
+        self._read_usage = read_usage
         self._reserve = redis_client.register_script(self._scripts.text("reserve"))
         self._settle = redis_client.register_script(self._scripts.text("settle"))
 
@@ -53,7 +55,7 @@ class UnreservedSpend:
             for number in missing:
                 limit = plan.buckets[number - 1].limit
                 assert limit is not None
-                seeds[number] = await self._seed(tenant_id, limit, window_start(limit, now))
+                seeds[number] = await self._read_usage(tenant_id, limit, window_start(limit, now))
             arguments = [*arguments[:4], msgspec.msgpack.encode(seeds)]
         raise redis.RedisError("redis keeps losing the counts of these budgets")
 

@@ -18,6 +18,10 @@ PACKAGES = (
 FORBIDDEN_FOLDERS = {"utils", "common", "helpers", "core"}
 FORBIDDEN_NAME_ENDINGS = ("Manager", "Handler", "Helper", "Impl", "Utils")
 MAX_SETTINGS_FIELDS = 20
+MAX_CONSTRUCTOR_PARAMETERS = 8
+LONG_CONSTRUCTORS_LEFT = ("engine", "kernels")
+"""Packages whose constructors still take more parameters than that."""
+LOG_LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
 def modules(*packages: str) -> Iterator[tuple[Path, ast.Module]]:
@@ -112,6 +116,39 @@ def test_broad_except_only_with_a_reason() -> None:
             )
             if broad and not (reraises or logs) and "noqa: BLE001" not in lines[node.lineno - 1]:
                 offenders.append(f"{path}:{node.lineno}")
+    assert not offenders
+
+
+def test_log_lines_are_events_with_fields() -> None:
+    """One way to log: structlog. Values are fields, which a search can name, and no part of the event."""
+    offenders = []
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module == "logging" and path.parts[0] != "telemetry":
+                offenders.append(f"{path}:{node.lineno}: imports from logging")
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            if called == "logging.getLogger" and path.parts[0] != "telemetry":
+                offenders.append(f"{path}:{node.lineno}: {called}")
+            owner, _, method = called.rpartition(".")
+            is_log = owner in {"log", "self._log"} and method in LOG_LEVELS
+            if is_log and (len(node.args) != 1 or isinstance(node.args[0], ast.JoinedStr)):
+                offenders.append(f"{path}:{node.lineno}: values in the event")
+    assert not offenders
+
+
+def test_constructors_take_few_parameters() -> None:
+    """What belongs together is a small dataclass with a name (whose own constructor is generated)."""
+    offenders = [
+        f"{path}:{node.lineno}: {count} parameters"
+        for path, tree in modules(*(one for one in PACKAGES if one not in LONG_CONSTRUCTORS_LEFT))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and node.name == "__init__"
+        and (count := len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]) - 1)
+        > MAX_CONSTRUCTOR_PARAMETERS
+    ]
     assert not offenders
 
 

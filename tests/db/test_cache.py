@@ -9,7 +9,15 @@ import pytest
 import redis.asyncio
 
 from cli.local.redis import start_redis
-from db.cache import DISCONNECTED_TTL, EVERYTHING, RENEW_FROM, RENEW_TOGETHER, RETRY_AFTER, RowCache
+from db.cache import (
+    DISCONNECTED_TTL,
+    EVERYTHING,
+    RENEW_FROM,
+    RENEW_TOGETHER,
+    RETRY_AFTER,
+    Lifetimes,
+    RowCache,
+)
 from db.errors import DatabaseUnavailable
 from tests.support.waiting import eventually
 
@@ -123,7 +131,7 @@ async def test_a_waiter_that_gives_up_does_not_fail_the_others(cache: RowCache[s
 
 async def test_entries_grow_old(table: Rows, redis_client: redis.asyncio.Redis) -> None:
     clock = Clock()
-    cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, missing_ttl=5, clock=clock)
+    cache = RowCache(redis_client, CHANNEL, table.load, lifetimes=Lifetimes(found=30, missing=5), clock=clock)
     cache._last_seen_at = float("inf")  # as if the channel were heard all along
     await cache.get("a", "1")
     await cache.get("a", "9")
@@ -144,7 +152,7 @@ async def test_what_is_in_use_is_renewed_ahead_of_its_end(
     table: Rows, redis_client: redis.asyncio.Redis
 ) -> None:
     clock = Clock()
-    cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, clock=clock)
+    cache = RowCache(redis_client, CHANNEL, table.load, lifetimes=Lifetimes(found=30), clock=clock)
     cache._last_seen_at = float("inf")
     await cache.get("a", "1")
     table.rows["a/1"] = "anew"
@@ -174,7 +182,7 @@ async def test_what_was_loaded_in_one_moment_is_renewed_in_many(
     table: Rows, redis_client: redis.asyncio.Redis
 ) -> None:
     clock = Clock()
-    cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, clock=clock)
+    cache = RowCache(redis_client, CHANNEL, table.load, lifetimes=Lifetimes(found=30), clock=clock)
     cache._last_seen_at = float("inf")
     for number in range(200):
         table.rows[f"a/{number}"] = "one"
@@ -193,7 +201,7 @@ async def test_what_is_renewed_at_about_the_same_time_is_loaded_together(
     table: Rows, redis_client: redis.asyncio.Redis
 ) -> None:
     clock = Clock()
-    cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, clock=clock)
+    cache = RowCache(redis_client, CHANNEL, table.load, lifetimes=Lifetimes(found=30), clock=clock)
     cache._last_seen_at = float("inf")
     first = await cache.get("a", "1")
     for key in ("a/2", "b/1"):
@@ -255,7 +263,7 @@ async def test_while_postgres_is_away_known_rows_serve(
     table: Rows, redis_client: redis.asyncio.Redis
 ) -> None:
     clock = Clock()
-    cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, stale_ttl=600, clock=clock)
+    cache = RowCache(redis_client, CHANNEL, table.load, lifetimes=Lifetimes(found=30, stale=600), clock=clock)
     cache._last_seen_at = float("inf")
     await cache.get("a", "1")
     table.away = True

@@ -3,8 +3,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog
 from sqlalchemy import create_engine, pool, text
 from sqlalchemy.exc import DBAPIError
+from structlog.testing import capture_logs
 
 from cli.local.postgres import SERVING_ROLE
 from db.errors import DatabaseUnavailable
@@ -64,9 +66,7 @@ async def test_jobs_run_in_order_after_the_commit_and_see_the_rows(table: Databa
     assert seen == [1, 1]
 
 
-async def test_a_failing_job_is_logged_and_the_next_still_runs(
-    table: Database, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failing_job_is_logged_and_the_next_still_runs(table: Database) -> None:
     ran: list[str] = []
 
     async def broken() -> None:
@@ -75,11 +75,14 @@ async def test_a_failing_job_is_logged_and_the_next_still_runs(
     async def sound() -> None:
         ran.append("sound")
 
-    async with table.write(EVERY_TENANT) as session:
-        session.after_commit(broken)
-        session.after_commit(sound)
+    with capture_logs([structlog.processors.format_exc_info]) as lines:
+        async with table.write(EVERY_TENANT) as session:
+            session.after_commit(broken)
+            session.after_commit(sound)
     assert ran == ["sound"]
-    assert "broker away" in caplog.text
+    [line] = lines
+    assert (line["log_level"], line["event"]) == ("error", "a job queued for after the commit failed")
+    assert "broker away" in line["exception"]
 
 
 async def test_connections_go_back_to_the_pool(table: Database) -> None:

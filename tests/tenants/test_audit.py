@@ -18,7 +18,7 @@ from tenants.actors import OPERATOR, Actor
 from tenants.audit.chain import checked_details
 from tenants.audit.service import OPERATOR_CHAIN, AuditFilter, AuditLog
 from tenants.errors import KeyNotFound, NameTaken
-from tenants.key_terms import KeyChanges, KeyTerms
+from tenants.key_restrictions import KeyChanges, KeyRestrictions
 from tenants.models import Tenant
 from tenants.plans import PlanChanges
 from tenants.service import AccountServices
@@ -57,7 +57,7 @@ async def test_every_change_of_an_account_is_there(
     keys, projects, members = accounts.keys, accounts.projects, accounts.members
     project = await projects.create(tenant.id, "web", ann)
     await projects.rename(tenant.id, project.id, "site", ann)
-    key = await keys.create(tenant.id, "ci", ann, terms=KeyTerms(networks=("10.0.0.0/8",)))
+    key = await keys.create(tenant.id, "ci", ann, restrictions=KeyRestrictions(networks=("10.0.0.0/8",)))
     await keys.update(tenant.id, key.id, KeyChanges(name="robot"), ann)
     await keys.rotate(tenant.id, key.id, ann)
     await keys.revoke(tenant.id, key.id, ann)

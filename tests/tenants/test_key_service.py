@@ -23,7 +23,7 @@ from tenants.errors import (
     ServiceAccountNotFound,
     UserNotFound,
 )
-from tenants.key_service import KeyChanges, KeyTerms
+from tenants.key_service import KeyChanges, KeyRestrictions
 from tenants.limits.kinds import Limit, Metric
 from tenants.limits.repository import LimitRepository
 from tenants.models import Tenant
@@ -43,18 +43,18 @@ async def test_a_key_carries_its_project_owner_models_and_networks(
 ) -> None:
     project = await accounts.projects.create(tenant.id, "web", OPERATOR)
     user = await accounts.users.create(tenant.id, "ann@example.com", "correct horse")
-    terms = KeyTerms(
+    restrictions = KeyRestrictions(
         scopes=frozenset({"model.request"}),
         models=frozenset({"base:*", "base:one@2"}),
         networks=("10.0.0.0/8", "2001:db8::/32", "192.0.2.7"),
         origins=("https://App.example:443", "http://localhost:3000"),
     )
     made = await accounts.keys.create(
-        tenant.id, "web", OPERATOR, project_id=project.id, user_id=user.user_id, terms=terms
+        tenant.id, "web", OPERATOR, project_id=project.id, user_id=user.user_id, restrictions=restrictions
     )
     caller = await resolver.resolve(made.plaintext, "10.1.2.3")
     assert (caller.project_id, caller.user_id) == (project.id, user.user_id)
-    assert caller.models == terms.models
+    assert caller.models == restrictions.models
     assert [str(network) for network in caller.networks] == ["10.0.0.0/8", "192.0.2.7/32", "2001:db8::/32"]
     assert caller.origins == {"https://app.example", "http://localhost:3000"}
     assert caller.may_use("base:one")
@@ -78,7 +78,9 @@ async def test_keys_go_to_the_default_project_and_admin_keys_to_none(
 async def test_a_key_works_from_its_networks_only(
     accounts: AccountServices, resolver: KeyResolver, tenant: Tenant
 ) -> None:
-    key = await accounts.keys.create(tenant.id, "ci", OPERATOR, terms=KeyTerms(networks=("192.0.2.0/24",)))
+    key = await accounts.keys.create(
+        tenant.id, "ci", OPERATOR, restrictions=KeyRestrictions(networks=("192.0.2.0/24",))
+    )
     for address in ("192.0.2.1", "::ffff:192.0.2.255"):
         assert (await resolver.resolve(key.plaintext, address)).key_id == key.id
     for elsewhere in ("192.0.3.1", "2001:db8::1", None):
@@ -97,8 +99,8 @@ async def test_changes_are_heard_and_what_is_not_named_stays(
     accounts: AccountServices, resolver: KeyResolver, tenant: Tenant
 ) -> None:
     ends = datetime.now(UTC) + HOUR
-    terms = KeyTerms(models=frozenset({"base"}), expires_at=ends)
-    key = await accounts.keys.create(tenant.id, "ci", OPERATOR, terms=terms)
+    restrictions = KeyRestrictions(models=frozenset({"base"}), expires_at=ends)
+    key = await accounts.keys.create(tenant.id, "ci", OPERATOR, restrictions=restrictions)
     assert (await resolver.resolve(key.plaintext)).models == {"base"}
     changes = KeyChanges(name="robot", models=frozenset({"base:one"}), scopes=frozenset({"models.read"}))
     shown, _, _ = await accounts.keys.update(tenant.id, key.id, changes, OPERATOR)
@@ -117,8 +119,10 @@ async def test_a_rotated_key_works_on_until_its_grace_ends(
     accounts: AccountServices, resolver: KeyResolver, tenant: Tenant
 ) -> None:
     project = await accounts.projects.create(tenant.id, "web", OPERATOR)
-    terms = KeyTerms(frozenset({"model.request"}), frozenset({"base"}), ("0.0.0.0/0",))
-    old = await accounts.keys.create(tenant.id, "ci", OPERATOR, project_id=project.id, terms=terms)
+    restrictions = KeyRestrictions(frozenset({"model.request"}), frozenset({"base"}), ("0.0.0.0/0",))
+    old = await accounts.keys.create(
+        tenant.id, "ci", OPERATOR, project_id=project.id, restrictions=restrictions
+    )
     before = await resolver.resolve(old.plaintext, "192.0.2.1")
     new = await accounts.keys.rotate(tenant.id, old.id, OPERATOR, grace=timedelta(seconds=2))
     after = await resolver.resolve(new.plaintext, "192.0.2.1")
@@ -170,13 +174,13 @@ async def test_a_rotation_without_grace_ends_the_old_key_at_once(
 async def test_a_rotation_gives_the_new_key_the_life_the_old_one_had(
     accounts: AccountServices, tenant: Tenant
 ) -> None:
-    terms = KeyTerms(expires_at=datetime.now(UTC) + 2 * HOUR)
-    old = await accounts.keys.create(tenant.id, "ci", OPERATOR, terms=terms)
+    restrictions = KeyRestrictions(expires_at=datetime.now(UTC) + 2 * HOUR)
+    old = await accounts.keys.create(tenant.id, "ci", OPERATOR, restrictions=restrictions)
     new = await accounts.keys.rotate(tenant.id, old.id, OPERATOR, grace=timedelta(days=1))
     shown, _, _ = await accounts.keys.get(tenant.id, old.id)
-    assert shown.expires_at == terms.expires_at, "a grace does not lengthen a life"
+    assert shown.expires_at == restrictions.expires_at, "a grace does not lengthen a life"
     assert new.expires_at is not None
-    assert timedelta(0) <= new.expires_at - terms.expires_at < HOUR  # type: ignore[operator]
+    assert timedelta(0) <= new.expires_at - restrictions.expires_at < HOUR  # type: ignore[operator]
 
 
 async def test_what_has_ended_is_not_rotated_nor_changed(
@@ -215,26 +219,26 @@ async def test_two_who_rotate_a_key_at_once_make_one(accounts: AccountServices, 
 
 
 SENSELESS = [
-    KeyTerms(scopes=frozenset({"Everything!"})),
-    KeyTerms(models=frozenset({"base:one@0"})),
-    KeyTerms(models=frozenset({"*"})),
-    KeyTerms(models=frozenset({"base:"})),
-    KeyTerms(models=frozenset(f"base:{n}" for n in range(257))),
-    KeyTerms(networks=("10.0.0.1/8",)),
-    KeyTerms(origins=("https://app.example/",)),
-    KeyTerms(expires_at=datetime(2099, 1, 1)),
-    KeyTerms(expires_at=datetime(2020, 1, 1, tzinfo=UTC)),
+    KeyRestrictions(scopes=frozenset({"Everything!"})),
+    KeyRestrictions(models=frozenset({"base:one@0"})),
+    KeyRestrictions(models=frozenset({"*"})),
+    KeyRestrictions(models=frozenset({"base:"})),
+    KeyRestrictions(models=frozenset(f"base:{n}" for n in range(257))),
+    KeyRestrictions(networks=("10.0.0.1/8",)),
+    KeyRestrictions(origins=("https://app.example/",)),
+    KeyRestrictions(expires_at=datetime(2099, 1, 1)),
+    KeyRestrictions(expires_at=datetime(2020, 1, 1, tzinfo=UTC)),
 ]
 
 
 async def test_terms_that_make_no_sense_are_named(accounts: AccountServices, tenant: Tenant) -> None:
     key = await accounts.keys.create(tenant.id, "ci", OPERATOR)
-    for terms in SENSELESS:
+    for restrictions in SENSELESS:
         fields = ("scopes", "models", "networks", "origins", "expires_at")
-        given = {name: getattr(terms, name) for name in fields}
+        given = {name: getattr(restrictions, name) for name in fields}
         [field] = [name for name, value in given.items() if value]
         with pytest.raises(ValueError, match=f"^{field}"):
-            await accounts.keys.create(tenant.id, "ci", OPERATOR, terms=terms)
+            await accounts.keys.create(tenant.id, "ci", OPERATOR, restrictions=restrictions)
         with pytest.raises(ValueError, match=f"^{field}"):
             await accounts.keys.update(tenant.id, key.id, KeyChanges(**{field: given[field]}), OPERATOR)
 
@@ -245,13 +249,13 @@ async def test_nobody_passes_on_rights_they_do_not_hold(accounts: AccountService
     keeper = Actor(
         "api_key", "key_1", scopes=frozenset({"organization.keys.write", "organization.keys.read"})
     )
-    less = KeyTerms(frozenset({"organization.keys.read"}))
-    made = await keys.create(tenant.id, "less", keeper, kind="admin", terms=less)
-    for terms in (KeyTerms(), KeyTerms(frozenset({"organization.members.write"}))):
+    less = KeyRestrictions(frozenset({"organization.keys.read"}))
+    made = await keys.create(tenant.id, "less", keeper, kind="admin", restrictions=less)
+    for restrictions in (KeyRestrictions(), KeyRestrictions(frozenset({"organization.members.write"}))):
         with pytest.raises(RightsNotHeld, match="scopes"):
-            await keys.create(tenant.id, "more", keeper, kind="admin", terms=terms)
+            await keys.create(tenant.id, "more", keeper, kind="admin", restrictions=restrictions)
         with pytest.raises(RightsNotHeld, match="scopes"):
-            await keys.update(tenant.id, made.id, KeyChanges(scopes=terms.scopes), keeper)
+            await keys.update(tenant.id, made.id, KeyChanges(scopes=restrictions.scopes), keeper)
     whole = await keys.create(tenant.id, "whole", OPERATOR, kind="admin")
     with pytest.raises(RightsNotHeld):
         await keys.rotate(tenant.id, whole.id, keeper)
@@ -266,19 +270,21 @@ async def test_nobody_but_owners_gets_a_key_that_acts_for_somebody_else(
     keys = accounts.keys
     ann = await accounts.users.create(tenant.id, "ann@example.com", "correct horse")
     bob = await accounts.users.create(tenant.id, "bob@example.com", "correct horse", role="admin")
-    terms = KeyTerms(frozenset({"organization.members.write"}))
-    anns = await keys.create(tenant.id, "a", ann.actor(), kind="admin", terms=terms)
-    unowned = await keys.create(tenant.id, "u", OPERATOR, kind="admin", terms=terms)
-    bobs = await keys.create(tenant.id, "b", bob.actor(), kind="admin", terms=terms)
+    restrictions = KeyRestrictions(frozenset({"organization.members.write"}))
+    anns = await keys.create(tenant.id, "a", ann.actor(), kind="admin", restrictions=restrictions)
+    unowned = await keys.create(tenant.id, "u", OPERATOR, kind="admin", restrictions=restrictions)
+    bobs = await keys.create(tenant.id, "b", bob.actor(), kind="admin", restrictions=restrictions)
     assert (anns.row.user_id, unowned.row.user_id, bobs.row.user_id) == (ann.user_id, None, bob.user_id)
-    with_key = Actor("api_key", bobs.id, scopes=terms.scopes, user_id=bob.user_id)
+    with_key = Actor("api_key", bobs.id, scopes=restrictions.scopes, user_id=bob.user_id)
     for actor in (bob.actor(), with_key):
         for key in (anns, unowned):
             with pytest.raises(RightsNotHeld, match="user_id"):
                 await keys.rotate(tenant.id, key.id, actor)
         with pytest.raises(RightsNotHeld, match="user_id"):
-            await keys.create(tenant.id, "x", actor, kind="admin", user_id=ann.user_id, terms=terms)
-    made_with_it = await keys.create(tenant.id, "y", with_key, kind="admin", terms=terms)
+            await keys.create(
+                tenant.id, "x", actor, kind="admin", user_id=ann.user_id, restrictions=restrictions
+            )
+    made_with_it = await keys.create(tenant.id, "y", with_key, kind="admin", restrictions=restrictions)
     assert made_with_it.row.user_id == bob.user_id, "whatever makes it, it is Bob's"
     await keys.rotate(tenant.id, bobs.id, with_key)
     await keys.rotate(tenant.id, unowned.id, ann.actor())

@@ -8,7 +8,7 @@ import pytest
 
 from tenants.context import TenantContext
 from tenants.limits.kinds import Limit, Metric
-from tenants.quotas import Quotas, Seed
+from tenants.quotas import Quotas, UsageReader
 from tenants.quotas.scripts import Timing
 from tests.support.waiting import eventually
 
@@ -30,10 +30,14 @@ def caller(*limits: Limit, tenant: str = TENANT, key: str | None = None) -> Tena
 
 @asynccontextmanager
 async def opened(
-    redis_url: str, name: str = "api-0", *, seed: Seed | None = None, timing: Timing | None = None
+    redis_url: str,
+    name: str = "api-0",
+    *,
+    read_usage: UsageReader | None = None,
+    timing: Timing | None = None,
 ) -> AsyncIterator[Quotas]:
     """A process's quotas, connected."""
-    quotas = Quotas(redis_url, name, seed=seed, timing=timing)
+    quotas = Quotas(redis_url, name, read_usage=read_usage, timing=timing)
     await quotas.start()
     try:
         await eventually(lambda: not quotas.away)

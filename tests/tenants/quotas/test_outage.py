@@ -170,14 +170,14 @@ async def test_reservations_outlive_a_redis_that_is_away_for_longer_than_they_li
 async def test_a_redis_that_comes_back_empty_is_told_all_again(own_redis: list[LocalServer]) -> None:
     """Budgets begin with the ledger, what is open is reserved again, and what ended just before counts."""
 
-    async def seed(tenant_id: str, limit: Limit, start: object) -> int:
+    async def read_usage(tenant_id: str, limit: Limit, start: object) -> int:
         return 100
 
     directory = own_redis[-1].directory
     own_redis[-1].stop()
     shutil.rmtree(directory / "redis")
     back(own_redis, empty=True)
-    async with opened(own_redis[-1].url, seed=seed, timing=QUICK) as quotas:
+    async with opened(own_redis[-1].url, read_usage=read_usage, timing=QUICK) as quotas:
         who = caller(PLACES, DAILY)
         first, second = [await quotas.reserve(name, who, "sapling", Amounts(1, 0, 300)) for name in "ab"]
         killed(own_redis)

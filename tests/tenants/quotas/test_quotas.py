@@ -176,12 +176,15 @@ async def test_a_budget_that_redis_does_not_have_is_read_from_the_ledger_once(re
     asked: list[tuple[str, Limit, datetime]] = []
     go_on = asyncio.Event()
 
-    async def seed(tenant_id: str, limit: Limit, start: datetime) -> int:
+    async def read_usage(tenant_id: str, limit: Limit, start: datetime) -> int:
         asked.append((tenant_id, limit, start))
         await go_on.wait()
         return 460
 
-    async with opened(redis_url, "a", seed=seed) as one, opened(redis_url, "b", seed=seed) as two:
+    async with (
+        opened(redis_url, "a", read_usage=read_usage) as one,
+        opened(redis_url, "b", read_usage=read_usage) as two,
+    ):
         who = caller(DAILY)
         requests = [
             asyncio.create_task(quotas.reserve(f"{n}{i}", who, "sapling", Amounts(1, 10)))
@@ -205,12 +208,12 @@ async def test_a_budget_that_redis_does_not_have_is_read_from_the_ledger_once(re
 async def test_a_refused_request_does_not_make_the_ledger_be_asked_again(redis_url: str) -> None:
     asked = 0
 
-    async def seed(tenant_id: str, limit: Limit, start: datetime) -> int:
+    async def read_usage(tenant_id: str, limit: Limit, start: datetime) -> int:
         nonlocal asked
         asked += 1
         return limit.amount
 
-    async with opened(redis_url, seed=seed) as quotas:
+    async with opened(redis_url, read_usage=read_usage) as quotas:
         for number in range(3):
             with pytest.raises(QuotaExhausted):
                 await quotas.reserve(f"r{number}", caller(DAILY), "sapling", Amounts(1, 1))
@@ -218,10 +221,10 @@ async def test_a_refused_request_does_not_make_the_ledger_be_asked_again(redis_u
 
 
 async def test_without_the_ledger_a_budget_lets_nothing_through(redis_url: str) -> None:
-    async def seed(tenant_id: str, limit: Limit, start: datetime) -> int:
+    async def read_usage(tenant_id: str, limit: Limit, start: datetime) -> int:
         raise DatabaseUnavailable("away")
 
-    async with opened(redis_url, seed=seed) as quotas:
+    async with opened(redis_url, read_usage=read_usage) as quotas:
         with pytest.raises(QuotaUnavailable) as refused:
             await quotas.reserve("a", caller(DAILY), "sapling", Amounts(1, 1))
         assert refused.value.retry_after > 0

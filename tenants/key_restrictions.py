@@ -13,13 +13,14 @@ from tenants.actors import Actor
 from tenants.context import KeyKind
 from tenants.errors import KeyNotActive, RightsNotHeld
 from tenants.ip_networks import parse_networks
+from tenants.limits.kinds import COVERED_MODEL
 from tenants.models import ApiKey
 from tenants.validation import checked_name
 from tenants.web_origins import parse_origins
 
 MAX_MODELS = 256
 _SCOPE = re.compile(r"[a-z0-9_.:-]{1,64}")
-_MODEL = re.compile(r"[a-z0-9._-]{1,64}(:(\*|[a-z0-9._-]{1,64}(@[1-9][0-9]{0,8})?))?")
+_MODEL = re.compile(COVERED_MODEL)
 
 
 class Keep(Enum):
@@ -31,7 +32,7 @@ KEEP: Final = Keep.KEEP
 
 
 @dataclass(frozen=True, slots=True)
-class KeyTerms:
+class KeyRestrictions:
     """Restrictions of a key, and its expiry."""
 
     scopes: frozenset[str] = frozenset()
@@ -77,14 +78,14 @@ def changed_columns(row: ApiKey, changes: KeyChanges, actor: Actor) -> dict[str,
     return changed
 
 
-def columns_of(terms: KeyTerms, kind: KeyKind, actor: Actor) -> dict[str, Any]:
+def columns_of(restrictions: KeyRestrictions, kind: KeyKind, actor: Actor) -> dict[str, Any]:
     """Returns the columns of a new key. Raises RightsNotHeld, ValueError."""
     return {
-        "scopes": _checked_scopes(terms.scopes, kind, actor),
-        "models": checked_models(terms.models),
-        "networks": [*parse_networks(terms.networks)],
-        "origins": parse_origins(terms.origins),
-        "expires_at": _checked_expiry(terms.expires_at),
+        "scopes": _checked_scopes(restrictions.scopes, kind, actor),
+        "models": checked_models(restrictions.models),
+        "networks": [*parse_networks(restrictions.networks)],
+        "origins": parse_origins(restrictions.origins),
+        "expires_at": _checked_expiry(restrictions.expires_at),
     }
 
 
