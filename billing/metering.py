@@ -8,7 +8,6 @@ completes the work.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 import redis.asyncio
+import structlog
 from sqlalchemy.exc import DataError, IntegrityError
 
 from billing.errors import MalformedEvent
@@ -26,7 +26,7 @@ from db.session import EVERY_TENANT, Database
 from db.stream import Entry, StreamConsumer
 from engine.protocol import ISSUED_STREAM, JOURNAL_STREAM, IssuedEvents, UsageEvent
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 GROUP = "meter"
 DEAD_LETTERS = "rootstock:usage:dead"
@@ -38,7 +38,7 @@ OnEnded = Callable[[Sequence[UsageEvent]], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class Drained:
+class DrainResult:
     """The counts of one drain."""
 
     num_entries: int = 0
@@ -73,12 +73,12 @@ class JournalMeter:
             redis_client, stream, GROUP, consumer, batch_size=batch_size, stale_after=stale_after
         )
 
-    async def drain(self, *, max_batches: int = 20) -> Drained:
+    async def drain(self, *, max_batches: int = 20) -> DrainResult:
         """Moves the journal's entries into the ledger, abandoned entries first, then new ones, until a batch
         is not full. Raises DatabaseUnavailable or RedisError; entries that were not acknowledged are drained
         next time.
         """
-        drained = Drained()
+        drained = DrainResult()
         async with contextlib.aclosing(self._journal.batches(max_batches)) as batches:
             async for entries in batches:
                 await self._settle(entries, drained)
@@ -93,7 +93,7 @@ class JournalMeter:
         """Removes consumers without pending entries that have long been silent; returns how many."""
         return await self._journal.forget_idle_consumers()
 
-    async def _settle(self, entries: list[Entry], drained: Drained) -> None:
+    async def _settle(self, entries: list[Entry], drained: DrainResult) -> None:
         """Writes the ledger first, then calls `on_ended`, then adds the dead letters and acknowledges the
         entries in one Redis transaction.
         """
@@ -120,8 +120,11 @@ class JournalMeter:
         payloads = {entry_id: fields.get(b"e", b"") for entry_id, fields in entries}
         async with self._redis.pipeline(transaction=True) as pipe:
             for entry_id, reason in refused.items():
-                logger.error(
-                    "journal entry %s is malformed, kept in %s: %s", entry_id.decode(), DEAD_LETTERS, reason
+                log.error(
+                    "journal entry is malformed",
+                    entry_id=entry_id.decode(),
+                    kept_in=DEAD_LETTERS,
+                    error=reason,
                 )
                 letter = {"e": payloads[entry_id], "id": entry_id, "reason": reason}
                 pipe.xadd(DEAD_LETTERS, letter, maxlen=MAX_DEAD_LETTERS, approximate=True)  # type: ignore[arg-type]
@@ -160,7 +163,12 @@ class JournalMeter:
             try:
                 issued.append(_issued_decoder.decode(fields.get(b"e", b"")))
             except msgspec.DecodeError as error:
-                logger.error("entry %s of %s is malformed: %s", entry_id.decode(), ISSUED_STREAM, error)
+                log.error(
+                    "entry of issued event numbers is malformed",
+                    entry_id=entry_id.decode(),
+                    stream=ISSUED_STREAM,
+                    error=str(error),
+                )
         async with self._database.write(EVERY_TENANT) as session:
             await EventNumbers(session).end(issued)
         await self._redis.xdel(ISSUED_STREAM, *(entry_id for entry_id, _ in entries))

@@ -33,6 +33,8 @@ _COST = (
     "input_price, cached_input_price, output_price, price_percent)"
 )
 _NONE, _ZERO = text("''"), text("0")
+FAILED = "finish_reason = ANY (ARRAY['abort', 'error'])"
+"""SQL that matches requests that were cancelled or failed: an index has them."""
 
 
 class UsageRecord(TenantOwned, Base):
@@ -49,6 +51,7 @@ class UsageRecord(TenantOwned, Base):
             name="prices_sane",
         ),
         Index(None, "tenant_id", "submitted_at"),
+        Index("ix_usage_records_failed", "tenant_id", "submitted_at", postgresql_where=text(FAILED)),
         {"postgresql_partition_by": "RANGE (submitted_at)"},
     )
 

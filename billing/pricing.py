@@ -19,7 +19,7 @@ from billing.models import Price
 from billing.rates import FREE_RATE, MAX_PRICE, RATE_LABEL, Rate
 from billing.repository import PriceList
 from db.base import new_id
-from db.cache import EVERYTHING, RowCache
+from db.cache import EVERYTHING, Lifetimes, RowCache
 from db.session import EVERY_TENANT, Database
 from tenants.actors import OPERATOR, Actor
 from tenants.audit.service import OPERATOR_CHAIN, AuditLog
@@ -68,7 +68,7 @@ class PriceBook:
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis, *, ttl: float = 30.0) -> None:
         self._database = database
         self._cache: RowCache[tuple[tuple[float, PriceVersion], ...]] = RowCache(
-            redis_client, PRICES_CHANNEL, self._load, ttl=ttl
+            redis_client, PRICES_CHANNEL, self._load, lifetimes=Lifetimes(ttl)
         )
 
     async def start(self) -> None:

@@ -169,12 +169,13 @@ class UsageRepository(TenantRepository):
         user_ids: Sequence[str] | None = None,
         adapter_ids: Sequence[str] | None = None,
         service_tiers: Sequence[str] | None = None,
+        excluded_key_ids: Sequence[str] | None = None,
     ) -> list[Row[*tuple[object, ...]]]:
         """Returns rows (bucket, *group_by, *SUMS) of whole minutes in [start, end), by bucket and group.
 
         `unit` is the bucket's width; None means one bucket that begins at `start`. `group_by` names some of
         `billing.rollups.KEYS`; a key that a request has no value of is empty. A filter lists the values that
-        count; None means all.
+        count; None means all. `excluded_key_ids` lists keys that do not count.
         """
         filters = {
             "key_id": key_ids,
@@ -189,8 +190,10 @@ class UsageRepository(TenantRepository):
         found = intervals(start, end, unit or "day")
         if not found:
             return []
-        statement = _sums(tuple(interval.unit for interval in found), unit, tuple(group_by), tuple(wanted))
-        rows = await self.execute_own(statement, begins=start, **bounds(found), **wanted)
+        excluded = {"excluded_key_ids": list(excluded_key_ids)} if excluded_key_ids else {}
+        units = tuple(interval.unit for interval in found)
+        statement = _sums(units, unit, tuple(group_by), tuple(wanted), bool(excluded))
+        rows = await self.execute_own(statement, begins=start, **bounds(found), **wanted, **excluded)
         return list(rows.all())
 
     async def since(self, start: datetime, end: datetime, limit: Limit) -> dict[str, int]:
@@ -212,12 +215,19 @@ Covers = Callable[[type[RollupSums]], list[ColumnElement[bool]]]
 
 @lru_cache(maxsize=512)
 def _sums(
-    interval_units: tuple[Unit, ...], unit: Unit | None, group_by: tuple[str, ...], filtered: tuple[str, ...]
+    interval_units: tuple[Unit, ...],
+    unit: Unit | None,
+    group_by: tuple[str, ...],
+    filtered: tuple[str, ...],
+    excludes_keys: bool,
 ) -> Select[Any]:
     """Returns the sums of rows that have, in each `filtered` column, one of the values of its parameter."""
 
     def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
-        return [getattr(rollup, name).in_(bindparam(name, expanding=True)) for name in filtered]
+        found = [getattr(rollup, name).in_(bindparam(name, expanding=True)) for name in filtered]
+        if excludes_keys:
+            found.append(rollup.key_id.not_in(bindparam("excluded_key_ids", expanding=True)))
+        return found
 
     return _summed(interval_units, unit, group_by, covers)
 

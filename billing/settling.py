@@ -6,8 +6,9 @@ last usage event settles it here: the unused part is released, and the usage is 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+
+import structlog
 
 from billing.errors import MalformedEvent
 from billing.rates import RATE_LABEL, Rate
@@ -15,7 +16,7 @@ from engine.protocol import UsageEvent
 from tenants.limits.kinds import Amounts
 from tenants.quotas.journal import JournalSettling, MeteredRequest
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class ReservationSettlement:
@@ -27,7 +28,7 @@ class ReservationSettlement:
     async def __call__(self, events: Sequence[UsageEvent]) -> None:
         settled = await self._settling.settle([metered(event) for event in events])
         if settled:
-            logger.info("reservations settled from the journal: %d", settled)
+            log.info("reservations settled from the journal", reservations=settled)
 
 
 def metered(event: UsageEvent) -> MeteredRequest:
@@ -37,7 +38,7 @@ def metered(event: UsageEvent) -> MeteredRequest:
     try:
         spend = Rate.of_label(label).cost(usage) if label else 0
     except MalformedEvent as error:
-        logger.error("%s is settled without its cost: %s", event.request_id, error)
+        log.error("request is settled without its cost", request_id=event.request_id, error=str(error))
         spend = 0
     return MeteredRequest(
         event.tenant,

@@ -18,7 +18,7 @@ from tenants.limits.kinds import Limit, Measure
 
 
 class WindowUsage:
-    """Sums a budget's usage. Pass it as `tenants.quotas.Seed`."""
+    """Sums a budget's usage. Pass it as `tenants.quotas.UsageReader`."""
 
     def __init__(
         self, database: Database, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)

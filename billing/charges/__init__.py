@@ -1,14 +1,14 @@
 """Charges for what is no request: storage of packed adapters by the day, successful calibration jobs."""
 
-from billing.charges.dues import (
+from billing.charges.due_charges import (
     CALIBRATION,
     GB,
     STORAGE,
-    Due,
+    DueCharge,
     byte_days,
-    calibration_due,
+    calibration_charge,
+    storage_charges,
     storage_cost,
-    storage_dues,
 )
 from billing.charges.repository import ChargeBook, ChargeRepository
 from billing.charges.service import SETTLED_AFTER, ChargeService, OnCharged
@@ -21,10 +21,10 @@ __all__ = [
     "ChargeBook",
     "ChargeRepository",
     "ChargeService",
-    "Due",
+    "DueCharge",
     "OnCharged",
     "byte_days",
-    "calibration_due",
+    "calibration_charge",
+    "storage_charges",
     "storage_cost",
-    "storage_dues",
 ]

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.charges.dues import Due
+from billing.charges.due_charges import DueCharge
 from billing.models import CalibrationDue, Charge, ChargedDay, Reversal, StoredAdapter
 from billing.repository import INSTANT
 from db.repository import TenantRepository, select_owned
@@ -86,13 +86,13 @@ class ChargeBook:
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
-    async def add(self, dues: Sequence[Due]) -> list[Due]:
+    async def add(self, charges: Sequence[DueCharge]) -> list[DueCharge]:
         """Adds the charges that do not exist yet, and returns them."""
-        if not dues:
+        if not charges:
             return []
         made = insert(Charge).on_conflict_do_nothing(index_elements=[Charge.id]).returning(Charge.id)
-        ids = set((await self.session.execute(made, [asdict(due) for due in dues])).scalars())
-        return [due for due in dues if due.id in ids]
+        ids = set((await self.session.execute(made, [asdict(charge) for charge in charges])).scalars())
+        return [charge for charge in charges if charge.id in ids]
 
     async def first_uncharged_day(self) -> date | None:
         """Returns the day after the last charged day; before there is any, the first day with stored bytes;

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 
-from billing.charges.dues import Due, calibration_due, storage_dues
+from billing.charges.due_charges import DueCharge, calibration_charge, storage_charges
 from billing.charges.repository import ChargeBook
 from billing.repository import PriceList
 from db.session import EVERY_TENANT, Database, WriteSession
@@ -18,7 +18,7 @@ SETTLED_AFTER = timedelta(minutes=10)
 """How long after a day's end transactions that began in it may still record stored bytes."""
 _DAY = timedelta(days=1)
 
-OnCharged = Callable[[Sequence[Due]], Awaitable[None]]
+OnCharged = Callable[[Sequence[DueCharge]], Awaitable[None]]
 
 
 class ChargeService:
@@ -47,10 +47,10 @@ class ChargeService:
             if not await book.take_day(day, now):
                 return 0
             price = await PriceList(session).in_effect(start)
-            dues: list[Due] = []
+            charges: list[DueCharge] = []
             if price is not None and price.adapter_gb_day:
-                dues = storage_dues(await book.stored(start, start + _DAY), start, price)
-            made = await book.add(dues)
+                charges = storage_charges(await book.stored(start, start + _DAY), start, price)
+            made = await book.add(charges)
             self._notify(session, made)
         return len(made)
 
@@ -60,16 +60,16 @@ class ChargeService:
         """
         async with self._database.write(EVERY_TENANT) as session:
             book, prices = ChargeBook(session), PriceList(session)
-            dues = []
+            charges = []
             for job in await book.take_calibrations():
                 price = await prices.in_effect(job.finished_at)
                 if price is not None and price.calibration_job:
-                    dues.append(calibration_due(job, price))
-            made = await book.add(dues)
+                    charges.append(calibration_charge(job, price))
+            made = await book.add(charges)
             self._notify(session, made)
         return len(made)
 
-    def _notify(self, session: WriteSession, made: Sequence[Due]) -> None:
+    def _notify(self, session: WriteSession, made: Sequence[DueCharge]) -> None:
         on_charged = self._on_charged
         if on_charged is not None and made:
             session.after_commit(lambda: on_charged(made))

@@ -33,6 +33,13 @@ CROSS JOIN LATERAL (
 ) AS taken
 """)
 
+_TOKENS = text("""
+SELECT tenant_id, day, CAST(sum(prompt_tokens + completion_tokens) AS bigint) AS tokens
+FROM usage_rollup_days
+WHERE tenant_id = ANY(CAST(:tenants AS text[])) AND day >= :start AND day < :end
+GROUP BY tenant_id, day
+""")
+
 
 class CustomerSums:
     """Usage sums of the given tenants."""
@@ -47,3 +54,8 @@ class CustomerSums:
         """
         values = {"tenants": list(tenant_ids), "start": start, "end": end}
         return (await self.session.execute(_USES, values)).all()
+
+    async def tokens_by_day(self, tenant_ids: Sequence[str], start: datetime, end: datetime) -> Sequence[Any]:
+        """Returns rows (tenant_id, day, tokens) of the UTC days on which a tenant used any tokens."""
+        values = {"tenants": list(tenant_ids), "start": start, "end": end}
+        return (await self.session.execute(_TOKENS, values)).all()

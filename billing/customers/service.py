@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from billing.customers.repository import CustomerSums
 from billing.invoices.accounts import BillingAccountView, account_of
@@ -52,6 +52,22 @@ class CustomerReports:
             return {}
         async with self._database.read(EVERY_TENANT) as session:
             return await _uses(session, tenant_ids, now)
+
+    async def tokens_by_day(
+        self, tenant_ids: Sequence[str], now: datetime, num_days: int
+    ) -> dict[str, list[int]]:
+        """Returns input and output tokens of the last `num_days` UTC days, the current one last, by tenant.
+        Raises DatabaseUnavailable.
+        """
+        found = {id: [0] * num_days for id in tenant_ids}
+        if not found:
+            return {}
+        today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        start, end = today - timedelta(days=num_days - 1), today + timedelta(days=1)
+        async with self._database.read(EVERY_TENANT) as session:
+            for id, day, tokens in await CustomerSums(session).tokens_by_day(tenant_ids, start, end):
+                found[id][(day - start).days] = tokens
+        return found
 
     async def one(self, tenant_id: str, now: datetime, *, num_invoices: int) -> Customer:
         """Returns one tenant with its latest invoices. Raises TenantNotFound, DatabaseUnavailable."""

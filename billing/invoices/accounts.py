@@ -24,6 +24,7 @@ from tenants.actors import Actor
 from tenants.audit.repository import AuditFilter, AuditRepository
 from tenants.audit.service import AuditLog
 from tenants.quotas.balance import set_balance
+from tenants.validation import is_printable
 
 Mode = Literal["postpaid", "prepaid"]
 DETAILS = ("name", "email", "address", "country", "tax_id")
@@ -181,7 +182,7 @@ def _checked(name: str, value: str) -> str:
     value = value.strip()
     if len(value) > _MAX_LEN[name]:
         raise ValueError(f"{name} must have at most {_MAX_LEN[name]} characters")
-    if any(not (char.isprintable() or (char == "\n" and name == "address")) for char in value):
+    if not is_printable(value.replace("\n", " ") if name == "address" else value):
         raise ValueError(f"{name} has characters that cannot be printed")
     if value and name == "email" and _EMAIL.fullmatch(value) is None:
         raise ValueError("email must be an address")

@@ -8,12 +8,12 @@ continues where it was killed, and repeating it changes nothing.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 import redis.asyncio
+import structlog
 
 from billing.invoices.repository import MonthRepository
 from billing.invoices.service import InvoiceService
@@ -22,7 +22,7 @@ from db.session import EVERY_TENANT, Database
 from engine.protocol import JOURNAL_STREAM
 from tenants.repository import TenantDirectory
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 OldestEntry = Callable[[], Awaitable[datetime | None]]
 """Returns when the oldest entry that is not in the ledger was written; None if there is none."""
@@ -75,7 +75,7 @@ class MonthClose:
             if oldest is not None and oldest < begin(following(month)):
                 return Closed(tuple(closed), oldest)
             count = await self._close(month, now)
-            logger.info("month %s is closed: %d invoices", f"{month:%Y-%m}", count)
+            log.info("month is closed", month=f"{month:%Y-%m}", invoices=count)
             closed.append(month)
             month = following(month)
         return Closed(tuple(closed))

@@ -120,10 +120,8 @@ def bill(
         minimum_cents: the minimum charge.
     """
     month = current.month
-    too_little = was_too_little(carried_in)
-    before = f"{'Too little to be charged, from' if too_little else 'Rounding of'} the invoice before"
     lines = [
-        *([Line("carried", month, before, carried_in)] if carried_in else []),
+        *([_carried(month, carried_in)] if carried_in else []),
         *([Line("fee", month, f"Plan {plan}".strip() + ", monthly fee", fee)] if fee else []),
         *_differences(current),
     ]
@@ -141,13 +139,19 @@ def bill(
         lines += _prepaid(books)
     owed = sum(line.amount for line in lines)
     if owed < 0:
-        lines.append(Line("kept", month, "Put into your balance", -owed))
+        lines.append(Line("kept", month, "Added to your balance", -owed))
         owed = 0
     taken = min(owed, max(0, balance))
     if taken:
-        lines.append(Line("credit", month, "Taken from your balance", -taken))
+        lines.append(Line("credit", month, "Applied from your balance", -taken))
     total = owed - taken
     return Bill(tuple(lines), total, *in_cents(total, minimum_cents))
+
+
+def _carried(month: date, amount: int) -> Line:
+    if was_too_little(amount):
+        return Line("carried", month, "Balance below the minimum charge, from the previous invoice", amount)
+    return Line("carried", month, "Rounding carried from the previous invoice", amount)
 
 
 def _differences(books: MonthBooks) -> list[Line]:
@@ -169,7 +173,7 @@ def _prepaid(books: MonthBooks) -> list[Line]:
     amount = books.covered - books.invoiced_covered
     if not amount:
         return []
-    return [Line("prepaid", books.month, "Paid from your balance as it was used", -amount)]
+    return [Line("prepaid", books.month, "Prepaid usage, paid from your balance", -amount)]
 
 
 _KINDS = ("usage", "storage", "calibration")
@@ -185,9 +189,9 @@ def _order(key: Key) -> tuple[int, str, str, int, str]:
 def _line(month: date, key: Key, quantity: int, amount: int) -> Line:
     kind, item, model, tier = key
     if kind == "storage":
-        description = "Storage of adapters"
+        description = "Adapter storage"
     elif kind == "calibration":
-        description = "Calibration of adapters"
+        description = "Adapter calibration"
     else:
         description = f"{model or 'no model'}, {tier}, {_NAMES.get(item, item)}"
     details = {"item": item, "model": model, "service_tier": tier, "quantity": quantity}

@@ -6,13 +6,14 @@ Cyrillic), so a page looks the same everywhere; a character it lacks is shown as
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from fpdf import FPDF
 from fpdf.enums import TableBordersLayout, XPos, YPos
 from fpdf.fonts import FontFace
 
+from billing.invoices import logo
 from billing.invoices.lines import Line, was_too_little
 from billing.invoices.views import InvoiceView, cents, dollars, note_name
 from billing.months import following
@@ -20,7 +21,10 @@ from billing.months import following
 _FONTS = Path(__file__).parent / "fonts"
 _FONT = "DejaVu"
 _GREY, _BLACK, _RULE = (105, 105, 105), (20, 20, 20), (200, 200, 200)
+_GREEN = (23, 101, 60)
 _MARGIN = 18
+_LOGO = 11
+"""Millimetres, each way."""
 _WIDTHS = (104, 36, 34)
 _SETTLEMENTS = {"due": "not to be paid", "credit": "put into your balance", "refund": "paid back"}
 
@@ -63,22 +67,50 @@ class _Page(FPDF):
 
     def head(self) -> None:
         invoice = self.invoice
+        top = self.get_y()
+        logo.draw(self, _MARGIN, top - 1, _LOGO)
+        self.set_x(_MARGIN + _LOGO + 2)
         self._font(17, "B")
-        self.cell(95, 9, self._known(invoice.seller.get("name", "")))
+        self.cell(93 - _LOGO, 9, self._known(invoice.seller.get("name", "")))
         self.cell(79, 9, self.kind, align="R", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
-        facts = [
-            *([("Number", invoice.name)] if invoice.number else []),
-            ("Month", _month(invoice)),
-            ("Period", f"{invoice.month:%Y-%m-%d} to {following(invoice.month):%Y-%m-%d}, exclusive"),
-            ("Issued" if invoice.number else "As of", _day(invoice.issued_at)),
-            ("Due", _day(invoice.due_at)),
-        ]
-        for name, value in facts:
+        if invoice.number and invoice.status == "paid" and invoice.total_cents:
+            self._paid_mark(top + 14)
+        for name, value in self._dates():
             self._font(9, colour=_GREY)
             self.cell(112, 5, name, align="R")
             self._font(9)
             self.cell(62, 5, value, align="R", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
         self.ln(4)
+
+    def _dates(self) -> list[tuple[str, str]]:
+        invoice = self.invoice
+        last = following(invoice.month) - timedelta(days=1)
+        dates = [
+            ("Month", _month(invoice)),
+            ("Period", f"{invoice.month:%Y-%m-%d} to {last:%Y-%m-%d}"),
+            ("Issued" if invoice.number else "As of", _day(invoice.issued_at)),
+        ]
+        if not invoice.number:
+            return dates
+        if invoice.paid_at is not None:
+            last_date = ("Paid", _day(invoice.paid_at))
+        elif invoice.status == "paid":
+            last_date = ("Due", "nothing to pay")
+        else:
+            last_date = ("Due", _day(invoice.due_at))
+        return [("Number", invoice.name), *dates, last_date]
+
+    def _paid_mark(self, top: float) -> None:
+        """Below the seller's name, left of the dates."""
+        before = self.get_y()
+        self.set_draw_color(*_GREEN)
+        self.set_line_width(0.7)
+        self.rect(_MARGIN, top, 26, 10, round_corners=True, corner_radius=2)
+        self.set_xy(_MARGIN, top)
+        self._font(13, "B", colour=_GREEN)
+        self.cell(26, 10, "PAID", align="C")
+        self.set_line_width(0.2)
+        self.set_xy(_MARGIN, before)
 
     def parties(self) -> None:
         top = self.get_y()
@@ -87,7 +119,7 @@ class _Page(FPDF):
             self.set_xy(_MARGIN + left, top)
             self._font(8, colour=_GREY)
             self.cell(80, 5, title, new_x=XPos.LEFT, new_y=YPos.NEXT)
-            tax = f"Tax id {party['tax_id']}" if party.get("tax_id") else ""
+            tax = f"Tax ID {party['tax_id']}" if party.get("tax_id") else ""
             self._font(9.5, "B")
             self.multi_cell(
                 80, 5, self._known(party.get("name", "")), align="L", new_x=XPos.LEFT, new_y=YPos.NEXT
@@ -112,7 +144,7 @@ class _Page(FPDF):
             text_align=("LEFT", "RIGHT", "RIGHT"),
             width=sum(_WIDTHS),
         ) as table:
-            table.row(("What", "Quantity", "USD"))
+            table.row(("Description", "Quantity", "USD"))
             for line in self.invoice.lines:
                 table.row((self._known(line.description), quantity(line), dollars(line.amount)))
             if not self.invoice.lines:
@@ -121,7 +153,7 @@ class _Page(FPDF):
 
     def totals(self) -> None:
         invoice = self.invoice
-        self._sum("Sum of all lines", dollars(invoice.total))
+        self._sum("Subtotal", dollars(invoice.total))
         if invoice.carried_out:
             why = (
                 "Less than can be charged; it is on the next invoice"
@@ -142,7 +174,7 @@ class _Page(FPDF):
         for payment in invoice.payments:
             what = "Paid" if payment.kind == "payment" else "Paid back"
             self._sum(f"{what}, {_day(payment.at)}", cents(-payment.amount_cents))
-        self._sum("To be paid", f"USD {cents(max(0, invoice.due_cents))}", strong=True)
+        self._sum("Amount due", f"USD {cents(max(0, invoice.due_cents))}", strong=True)
 
     def _sum(self, name: str, value: str, *, strong: bool = False) -> None:
         self._font(10.5 if strong else 8.5, "B" if strong else "")

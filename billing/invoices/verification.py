@@ -119,8 +119,8 @@ def _sums(invoices: Sequence[Invoice], lines: Sequence[InvoiceLine]) -> list[Fin
         for what, expected, found in (
             ("total", total, invoice.total),
             ("total in cents", cents, invoice.total_cents),
-            ("what is left for the next", rest, invoice.carried_out),
-            ("what was left before", carried, brought),
+            ("carried to the next invoice", rest, invoice.carried_out),
+            ("carried from the previous invoice", carried, brought),
         ):
             if expected != found:
                 findings.append(

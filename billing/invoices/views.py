@@ -43,6 +43,15 @@ class InvoiceView:
         return due(self.total_cents, self.notes, self.payments)
 
     @property
+    def paid_at(self) -> datetime | None:
+        """When the last payment or note settled it; None while something is due, and if nothing ever was."""
+        if self.status != "paid":
+            return None
+        settled = [payment.at for payment in self.payments if payment.kind == "payment"]
+        settled += [note.issued_at for note in self.notes if note.settlement == "due"]
+        return max(settled, default=None)
+
+    @property
     def status(self) -> str:
         if self.number is None:
             return "draft"

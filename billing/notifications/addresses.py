@@ -15,6 +15,12 @@ from urllib.parse import urlsplit
 from billing.notifications.errors import EndpointUnreachable
 
 MAX_URL = 2_000
+_PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
+URL = (
+    rf"https://([A-Za-z0-9_][A-Za-z0-9._-]{{0,252}}|\[[0-9A-Fa-f:.]{{2,45}}\])(:{_PORT})?"
+    r"([/?][!$-;=?-Z\[\]_a-z~]*)?"
+)
+"""Pattern of URLs in the OpenAPI document; `read_url` decides."""
 _CARRYING = (
     # IPv6 networks whose addresses embed an IPv4 address, and its shift: NAT64 (two prefixes), 6to4.
     (IPv6Network("64:ff9b::/96"), 0),

@@ -7,12 +7,12 @@ delivery to the next, so it may arrive twice, with the same id.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import msgspec
+import structlog
 
 from billing.notifications.errors import EndpointUnreachable, MailNotSent
 from billing.notifications.events import ENDPOINT_DISABLED, payload
@@ -20,13 +20,13 @@ from billing.notifications.mailing import Mailer
 from billing.notifications.messages import message
 from billing.notifications.models import WebhookEndpoint
 from billing.notifications.publishing import publish
-from billing.notifications.repository import Due, DueDeliveries
+from billing.notifications.repository import DueDeliveries, DueDelivery
 from billing.notifications.sending import WebhookSender
 from billing.notifications.signing import headers
 from db.session import EVERY_TENANT, Database
 from tenants.repository import TenantDirectory
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 BACKOFF = (5, 30, 120, 600, 1800, 3600, 2 * 3600, 4 * 3600, 8 * 3600)
 """Seconds to wait after each failed attempt; the last repeats."""
@@ -91,7 +91,7 @@ class Deliveries:
         async with self._database.write(EVERY_TENANT) as session:
             return await DueDeliveries(session).forget(self._clock() - KEEP)
 
-    async def _try(self, due: Due, tenant_name: str) -> _Attempt:
+    async def _try(self, due: DueDelivery, tenant_name: str) -> _Attempt:
         if due.endpoint is not None:
             return await self._post(due, due.endpoint)
         assert due.recipient is not None
@@ -104,7 +104,7 @@ class Deliveries:
             return _Attempt(False, error=error.reason, for_good=error.for_good)
         return _Attempt(True)
 
-    async def _post(self, due: Due, endpoint: WebhookEndpoint) -> _Attempt:
+    async def _post(self, due: DueDelivery, endpoint: WebhookEndpoint) -> _Attempt:
         now, notification = self._clock(), due.notification
         body = msgspec.json.encode(
             payload(notification.id, notification.type, notification.created_at, notification.data)
@@ -118,7 +118,7 @@ class Deliveries:
             return _Attempt(True, status)
         return _Attempt(False, status, f"it answered {status}", for_good=status == GONE)
 
-    async def _note(self, due: Due, attempt: _Attempt) -> None:
+    async def _note(self, due: DueDelivery, attempt: _Attempt) -> None:
         now = self._clock()
         async with self._database.write(EVERY_TENANT) as session:
             deliveries = DueDeliveries(session)
@@ -129,7 +129,7 @@ class Deliveries:
             if not attempt.for_good and again <= due.give_up_at:
                 await deliveries.postpone(due.id, again, attempt.status_code, attempt.error)
                 return
-            logger.warning("delivery %s is given up: %s", due.id, attempt.error)
+            log.warning("delivery failed for the last time", delivery_id=due.id, error=attempt.error)
             await deliveries.end([due.id], "failed", now, attempt.status_code, attempt.error)
             endpoint = due.endpoint
             if endpoint is None or await deliveries.delivered_any(endpoint.id, due.notification.created_at):

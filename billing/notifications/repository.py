@@ -130,7 +130,7 @@ class NotificationRepository(TenantRepository):
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueDelivery:
     """A delivery that was claimed."""
 
     id: str
@@ -153,7 +153,7 @@ class DueDeliveries:
         due = exists().where(Delivery.state == "pending", Delivery.next_at <= now)
         return bool((await self.session.execute(select(due))).scalar_one())
 
-    async def take(self, now: datetime, *, lease: float, limit: int) -> list[Due]:
+    async def take(self, now: datetime, *, lease: float, limit: int) -> list[DueDelivery]:
         """Claims the deliveries that have waited longest, few per destination, and leases them for `lease`
         seconds.
         """
@@ -190,7 +190,7 @@ class DueDeliveries:
             .order_by(Delivery.id)
         )
         return [
-            Due(
+            DueDelivery(
                 row.id,
                 row.tenant_id,
                 row.attempts,

@@ -6,9 +6,10 @@ recording creates no duplicate.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict
 from datetime import datetime
+
+import structlog
 
 from billing.months import month_of, span
 from billing.payments.errors import ProviderRefused
@@ -17,7 +18,7 @@ from billing.payments.models import Subscription
 from billing.payments.repository import PaymentRecords
 from db.session import EVERY_TENANT, Database
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Customers:
@@ -78,7 +79,7 @@ class Customers:
             )
             session.add(made)
             account.stripe_subscription_id = found.id
-        logger.info("%s is metered: %s", tenant_id, found.id)
+        log.info("tenant is metered", tenant_id=tenant_id, subscription_id=found.id)
         return made
 
     async def subscribe_all(self, now: datetime, *, limit: int = 100) -> int:
@@ -93,7 +94,7 @@ class Customers:
                 await self.subscribe(tenant_id, now)
                 done += 1
             except ProviderRefused as error:
-                logger.error("%s cannot be subscribed: %s", tenant_id, error)
+                log.error("tenant cannot be subscribed", tenant_id=tenant_id, error=str(error))
         return done
 
     async def push_details(self, *, limit: int = 100) -> int:
@@ -110,7 +111,7 @@ class Customers:
                 await self._gateway.update_customer(customer, details)
             except ProviderRefused as refused:
                 error = str(refused)
-                logger.error("the provider refused the billing details of %s: %s", tenant_id, error)
+                log.error("provider refused billing details", tenant_id=tenant_id, error=error)
             async with self._database.write(EVERY_TENANT) as session:
                 account = await PaymentRecords(session).account(tenant_id)
                 account.provider_details, account.provider_error = asdict(details), error

@@ -8,9 +8,10 @@ another amount, waits for an operator.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
+
+import structlog
 
 from billing.invoices.models import CreditNote, Invoice
 from billing.invoices.repository import InvoiceRepository
@@ -24,11 +25,11 @@ from billing.payments.errors import ProviderRefused, ProviderUnavailable
 from billing.payments.gateway import InvoiceView, PaymentGateway
 from billing.payments.models import Document
 from billing.payments.repository import SendingQueue
-from billing.payments.sending import Sent, give_up
+from billing.payments.sending import Sent, leave_to_operator
 from billing.rates import MICRO_USD_PER_CENT
 from db.session import EVERY_TENANT, Database, WriteSession
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 MOST_LINES = 200
 """The most lines on a provider's invoice; Stripe's limit is 250."""
@@ -103,7 +104,7 @@ class DocumentSending:
             await send(document)
         except ProviderUnavailable as away:
             done.unavailable, error = True, str(away)
-            logger.warning("%s %s waits: %s", document.kind, document.id, away)
+            log.warning("document waits", kind=document.kind, document_id=document.id, error=str(away))
         except ProviderRefused as refused:
             error = str(refused)
         async with self._database.write(EVERY_TENANT) as session:
@@ -115,7 +116,7 @@ class DocumentSending:
                 row.state, row.settled_at = "sent", self._clock()
                 done.arrived += 1
             elif not done.unavailable:
-                give_up(row, error, self._clock())
+                leave_to_operator(row, error, self._clock())
                 done.manual += 1
 
     # Invoices -----------------------------------------------------------------------------------------------

@@ -6,12 +6,12 @@ a payment failed, the account is in grace for some days, then suspended; once it
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
 import redis.asyncio
+import structlog
 
 from billing.notifications.events import (
     ACCOUNT_GRACE,
@@ -29,7 +29,7 @@ from tenants.audit.service import AuditLog
 from tenants.repository import KeyRepository
 from tenants.resolver import publish_key_changes
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 State = Literal["active", "grace", "suspended"]
@@ -134,7 +134,7 @@ class Dunning:
         await AuditLog.record(
             session, tenant_id, SYSTEM, "billing_account.updated", ("billing_account", tenant_id), details
         )
-        logger.info("billing account of %s changed from %s to %s", tenant_id, before, current.state)
+        log.info("dunning state changed", tenant_id=tenant_id, before=before, after=current.state)
         return current.state
 
     async def _publish(

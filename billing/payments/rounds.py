@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import redis.asyncio
+import structlog
 
 from billing.payments.customers import Customers
 from billing.payments.documents import DocumentSending
@@ -20,7 +20,7 @@ from billing.payments.settings import StripeSettings
 from billing.payments.webhooks import FollowUps
 from db.session import Database
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 SHORT_LOOK = timedelta(days=3)
 """How far back hours are compared every minute; all hours are compared once an hour."""
@@ -57,7 +57,7 @@ class PaymentRounds:
             await self.customers.subscribe_all(now)
             await self.customers.push_details()
         except (ProviderUnavailable, ProviderRefused) as error:
-            logger.warning("customers are not up to date at the provider: %s", error)
+            log.warning("customers are not up to date at the provider", error=str(error))
         since = EPOCH if now.minute == LONG_LOOK_MINUTE else now - SHORT_LOOK
         await self.planning.plan(now, since=since)
         for what, sent in (
@@ -65,7 +65,7 @@ class PaymentRounds:
             ("documents", await self.documents.send()),
         ):
             if sent.arrived or sent.manual:
-                logger.info("%s sent: %d, for a person: %d", what, sent.arrived, sent.manual)
+                log.info("round of sending ended", what=what, arrived=sent.arrived, manual=sent.manual)
 
     async def check_payments(self, now: datetime) -> None:
         """Updates the dunning state of accounts in arrears and records payments on invoices; once an hour,
@@ -78,7 +78,7 @@ class PaymentRounds:
                 await self.follow_ups.forget_old()
                 await self.dunning.refresh_all(now)
         except (ProviderUnavailable, ProviderRefused) as error:
-            logger.warning("dunning states are not updated: %s", error)
+            log.warning("dunning states are not updated", error=str(error))
 
     async def follow_up(self) -> None:
         """Handles all webhook events that are due. Raises DatabaseUnavailable."""

@@ -9,10 +9,11 @@ for an operator.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+
+import structlog
 
 from billing.months import begin, month_of
 from billing.payments.errors import ProviderRefused, ProviderUnavailable
@@ -21,7 +22,7 @@ from billing.payments.models import Document, MeterEvent
 from billing.payments.repository import SendingQueue
 from db.session import EVERY_TENANT, Database
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 KNOWN_FOR = timedelta(hours=23)
 """The provider recognizes identifiers for 24 hours; one hour is left for clock differences."""
@@ -108,7 +109,7 @@ class Sending:
             for event, customer in found:
                 if event.hour < now - OLDEST:
                     unsure = " and may have arrived" if event.first_attempt_at else ""
-                    give_up(event, f"older than the provider takes{unsure}", now)
+                    leave_to_operator(event, f"older than the provider takes{unsure}", now)
                     done.manual += 1
                     continue
                 attempt = self._prepare(event, customer, await queue.started_at(event.tenant_id), now)
@@ -160,7 +161,7 @@ class Sending:
             await self._gateway.meter(attempt.customer, attempt.value, timestamp, attempt.identifier)
         except ProviderUnavailable as error:
             done.unavailable = True
-            logger.warning("meter event %s waits: %s", attempt.identifier, error)
+            log.warning("meter event waits", identifier=attempt.identifier, error=str(error))
             await self._note(attempt, str(error), nothing_done=not error.maybe_done)
         except ProviderRefused as error:
             await self._end(attempt, str(error), done)
@@ -195,7 +196,7 @@ class Sending:
                 event.state, event.settled_at, event.error = "sent", self._clock(), ""
                 done.arrived += 1
             else:
-                give_up(event, str(arrived), self._clock())
+                leave_to_operator(event, str(arrived), self._clock())
                 done.manual += 1
 
     async def _note(self, attempt: _Attempt, error: str, *, nothing_done: bool) -> None:
@@ -206,10 +207,12 @@ class Sending:
                 event.first_attempt_at = event.last_attempt_at = event.timestamp = None
 
 
-def give_up(row: MeterEvent | Document, why: str, now: datetime) -> None:
+def leave_to_operator(row: MeterEvent | Document, why: str, now: datetime) -> None:
     row.state, row.error, row.settled_at = "manual", why, now
-    name = row.identifier if isinstance(row, MeterEvent) else row.id
-    logger.error("%s needs a person: %s", name, why)
+    if isinstance(row, MeterEvent):
+        log.error("meter event needs an operator", identifier=row.identifier, error=why)
+    else:
+        log.error("document needs an operator", document_id=row.id, error=why)
 
 
 def _open_since(started_at: datetime | None, now: datetime) -> datetime:

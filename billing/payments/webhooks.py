@@ -7,13 +7,13 @@ together with the event's done mark. Failed events are retried.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 import redis.asyncio
+import structlog
 
 from billing.invoices.credits import record_credit
 from billing.payments.dunning import Dunning
@@ -27,7 +27,7 @@ from db.outbox import Outbox
 from db.session import EVERY_TENANT, Database, WriteSession
 from tenants.actors import SYSTEM
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 FOLLOW_UP = "billing.follow_up_webhook"
 """The task that handles one event."""
@@ -121,7 +121,7 @@ class WebhookReceiver:
             if new and known and self._outbox is not None:
                 self._outbox.add(session, FOLLOW_UP, {"event_id": event.id})
         if not known:
-            logger.info("webhook event %s of type %s is ignored", event.id, event.type)
+            log.info("webhook event is ignored", event_id=event.id, type=event.type)
         return new
 
 
@@ -183,7 +183,8 @@ class FollowUps:
         return True
 
     async def _failed(self, event_id: str, error: str, gone: bool) -> None:
-        (logger.error if gone else logger.warning)("event %s not acted on: %s", event_id, error)
+        write = log.error if gone else log.warning
+        write("webhook event is not handled", event_id=event_id, error=error)
         async with self._database.write(EVERY_TENANT) as session:
             event = await PaymentRecords(session).lock_event(event_id)
             if event is not None and event.state == "received":

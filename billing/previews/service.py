@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
-from billing.charges import CALIBRATION, ChargeBook, storage_dues
+from billing.charges import CALIBRATION, ChargeBook, storage_charges
 from billing.models import Price, StoredAdapter
 from billing.months import month_of, span
 from billing.previews.repository import PricedSums
@@ -166,6 +166,6 @@ def _storage(
     price = Price(id=draft.id, **{name: getattr(draft, name) for name in AMOUNTS})
     day = start
     while day < end:
-        for due in storage_dues(stored, day, price):
+        for due in storage_charges(stored, day, price):
             yield due.tenant_id, due.cost
         day += timedelta(days=1)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from billing.charges import ChargeBook, storage_dues
+from billing.charges import ChargeBook, storage_charges
 from billing.reconciliation.differences import Difference
 from billing.reconciliation.repository import BooksRepository, DayTotals
 from billing.repository import PriceList
@@ -66,10 +66,10 @@ async def compare_charges(
                 found.append(Difference("charges", "", "storage is charged", day, 1, 0))
             else:
                 price = await prices.in_effect(day)
-                dues = []
+                charges = []
                 if price is not None and price.adapter_gb_day:
-                    dues = storage_dues(await book.stored(day, day + DAY), day, price)
-                expected = {due.id: (due.tenant_id, due.cost) for due in dues}
+                    charges = storage_charges(await book.stored(day, day + DAY), day, price)
+                expected = {charge.id: (charge.tenant_id, charge.cost) for charge in charges}
                 found += _charged(day, expected, await books.storage_charges(day))
             day += DAY
         found += [

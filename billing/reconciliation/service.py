@@ -10,11 +10,11 @@ own. Nothing is repaired: a difference needs an operator, or `rederive`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import redis.asyncio
+import structlog
 from redis.exceptions import RedisError
 
 from billing.invoices.verification import InvoiceVerification
@@ -36,7 +36,7 @@ from db.base import new_id
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 NIGHTLY_DAYS = 2
 """Whole UTC days of a nightly reconciliation: what is recorded late falls into the second night."""
@@ -108,7 +108,7 @@ class ReconciliationService:
             await ReconciliationRepository(session).add(report, MOST_KEPT)
         for check, outcome in report.outcomes.items():
             if outcome.differences:
-                logger.error("books differ: %s, %d differences (%s)", check, outcome.differences, report.id)
+                log.error("books differ", check=check, differences=outcome.differences, report_id=report.id)
         return report
 
     async def reconcile_if_due(self) -> Report | None:
@@ -185,7 +185,7 @@ class ReconciliationService:
             try:
                 found += await check()
             except (DatabaseUnavailable, RedisError, ProviderUnavailable, ProviderRefused) as error:
-                logger.error("%s cannot be compared: %s", name, error)
+                log.error("books cannot be compared", source=name, error=str(error))
                 why_not[name] = str(error)
         if "usage_api" in why_not:
             why_not["costs_api"] = why_not["usage_api"]

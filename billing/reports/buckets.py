@@ -41,8 +41,8 @@ class BucketPage(TypedDict, Generic[ResultT]):
 
 MAX_TIME = 4_102_444_800
 """Unix time of 2100-01-01."""
-_MAX_FILTER = 1000
-_MAX_VALUE_LEN = 512
+MAX_FILTER = 1000
+MAX_VALUE_LEN = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +164,12 @@ def check_filters(**filters: Sequence[str] | None) -> None:
     for field, values in filters.items():
         if values is None:
             continue
-        if len(values) > _MAX_FILTER:
-            raise InvalidReportQuery(field, f"has more than {_MAX_FILTER} values")
+        if len(values) > MAX_FILTER:
+            raise InvalidReportQuery(field, f"has more than {MAX_FILTER} values")
         if any("\x00" in value for value in values):
             raise InvalidReportQuery(field, "has a zero byte")
-        if any(len(value) > _MAX_VALUE_LEN for value in values):
-            raise InvalidReportQuery(field, f"has a value of more than {_MAX_VALUE_LEN} characters")
+        if any(len(value) > MAX_VALUE_LEN for value in values):
+            raise InvalidReportQuery(field, f"has a value of more than {MAX_VALUE_LEN} characters")
 
 
 def instant(unix: float) -> datetime:

@@ -16,10 +16,12 @@ class Slice:
     models: tuple[str, ...] = ()
     adapter_ids: tuple[str, ...] = ()
     service_tiers: tuple[str, ...] = ()
+    excluded_key_ids: tuple[str, ...] = ()
+    """Keys that do not count. Charges, which belong to no key, count nevertheless."""
 
     @property
     def is_whole(self) -> bool:
-        return not any(asdict(self).values())
+        return not self.columns
 
     @property
     def filters(self) -> dict[str, Sequence[str] | None]:
@@ -29,7 +31,7 @@ class Slice:
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
         """The values that count, by the ledger's column."""
-        return {_FIELDS[name]: values for name, values in asdict(self).items() if values}
+        return {_FIELDS[name]: values for name, values in asdict(self).items() if values and name in _FIELDS}
 
 
 WHOLE = Slice()

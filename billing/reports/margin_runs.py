@@ -7,18 +7,18 @@ asked, and if the process that computes it dies, another soon starts again.
 from __future__ import annotations
 
 import asyncio
-import logging
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import redis.asyncio
+import structlog
 
 from billing.errors import InvalidReportQuery
 from billing.reports.margin import MarginReports
 from db.errors import DatabaseUnavailable
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 ALIVE_S = 30
 """Seconds for which a process holds a report between two reports of progress."""
@@ -70,7 +70,7 @@ class MarginRuns:
                 month, gpu_hour_price, now=now, num_gpus=num_gpus, on_progress=on_progress
             )
         except (InvalidReportQuery, DatabaseUnavailable) as error:
-            logger.warning("margin of %s cannot be computed: %s", month, error)
+            log.warning("margin cannot be computed", month=month, error=str(error))
             await save(MarginRun(why_not=str(error)), 5)
         else:
             is_over = f"{now:%Y-%m}" != month

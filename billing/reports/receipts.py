@@ -155,8 +155,6 @@ def _shows(record: UsageRecord, of_key: OfKey) -> bool:
 def _receipt(request_id: str, records: Sequence[UsageRecord], reversals: Sequence[Reversal]) -> ReceiptObject:
     first = records[0]
     records = sorted(records, key=lambda record: _place(record.request_id))
-    prompt = sum(record.prompt_tokens for record in records)
-    completion = sum(record.completion_tokens for record in records)
     cost = sum(record.cost for record in records)
     reversed_cost = sum(reversal.cost for reversal in reversals)
     return {
@@ -168,34 +166,15 @@ def _receipt(request_id: str, records: Sequence[UsageRecord], reversals: Sequenc
         "finish_reason": _joined(records),
         "endpoint": first.endpoint or None,
         "model": first.model or None,
-        "adapter": None
-        if first.adapter_id is None
-        else {
-            "id": first.adapter_id,
-            "version": first.adapter_version,
-            "digest": first.adapter_digest,
-        },
+        "adapter": _adapter(first),
         "service_tier": first.service_tier or None,
         "project_id": first.project_id,
         "user_id": first.user_id,
         "api_key_id": first.key_id or None,
         "requests": [record.request_id for record in records],
         "num_choices": sum(record.num_choices for record in records),
-        "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(record.cached_tokens for record in records)},
-        },
-        "price": None
-        if not first.price_id
-        else {
-            "id": first.price_id,
-            "input": first.input_price,
-            "cached_input": first.cached_input_price,
-            "output": first.output_price,
-            "percent": first.price_percent,
-        },
+        "usage": _usage(records),
+        "price": _price(first),
         "cost_micro_usd": cost,
         "cost_details": {
             "input": sum(record.cost - record.cached_cost - record.output_cost for record in records),
@@ -203,13 +182,7 @@ def _receipt(request_id: str, records: Sequence[UsageRecord], reversals: Sequenc
             "output": sum(record.output_cost for record in records),
         },
         "reversals": [
-            {
-                "id": reversal.id,
-                "at": _moment(reversal.at),
-                "request": reversal.request_id,
-                "reason": reversal.reason,
-                "cost_micro_usd": -reversal.cost,
-            }
+            _reversal(reversal)
             for reversal in sorted(reversals, key=lambda reversal: (reversal.at, reversal.id))
         ],
         "billed_micro_usd": cost - reversed_cost,
@@ -219,6 +192,49 @@ def _receipt(request_id: str, records: Sequence[UsageRecord], reversals: Sequenc
             "total_seconds": _longest(record.total_seconds for record in records),
         },
         "preemptions": sum(record.preemptions for record in records),
+    }
+
+
+def _adapter(record: UsageRecord) -> ReceiptAdapter | None:
+    if record.adapter_id is None:
+        return None
+    return {
+        "id": record.adapter_id,
+        "version": record.adapter_version,
+        "digest": record.adapter_digest,
+    }
+
+
+def _usage(records: Sequence[UsageRecord]) -> ReceiptUsage:
+    prompt = sum(record.prompt_tokens for record in records)
+    completion = sum(record.completion_tokens for record in records)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(record.cached_tokens for record in records)},
+    }
+
+
+def _price(record: UsageRecord) -> ReceiptPrice | None:
+    if not record.price_id:
+        return None
+    return {
+        "id": record.price_id,
+        "input": record.input_price,
+        "cached_input": record.cached_input_price,
+        "output": record.output_price,
+        "percent": record.price_percent,
+    }
+
+
+def _reversal(reversal: Reversal) -> ReceiptReversal:
+    return {
+        "id": reversal.id,
+        "at": _moment(reversal.at),
+        "request": reversal.request_id,
+        "reason": reversal.reason,
+        "cost_micro_usd": -reversal.cost,
     }
 
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import (
     ARRAY,
     BigInteger,
+    Boolean,
     ColumnElement,
     Select,
     bindparam,
     cast,
     func,
+    literal_column,
     or_,
     select,
     text,
@@ -27,12 +29,18 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay, UsageRollupHour
+from billing.models import FAILED, Charge, Reversal, UsageRecord, UsageRollupDay, UsageRollupHour
 from billing.repository import INSTANT, bounds
 from billing.rollups import KEYS, ROLLUPS
 from db.repository import TenantRepository, select_owned
 from db.rollup_intervals import Unit, intervals
 
+Outcome = Literal["succeeded", "failed"]
+# As literals, by which PostgreSQL sees that it can use the index of failed requests.
+_OUTCOMES = {
+    "succeeded": literal_column("finish_reason = ANY (ARRAY['stop', 'length'])", Boolean),
+    "failed": literal_column(FAILED, Boolean),
+}
 Place = tuple[datetime, str]
 """A row's position in the ledger's order: its time, and its id among rows of the same time."""
 
@@ -108,7 +116,12 @@ class SliceRepository(LedgerRows):
         return (await self.session.execute(query)).first() is not None
 
     async def hours(
-        self, start: datetime, end: datetime, wanted: Mapping[str, Sequence[str]], limit: int
+        self,
+        start: datetime,
+        end: datetime,
+        wanted: Mapping[str, Sequence[str]],
+        limit: int,
+        excluded_key_ids: Sequence[str] = (),
     ) -> list[datetime]:
         """Returns hours that overlap [start, end) and have anything of the slice, the latest first."""
         hour = UsageRollupHour.hour
@@ -117,6 +130,8 @@ class SliceRepository(LedgerRows):
             hour < end,
             *(getattr(UsageRollupHour, name).in_(values) for name, values in wanted.items()),
         )
+        if excluded_key_ids:
+            query = query.where(UsageRollupHour.key_id.not_in(excluded_key_ids))
         query = query.group_by(hour).order_by(hour.desc()).limit(limit)
         return list((await self.session.execute(query)).scalars())
 
@@ -128,6 +143,8 @@ class SliceRepository(LedgerRows):
         hours: Sequence[datetime] | None,
         before: Place | None,
         limit: int,
+        excluded_key_ids: Sequence[str] = (),
+        outcome: Outcome | None = None,
     ) -> Sequence[UsageRecord]:
         """Returns rows of the slice submitted in [start, end), the latest first, from below `before`. With
         `hours`, only rows in these hours.
@@ -138,6 +155,10 @@ class SliceRepository(LedgerRows):
             at < end,
             *(_is_among(getattr(UsageRecord, name), values) for name, values in wanted.items()),
         )
+        if excluded_key_ids:
+            query = query.where(UsageRecord.key_id.not_in(excluded_key_ids))
+        if outcome is not None:
+            query = query.where(_OUTCOMES[outcome])
         if before is not None:
             query = query.where(tuple_(at, UsageRecord.request_id) < tuple_(*before))
         query = query.order_by(at.desc(), UsageRecord.request_id.desc()).limit(limit)

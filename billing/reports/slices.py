@@ -15,7 +15,7 @@ from billing.models import UsageRecord
 from billing.reports.buckets import check_filters
 from billing.reports.filtering import WHOLE, Slice
 from billing.reports.grouping import COLUMNS
-from billing.reports.repository import SliceRepository
+from billing.reports.repository import Outcome, SliceRepository
 from billing.repository import UsageRepository
 from db.rollup_intervals import Unit
 from db.session import Database, ReadSession
@@ -101,17 +101,34 @@ class UsageSlices:
         return UsageView(used, {name: values[column] for name, column in COLUMNS.items()}, has_any_usage)
 
     async def by_day(
-        self, tenant_id: str, start: datetime, end: datetime, adapter_ids: Sequence[str], since: datetime
+        self,
+        tenant_id: str,
+        start: datetime,
+        end: datetime,
+        adapter_ids: Sequence[str],
+        since: datetime,
+        excluded_key_ids: tuple[str, ...] = (),
     ) -> tuple[list[UsageRow], list[UsageRow]]:
         """Returns the usage in [start, end) by day, and that of these adapters since `since` by day and
         adapter. Raises DatabaseUnavailable.
         """
-        adapters = Slice(adapter_ids=tuple(adapter_ids))
+        every = Slice(excluded_key_ids=excluded_key_ids)
+        adapters = Slice(adapter_ids=tuple(adapter_ids), excluded_key_ids=excluded_key_ids)
         async with self._database.read(tenant_id) as session:
-            whole = await _used(session, tenant_id, start, end, "day", None, WHOLE)
+            whole = await _used(session, tenant_id, start, end, "day", None, every)
             if not adapter_ids:
                 return whole, []
             return whole, await _used(session, tenant_id, since, end, "day", "adapter_id", adapters)
+
+    async def values(
+        self, tenant_id: str, start: datetime, end: datetime
+    ) -> dict[str, list[tuple[str, int]]]:
+        """Returns the values of each dimension in [start, end), as `UsageView.values` has them. Raises
+        DatabaseUnavailable.
+        """
+        async with self._database.read(tenant_id) as session:
+            values = await SliceRepository(session, tenant_id).values(start, end)
+        return {name: values[column] for name, column in COLUMNS.items()}
 
     async def is_used(self, tenant_id: str) -> bool:
         """Returns whether the tenant has any usage, at any time."""
@@ -125,24 +142,32 @@ class UsageSlices:
         end: datetime,
         *,
         slice: Slice = WHOLE,
+        outcome: Outcome | None = None,
         after: RequestPosition | None = None,
         limit: int = 50,
     ) -> Requests:
         """Returns requests submitted in [start, end) and after the position `after`, the newest first.
+        `outcome`: only those that succeeded, or that failed or were cancelled.
 
         For a slice, only hours whose sums have anything of it are read. Raises InvalidReportQuery,
         DatabaseUnavailable.
         """
         check_filters(**slice.filters)
-        wanted = slice.columns
+        wanted, excluded = slice.columns, slice.excluded_key_ids
         found: list[UsageRecord] = []
         place = None if after is None else (after.submitted_at, after.request_id)
         async with self._database.read(tenant_id) as session:
             rows = SliceRepository(session, tenant_id)
             until = end if after is None else min(end, after.submitted_at + timedelta(microseconds=1))
             while len(found) <= limit and until > start:
-                hours = await rows.hours(start, until, wanted, limit + 1) if wanted else None
-                found += await rows.requests(start, until, wanted, hours, place, limit + 1 - len(found))
+                hours = None
+                if wanted or excluded:
+                    hours = await rows.hours(start, until, wanted, limit + 1, excluded)
+                found += await rows.requests(
+                    *(start, until, wanted, hours, place, limit + 1 - len(found)),
+                    excluded_key_ids=excluded,
+                    outcome=outcome,
+                )
                 if hours is None or len(hours) <= limit:
                     break
                 until = hours[-1]

@@ -7,9 +7,10 @@ a process dies in between. A month's limit counts what the ledger dates in that 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+
+import structlog
 
 from billing.invoices.repository import AccountRepository
 from billing.months import begin, month_of
@@ -19,7 +20,7 @@ from tenants.limits.kinds import Limit, Metric
 from tenants.limits.repository import LimitRepository
 from tenants.quotas.unreserved_spend import UnreservedSpend
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 BATCH = 500
 
@@ -61,7 +62,7 @@ class SpendAdjusting:
         if not await self._unreserved.settle(one.tenant_id, one.id, one.amount):
             # Redis lost what it held. A count that started from the ledger since then has the cost already,
             # and counts it twice until its next window: better than not at all.
-            logger.warning("cost %s was lost by Redis and is reported again", one.id)
+            log.warning("Redis lost a cost, which is reported again", cost_id=one.id, tenant_id=one.tenant_id)
             await self._unreserved.hold(one.tenant_id, one.id, budgets, one.amount)
             await self._unreserved.settle(one.tenant_id, one.id, one.amount)
         async with self._database.write(one.tenant_id) as session:
@@ -70,7 +71,7 @@ class SpendAdjusting:
     async def _budgets(self, one: UnreportedCost, now: datetime) -> Sequence[Limit]:
         """Returns the tenant's own limits that count the cost. It belongs to no project, key or model."""
         async with self._database.read(one.tenant_id) as session:
-            limits = await LimitRepository(session, one.tenant_id).in_force()
+            limits = await LimitRepository(session, one.tenant_id).effective() or ()
             periods = await AccountRepository(session, one.tenant_id).periods()
         month = begin(month_of(now))
         counting = set()

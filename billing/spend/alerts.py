@@ -29,7 +29,7 @@ from tenants.errors import ProjectNotFound
 from tenants.limits.kinds import MAX_AMOUNT, Limit, Metric, Scope
 from tenants.limits.repository import LimitRepository
 from tenants.projects.repository import ProjectRepository
-from tenants.quotas import Seed
+from tenants.quotas import UsageReader
 
 MAX_ALERTS = 100
 
@@ -166,7 +166,7 @@ class SpendAlertService:
         """
         async with self._database.write(tenant_id) as session:
             alert = await _locked(session, tenant_id, project_id, alert_id)
-            limits = await LimitRepository(session, tenant_id).in_force()
+            limits = await LimitRepository(session, tenant_id).effective() or ()
             hard = [one for one in limits if one.metric == Metric.SPEND_PER_MONTH and not one.model]
             facts = _facts(alert, _amount(alert, hard) or 0, 0, begin(month_of(now))) | {"test": True}
             recipients = (
@@ -200,9 +200,9 @@ class SpendAlertService:
 
 
 class SpendWatch:
-    """Raises alerts. `spent` returns what budgets count: see `tenants.quotas.Seed`."""
+    """Raises alerts. `spent` returns what budgets count: see `tenants.quotas.UsageReader`."""
 
-    def __init__(self, database: Database, spent: Seed) -> None:
+    def __init__(self, database: Database, spent: UsageReader) -> None:
         self._database = database
         self._spent = spent
 
@@ -229,7 +229,7 @@ class SpendWatch:
 
     async def _hard_limits(self, tenant_id: str) -> Sequence[Limit]:
         async with self._database.read(tenant_id) as session:
-            found = await LimitRepository(session, tenant_id).in_force()
+            found = await LimitRepository(session, tenant_id).effective() or ()
         return [one for one in found if one.metric == Metric.SPEND_PER_MONTH and not one.model]
 
     async def _raise(

@@ -13,15 +13,15 @@ from billing.windows.repository import Windows
 from db.batch_loader import BatchLoader
 from db.session import EVERY_TENANT, Database
 from tenants.limits.kinds import Limit
-from tenants.quotas import Seed
+from tenants.quotas import UsageReader
 
 
 class UsageExists:
-    """Reads a budget's sums only if there are any. Pass it as `tenants.quotas.Seed`, and `close` it at the
-    end.
+    """Reads a budget's sums only if there are any. Pass it as `tenants.quotas.UsageReader`, and `close` it
+    at the end.
     """
 
-    def __init__(self, database: Database, sums: Seed) -> None:
+    def __init__(self, database: Database, sums: UsageReader) -> None:
         self._database = database
         self._sums = sums
         self._used: BatchLoader[tuple[str, datetime], bool] = BatchLoader(self._look_up)

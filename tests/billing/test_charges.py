@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from billing.charges import ChargeBook, ChargeRepository, ChargeService, Due, byte_days, storage_cost
+from billing.charges import ChargeBook, ChargeRepository, ChargeService, DueCharge, byte_days, storage_cost
 from billing.models import Price
 from billing.totals import CostLine, LedgerTotals
 from db.session import EVERY_TENANT, Database
@@ -132,7 +132,7 @@ async def test_a_charge_that_fails_leaves_its_day_to_be_charged(
     await price(database, DAY - 9 * ONE, adapter_gb_day=1)
     await store(database, ("tnt_a", 1, GB, DAY - ONE, None))
 
-    async def dies(self: ChargeBook, dues: Sequence[Due]) -> list[Due]:
+    async def dies(self: ChargeBook, charges: Sequence[DueCharge]) -> list[DueCharge]:
         raise ConnectionError
 
     with monkeypatch.context() as broken:
@@ -190,8 +190,8 @@ JOB = (
 async def test_a_job_that_ends_well_is_charged_once(database: Database, tenant: Tenant) -> None:
     heard: list[str] = []
 
-    async def on_charged(made: Sequence[Due]) -> None:
-        heard.extend(due.id for due in made)
+    async def on_charged(made: Sequence[DueCharge]) -> None:
+        heard.extend(charge.id for charge in made)
 
     service = ChargeService(database, on_charged)
     since = datetime.now(UTC) - ONE

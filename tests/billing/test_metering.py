@@ -10,6 +10,7 @@ import redis.asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
+from structlog.testing import capture_logs
 
 from billing.folding import Measured, fold, measure
 from billing.metering import DEAD_LETTERS, GROUP, JournalMeter
@@ -113,23 +114,22 @@ async def test_a_stream_lost_with_its_redis_is_taken_up_again(
     assert (await meter.drain()).num_entries == 1
 
 
-async def test_malformed_entries_go_to_the_dead_letters_and_block_nobody(
-    meter: JournalMeter,
-    database: Database,
-    redis_client: redis.asyncio.Redis,
-    caplog: pytest.LogCaptureFixture,
+async def test_malformed_entries_go_to_the_dead_letters_and_block_no_others(
+    meter: JournalMeter, database: Database, redis_client: redis.asyncio.Redis
 ) -> None:
     await write(redis_client, usage_event("a"))
     await redis_client.xadd(JOURNAL_STREAM, {b"e": b"\xc1 not msgpack"})
     await redis_client.xadd(JOURNAL_STREAM, {b"other": b"field"})
     await write(redis_client, usage_event("nan", submitted_at=float("nan")), usage_event("b"))
-    drained = await meter.drain()
+    with capture_logs() as lines:
+        drained = await meter.drain()
     assert (drained.num_entries, drained.num_requests, drained.num_malformed) == (5, 2, 3)
     assert [row["request_id"] for row in await ledger(database)] == ["a", "b"]
     letters = [fields for _, fields in await redis_client.xrange(DEAD_LETTERS)]
     assert [fields[b"e"] for fields in letters[:2]] == [b"\xc1 not msgpack", b""]
     assert b"submitted_at is nan" in letters[2][b"reason"]
-    assert len(caplog.records) == 3
+    assert [line["event"] for line in lines] == 3 * ["journal entry is malformed"]
+    assert "submitted_at is nan" in lines[2]["error"]
     assert await redis_client.xlen(JOURNAL_STREAM) == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from billing.charges import STORAGE, ChargeBook, Due
+from billing.charges import STORAGE, ChargeBook, DueCharge
 from billing.errors import AlreadyReversed, NothingToReverse, StillRunning
 from billing.folding import fold, measure
 from billing.months import span
@@ -131,7 +131,7 @@ async def test_what_the_journal_says_later_of_a_reversed_request_counts_once(
 async def test_a_charge_is_taken_back_whole(
     database: Database, tenant: Tenant, service: ReversalService
 ) -> None:
-    due = Due("storage:x", tenant.id, STORAGE, THEN, 2000, "prc_1", 5, 77, "adp_x@1")
+    due = DueCharge("storage:x", tenant.id, STORAGE, THEN, 2000, "prc_1", 5, 77, "adp_x@1")
     async with database.write(EVERY_TENANT) as session:
         assert await ChargeBook(session).add([due]) == [due]
         assert await ChargeBook(session).add([due]) == []

@@ -82,7 +82,7 @@ async def test_invoices_of_less_than_can_be_charged_are_made_and_carried_to_one_
     ]
     assert preview.lines == made[1].lines, "the preview of a month that is over is its invoice"
     assert [line.description for line in made[1].lines if line.kind == "carried"] == [
-        "Too little to be charged, from the invoice before"
+        "Balance below the minimum charge, from the previous invoice"
     ]
     assert any("Less than can be charged" in line for line in text_of(render(made[0])))
     assert made[0].status == "paid", "nobody is asked for it"
@@ -123,6 +123,7 @@ async def test_what_rounding_left_is_on_the_next_invoice(business: Business) -> 
     months = [await business.invoice(acme.id, month) for month in (OCTOBER, NOVEMBER, DECEMBER)]
     assert [(one.total_cents, one.carried_out) for one in months] == [(2, -5_000), (1, 0), (0, 1)]
     assert [(line.kind, line.amount) for line in months[1].lines] == [("carried", -5_000), ("usage", 15_000)]
+    assert months[1].lines[0].description == "Rounding carried from the previous invoice"
     assert await business.spent(acme.id) == 10_000 * sum(one.total_cents for one in months) + 1
 
 

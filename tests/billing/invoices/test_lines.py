@@ -32,9 +32,9 @@ def test_what_is_too_little_to_be_charged_is_carried_until_it_is_enough(used: li
         made = bill(books, carried_in=carried, minimum_cents=least)
         assert made.total_cents == 0 or made.total_cents >= least
         assert made.total == amount + carried == made.total_cents * 10_000 + made.carried_out
-        assert (made.lines[0].description == "Too little to be charged, from the invoice before") == (
-            carried >= 5_000
-        )
+        assert (
+            made.lines[0].description == "Balance below the minimum charge, from the previous invoice"
+        ) == (carried >= 5_000)
         carried, asked = made.carried_out, asked + made.total_cents
     assert asked * 10_000 + carried == sum(used), "whatever is asked for when, it is what was used"
     assert carried < max(5_000, least * 10_000 - 5_000)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
 from billing.invoices.lines import Line
+from billing.invoices.models import InvoicePayment
 from billing.invoices.rendering import quantity, render
 from billing.invoices.views import InvoiceView, cents, dollars
 
@@ -69,9 +70,27 @@ def test_the_page_says_what_the_invoice_does() -> None:
     for piece in (
         "Acorn Serving Ltd", "1 Oak Lane", "Łódź Ελλάς ??", "INV-000042", "October 2026", "2026-11-16",
         "sapling, default, input tokens", "123,456,789 tokens", "98.765432", "USD 98.77", "0.004568",
-        "2026-10-01 to 2026-11-01, exclusive",
+        "2026-10-01 to 2026-10-31", "2026-11-02",
     ):  # fmt: skip
         assert piece in text, (piece, text)
+
+
+def test_a_paid_invoice_says_when_and_an_open_one_when_it_is_due() -> None:
+    paid = InvoicePayment(kind="payment", at=NOW + timedelta(days=3), amount_cents=9_877)
+    assert "PAID" not in (still_open := text_of(render(INVOICE)))
+    assert still_open[still_open.index("Due") + 1] == "2026-11-16"
+    text = text_of(render(replace(INVOICE, payments=(paid,))))
+    assert "PAID" in text
+    assert text[text.index("Paid") + 1] == "2026-11-05"
+    assert "Due" not in text
+    assert "2026-11-16" not in text
+    part = replace(INVOICE, payments=(InvoicePayment(kind="payment", at=NOW, amount_cents=1),))
+    assert "PAID" not in text_of(render(part))
+    nothing = text_of(render(replace(INVOICE, total=0, total_cents=0, carried_out=0)))
+    assert "PAID" not in nothing
+    assert nothing[nothing.index("Due") + 1] == "nothing to pay"
+    preview = text_of(render(replace(INVOICE, id=None, number=None)))
+    assert "Due" not in preview
 
 
 def test_a_preview_says_that_it_is_one() -> None:

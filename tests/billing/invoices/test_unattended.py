@@ -10,8 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from sqlalchemy import text
+from structlog.testing import capture_logs
 
 from billing.invoices.closing import JournalAge
 from billing.invoices.verification import InvoiceVerification
@@ -31,17 +31,18 @@ async def told(business: Business) -> list[Any]:
         return [tuple(row) for row in await session.execute(text(query))]
 
 
-async def test_the_worker_closes_what_is_due_and_tells_once(
-    business: Business, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_worker_closes_due_months_and_notifies_once(business: Business) -> None:
     acme = await business.tenant()
     used = datetime.now(UTC).replace(day=1) - timedelta(days=40)
     await business.use(acme.id, used, 50_000)
     runtime: Any = SimpleNamespace(database=business.database, redis=business.redis)
     entry = await business.redis.xadd(JOURNAL_STREAM, {b"e": b"x"}, id=f"{int(used.timestamp() * 1000)}-0")
-    await _close(runtime)
+    with capture_logs() as lines:
+        await _close(runtime)
     assert await business.invoices.list(acme.id) == []
-    assert "not in the ledger" in caplog.text
+    [line] = lines
+    assert line["event"].startswith("month cannot be closed")
+    assert line["entry_time"].startswith(f"{used:%Y-%m-%d}")
     await business.redis.xdel(JOURNAL_STREAM, entry)
     await business.redis.xadd(JOURNAL_STREAM, {b"e": b"x"})  # of now: no month that is over waits for it
     for _ in range(2):

@@ -103,7 +103,7 @@ async def test_fee_allowance_and_balance_are_asked_for_as_the_invoice_has_them(s
     assert asked(site) == [(invoice.total_cents, invoice.total_cents, "paid")]
     lines = site.double.books.all("invoice", status="paid")[0]["lines"]["data"]
     assert [line["description"].split(",")[0] for line in lines] == [
-        *("Plan team", "sapling", "Usage included in the plan", "Taken from your balance"),
+        *("Plan team", "sapling", "Usage included in the plan", "Applied from your balance"),
     ]
     assert await differences(site) == []
 
@@ -238,7 +238,10 @@ async def test_what_is_less_than_can_be_charged_is_asked_for_with_the_next(site:
     await site.documents.send()
     assert asked(site) == [(349, 349, "paid")]
     [line, *_] = site.double.books.all("invoice", status="paid")[0]["lines"]["data"]
-    assert (line["description"], line["amount"]) == ("Too little to be charged, from the invoice before", 49)
+    assert (line["description"], line["amount"]) == (
+        "Balance below the minimum charge, from the previous invoice",
+        49,
+    )
     assert site.double.books.get(site.customer, "customer")["balance"] == 0
     assert await differences(site) == []
 

@@ -8,7 +8,7 @@ from random import Random
 import redis.asyncio
 from sqlalchemy import text
 
-from billing.charges import CALIBRATION, STORAGE, ChargeBook, Due
+from billing.charges import CALIBRATION, STORAGE, ChargeBook, DueCharge
 from billing.previews.service import PlanCosts, PricePreviews
 from billing.pricing import PriceVersion
 from billing.rates import Rate
@@ -73,11 +73,11 @@ async def test_storage_is_what_was_stored_and_calibrations_what_was_charged(
         for version, size in ((1, 2 * 10**9), (2, 5 * 10**8)):
             await session.execute(text(row + values), {**span, "version": version, "size": size})
         at = START + timedelta(days=1)
-        dues = [
-            Due("storage:x", tenant.id, STORAGE, at, 2 * 10**9, "prc_old", 100_000, 200_000, "adp_1@1"),
-            Due("calibration:x", tenant.id, CALIBRATION, at, 1, "prc_old", 500_000, 500_000, "job_1"),
+        charges = [
+            DueCharge("storage:x", tenant.id, STORAGE, at, 2 * 10**9, "prc_old", 100_000, 200_000, "adp_1@1"),
+            DueCharge("calibration:x", tenant.id, CALIBRATION, at, 1, "prc_old", 500_000, 500_000, "job_1"),
         ]
-        await ChargeBook(session).add(dues)
+        await ChargeBook(session).add(charges)
     (line,) = (await PricePreviews(database).preview(DRAFT, NOW)).lines
     assert line.before == 700_000
     assert line.after == 10 * (2 * 130_000 + 65_000) + 2_000_000

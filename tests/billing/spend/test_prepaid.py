@@ -15,7 +15,7 @@ import pytest
 import redis.asyncio
 from sqlalchemy import text
 
-from billing.charges import ChargeBook, Due
+from billing.charges import ChargeBook, DueCharge
 from billing.folding import fold, measure
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import record_credit
@@ -78,7 +78,7 @@ async def write(database: Database, *events: UsageEvent) -> None:
 
 
 async def charge(database: Database, tenant: Tenant, name: str, cost: int, at: datetime = NOW) -> None:
-    due = Due(name, tenant.id, "calibration", at, 1, "prc_1", cost, cost, name)
+    due = DueCharge(name, tenant.id, "calibration", at, 1, "prc_1", cost, cost, name)
     async with database.write(EVERY_TENANT) as session:
         assert await ChargeBook(session).add([due])
 
@@ -116,7 +116,7 @@ async def test_what_is_paid_in_can_be_used_and_no_more(
             assert await eventually(heard) < 1.0
 
         await hears(700)
-        async with opened(redis_url, seed=WindowUsage(database)) as quotas:
+        async with opened(redis_url, read_usage=WindowUsage(database)) as quotas:
             held = await quotas.reserve(
                 "a", await resolver.resolve(key.plaintext), "sapling", Amounts(1, 0, 1, 700)
             )
@@ -188,7 +188,7 @@ async def test_costs_that_are_no_requests_count_once(
     await accounts.limits.set(tenant.id, OPERATOR, limits[1])
     await write(database, used("earlier", tenant.id, Rate("p", 0, 0, 1_000_000), 100))
     await charge(database, tenant, "calibration:one", 40)
-    async with opened(redis_url, seed=WindowUsage(database)) as quotas:
+    async with opened(redis_url, read_usage=WindowUsage(database)) as quotas:
         who = caller(*limits, tenant=tenant.id)
         held = await quotas.reserve("a", who, "sapling", Amounts(1, 0, 1, 500))
         assert [await state(quotas, limit) for limit in limits] == [(100, 500)] * 2, "not told of it yet"
@@ -211,7 +211,7 @@ async def test_costs_that_are_no_requests_count_once(
         assert [await state(quotas, limit) for limit in limits] == [(640, 0)] * 2, "given back"
     # Redis comes back empty: what it was told of is in the ledger, but for the open request of this test.
     await redis_client.flushall()
-    async with opened(redis_url, seed=WindowUsage(database)) as quotas:
+    async with opened(redis_url, read_usage=WindowUsage(database)) as quotas:
         assert [await state(quotas, limit) for limit in limits] == [(140, 0)] * 2
 
 
@@ -232,7 +232,7 @@ async def test_a_cost_counts_once_though_who_tells_it_is_killed(
     balance = balance_limit(tenant.id, 0)
     await charge(database, tenant, "calibration:one", 40)
     before = 0
-    async with opened(redis_url, seed=WindowUsage(database)) as quotas:
+    async with opened(redis_url, read_usage=WindowUsage(database)) as quotas:
         assert await state(quotas, balance) == (0, 0)
         if taken_back:
             await adjusting.report(NOW)
@@ -273,7 +273,7 @@ async def test_the_monthly_limit_is_exact_over_a_change_of_prices(
     await PriceService(database, redis_client).add(input=1, cached_input=1, output=1)
     rates = [Rate("p1", 0, 0, 1_000_000), Rate("p2", 0, 0, 7_000_000), Rate("p3", 0, 0, 2_500_000, 130)]
     spent = 0
-    async with opened(redis_url, seed=WindowUsage(database)) as quotas:
+    async with opened(redis_url, read_usage=WindowUsage(database)) as quotas:
         who = caller(limit, tenant=tenant.id)
         for number in range(200):
             rate, output = rates[number % 3], number % 11

@@ -19,7 +19,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueCharge:
     """A charge to be made, as `billing.models.Charge` has it."""
 
     id: str
@@ -48,9 +48,9 @@ def storage_cost(quantity: int, gb_day: int) -> int:
     return -(-quantity * gb_day // GB)
 
 
-def calibration_due(job: CalibrationDue, price: Price) -> Due:
+def calibration_charge(job: CalibrationDue, price: Price) -> DueCharge:
     """Returns the charge for a successful job."""
-    return Due(
+    return DueCharge(
         id=f"calibration:{job.job_id}",
         tenant_id=job.tenant_id,
         kind=CALIBRATION,
@@ -63,17 +63,17 @@ def calibration_due(job: CalibrationDue, price: Price) -> Due:
     )
 
 
-def storage_dues(stored: Sequence[StoredAdapter], start: datetime, price: Price) -> list[Due]:
+def storage_charges(stored: Sequence[StoredAdapter], start: datetime, price: Price) -> list[DueCharge]:
     """Returns a charge for each version that was stored on the UTC day that begins at `start`."""
-    dues = []
+    charges = []
     for (tenant_id, adapter_id, version), spans in groupby(
         stored, key=lambda one: (one.tenant_id, one.adapter_id, one.version)
     ):
         quantity = byte_days(((one.size, one.since, one.until) for one in spans), start)
         cost = storage_cost(quantity, price.adapter_gb_day)
         reference = f"{adapter_id}@{version}"
-        dues.append(
-            Due(
+        charges.append(
+            DueCharge(
                 id=f"storage:{start:%Y-%m-%d}:{reference}",
                 tenant_id=tenant_id,
                 kind=STORAGE,
@@ -85,4 +85,4 @@ def storage_dues(stored: Sequence[StoredAdapter], start: datetime, price: Price)
                 reference=reference,
             )
         )
-    return [due for due in dues if due.quantity]
+    return [charge for charge in charges if charge.quantity]

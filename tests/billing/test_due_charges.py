@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from billing.charges import byte_days, storage_cost
-from billing.charges.dues import storage_dues
+from billing.charges.due_charges import storage_charges
 
 DAY = datetime(2026, 11, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -54,12 +54,12 @@ def test_each_version_of_an_adapter_is_a_charge_of_the_day_it_was_stored_on() ->
         stored(3, DAY + 48 * HOUR),
         stored(1, DAY, adapter="adp_2"),
     ]
-    dues = storage_dues(spans, DAY, price)
-    assert [(due.reference, due.quantity, due.cost) for due in dues] == [
+    charges = storage_charges(spans, DAY, price)
+    assert [(charge.reference, charge.quantity, charge.cost) for charge in charges] == [
         ("adp_1@1", 750_000_000, 750),
         ("adp_1@2", 10**9, 1000),
         ("adp_2@1", 10**9, 1000),
     ]
-    assert dues[0].id == "storage:2026-11-30:adp_1@1"
-    assert {due.at for due in dues} == {DAY + 24 * HOUR - timedelta(seconds=1)}, "within the day"
-    assert {due.price_id for due in dues} == {"prc_1"}
+    assert charges[0].id == "storage:2026-11-30:adp_1@1"
+    assert {charge.at for charge in charges} == {DAY + 24 * HOUR - timedelta(seconds=1)}, "within the day"
+    assert {charge.price_id for charge in charges} == {"prc_1"}
