@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from adapters import events
@@ -57,6 +57,13 @@ class AdapterCatalogue:
         """Returns an adapter by id or name. Raises AdapterNotFound."""
         async with self._database.read(tenant_id) as session:
             return await self._shown(AdapterRepository(session, tenant_id), adapter)
+
+    async def search(self, tenant_id: str, part: str, *, limit: int) -> Sequence[Adapter]:
+        """Returns adapters of the base with `part` in their name, in any case; names that begin with it come
+        first.
+        """
+        async with self._database.read(tenant_id) as session:
+            return await AdapterRepository(session, tenant_id).search(self.base, part, limit)
 
     async def versions(
         self,

@@ -111,7 +111,7 @@ async def purge_deleted(
             await _drop_artifact(database, artifacts_dir, digest, now - grace)
         async with database.write(adapter.tenant_id) as session:
             await AdapterRepository(session, adapter.tenant_id).forget_versions(adapter.id)
-        log.info("deleted adapter purged", tenant=adapter.tenant_id, adapter=adapter.id)
+        log.info("deleted adapter purged", tenant_id=adapter.tenant_id, adapter_id=adapter.id)
     return len(deleted)
 
 

@@ -134,7 +134,7 @@ class PendingUploads:
                 except (DatabaseUnavailable, StorageUnavailable):
                     raise
                 except Exception:  # one failing version must not stop the others
-                    log.exception("a version still waits for its files", job=job.id)
+                    log.exception("a version still waits for its files", job_id=job.id)
             if len(jobs) < PAGE:
                 return num_ended
             after = jobs[-1].id

@@ -125,7 +125,7 @@ class Pinning:
                 try:
                     num_pinned = await self.announce()
                 except DatabaseUnavailable as error:
-                    log.warning("pins not announced yet", reason=str(error))
+                    log.warning("pins not announced yet", error=str(error))
                 else:
                     if info.incarnation != told:
                         log.info("pins announced", incarnation=info.incarnation, pins=num_pinned)

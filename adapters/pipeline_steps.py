@@ -176,7 +176,7 @@ class AdapterSteps:
         try:
             gate = Gate.of_plan(work.gate)
         except ValueError as error:
-            log.error("the plan's gate is invalid, using the defaults", reason=str(error))
+            log.error("the plan's gate is invalid, using the defaults", error=str(error))
             gate = Gate()
         return CalibrationRequest(
             asker=ScoringAccount(work.tenant_id, work.model, work.adapter_id, work.version),
@@ -215,7 +215,7 @@ class AdapterSteps:
             try:
                 return await calibrate(request, stack, note, checkpoint)
             except ServingUnavailable as error:
-                log.warning("calibration waits for the engine", job=work.job_id, reason=str(error))
+                log.warning("calibration waits for the engine", job_id=work.job_id, error=str(error))
             except SamplesInvalid as error:
                 raise JobFailed("samples_invalid", str(error), "calibration.file_id") from error
             except SourceInvalid as error:

@@ -84,6 +84,12 @@ class AdapterRepository(TenantRepository):
         rows = (await self.execute_own(_names(), ids=list(adapter_ids))).all()
         return {id_: (name, gone) for id_, name, gone in rows}
 
+    async def search(self, base: str, part: str, limit: int) -> Sequence[Adapter]:
+        """Returns adapters whose name contains `part` in any case; those that begin with it first."""
+        named = self._live().where(Adapter.base == base, Adapter.name.icontains(part, autoescape=True))
+        first = Adapter.name.istartswith(part, autoescape=True).desc()
+        return (await self.session.execute(named.order_by(first, Adapter.name).limit(limit))).scalars().all()
+
     async def count(self) -> int:
         """Returns the number of the tenant's adapters, on any base."""
         return (await self.session.execute(self._live(func.count()))).scalar_one()

@@ -12,7 +12,7 @@ from adapters.errors import ModelNotFound, ModelNotReady
 from adapters.model_names import InvalidModelName, ModelName, checked_part, parse
 from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.repository import AdapterRepository
-from db.cache import RowCache
+from db.cache import Lifetimes, RowCache
 from db.session import Database
 from engine.protocol import AdapterRef
 
@@ -74,7 +74,9 @@ class ModelResolver:
         self.base = checked_part("base", base)
         self._base_card = ModelCard(base, base, base_created, "rootstock")
         self._base_model = ResolvedModel(base)
-        self._cache: RowCache[_Found] = RowCache(redis_client, MODELS_CHANNEL, self._load, ttl=ttl)
+        self._cache: RowCache[_Found] = RowCache(
+            redis_client, MODELS_CHANNEL, self._load, lifetimes=Lifetimes(ttl)
+        )
 
     async def start(self) -> None:
         await self._cache.start()

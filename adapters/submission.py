@@ -26,6 +26,7 @@ from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
 from adapters.pending_uploads import PendingUploads, file_kind, find_pending, lock_uploads
 from adapters.repository import AdapterRepository
 from adapters.source_copies import CALIBRATION_FILE, Copies, SourceCopies
+from adapters.versions import activate_unless_worse
 from db.base import new_id
 from db.outbox import Outbox
 from db.session import Database, WriteSession
@@ -286,7 +287,9 @@ class AdapterSubmission:
     async def _known(
         self, caller: Caller, adapter_id: str, wanted: Mapping[str, str], activate: bool
     ) -> SubmittedVersion | None:
-        """Returns the version made from these files, if any; activates it, now or when ready, if wanted."""
+        """Returns the version made from these files, if any; activates it, now or when ready, if wanted and
+        it did not measure worse than the active one.
+        """
         async with self._database.write(caller.tenant_id) as session:
             repository = AdapterRepository(session, caller.tenant_id)
             adapter = await repository.lock(ModelName(adapter_id=adapter_id))
@@ -295,8 +298,8 @@ class AdapterSubmission:
                 return None
             if activate and found.state == VersionState.READY:
                 served = adapter.active_version
-                await self._announcer.activate(session, adapter, found)
-                if served != found.version:
+                is_active = await activate_unless_worse(session, adapter, found, self._announcer)
+                if is_active and served != found.version:
                     await _audit(session, caller, "adapter.activated", adapter, found)
             elif activate and found.state in PENDING:
                 found.activate = True

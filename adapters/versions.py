@@ -19,6 +19,7 @@ from adapters.jobs.models import Job
 from adapters.jobs.repository import record_job_event
 from adapters.model_names import ModelName
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
+from adapters.regression import Regression, regression_of
 from adapters.repository import AdapterRepository
 from db.session import WriteSession
 
@@ -79,7 +80,8 @@ async def note_calibrated(session: WriteSession, job: Job, summary: Mapping[str,
 
 
 async def finish_ready(session: WriteSession, job: Job, announcer: Announcer) -> None:
-    """Makes the version ready, and active if that was requested and no newer version is active.
+    """Makes the version ready, and active if that was requested, no newer version is active, and it did not
+    measure worse than the active one.
 
     Raises VersionDeleted.
     """
@@ -110,6 +112,46 @@ async def make_ready(
         job_id=job_id,
     )
     if version.activate and (adapter.active_version or 0) < version.version:
-        await announcer.activate(session, adapter, version, job_id=job_id)
+        await activate_unless_worse(session, adapter, version, announcer, job_id=job_id)
     else:
         announcer.changed(session, adapter.tenant_id)
+
+
+async def activate_unless_worse(
+    session: WriteSession,
+    adapter: Adapter,
+    version: AdapterVersion,
+    announcer: Announcer,
+    *,
+    job_id: str | None = None,
+) -> bool:
+    """Activates a ready version, as its upload requested. One that measured worse than the active version
+    stays inactive, with an event that says so; returns whether it is active. Both rows are locked.
+    """
+    regression = await _regression(session, adapter, version)
+    if regression is None:
+        await announcer.activate(session, adapter, version, job_id=job_id)
+        return True
+    events.record(
+        session,
+        adapter.tenant_id,
+        adapter.id,
+        "version.not_activated",
+        f"Version {version.version} is ready but not active: it gains {regression.loss:.3f} nats per token "
+        f"less over the base model than version {regression.active_version}, which stays active. "
+        f"{'' if regression.is_comparable else 'They were measured on different samples. '}"
+        "To serve it anyway, activate it.",
+        version=version.version,
+        job_id=job_id,
+        level="warning",
+        data={"active_version": regression.active_version, "loss": regression.loss},
+    )
+    announcer.changed(session, adapter.tenant_id)
+    return False
+
+
+async def _regression(session: WriteSession, adapter: Adapter, version: AdapterVersion) -> Regression | None:
+    if adapter.active_version is None:
+        return None
+    repository = AdapterRepository(session, adapter.tenant_id)
+    return regression_of(version, await repository.version(adapter.id, adapter.active_version))

@@ -28,6 +28,7 @@ from engine.protocol import (
     Submit,
     TokenLogprob,
 )
+from tenants.object_names import CALIBRATION_KEY
 
 AT_ONCE = 8
 """Samples in an otherwise idle engine at a time; in a busy one it is one, with rests between."""
@@ -65,7 +66,7 @@ class ScoringAccount:
 
     def labels(self) -> dict[str, str]:
         return {
-            "key_id": ENDPOINT,
+            "key_id": CALIBRATION_KEY,
             "model": self.model,
             "endpoint": ENDPOINT,
             "service_tier": PriorityClass.FLEX.value,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
@@ -10,6 +10,7 @@ from typing import Literal
 
 from adapters.files.errors import InvalidFile, UnsupportedFile
 from adapters.files.models import Purpose
+from tenants.validation import INVISIBLE
 
 FileKind = Literal["weights", "config"]
 
@@ -19,6 +20,7 @@ MIN_LIFETIME, MAX_LIFETIME = 3600, 30 * 24 * 3600
 
 _KINDS: dict[str, FileKind] = {".safetensors": "weights", ".json": "config"}
 _CALIBRATION = frozenset({".jsonl"})
+_INVISIBLE = re.compile(rf"[{INVISIBLE}\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def _check_filename(filename: str, field: str) -> None:
         raise InvalidFile(field, f"a file's name must have 1 to {MAX_FILENAME} characters")
     if filename.startswith(".") or any(character in "/\\" for character in filename):
         raise InvalidFile(field, "a file's name must not contain a slash or start with a dot")
-    if any(unicodedata.category(character).startswith("C") for character in filename):
+    if _INVISIBLE.search(filename) is not None:
         raise InvalidFile(field, "a file's name must not contain control or invisible characters")
 
 

@@ -33,6 +33,7 @@ from db.base import new_id
 from db.session import Database, WriteSession
 from tenants.actors import SYSTEM, Actor
 from tenants.audit.service import AuditLog
+from tenants.validation import is_printable
 
 MAX_PART_BYTES = 64 * 1024 * 1024
 MAX_PARTS = 10_000
@@ -109,7 +110,7 @@ class UploadService:
             raise InvalidFile("bytes", "must be positive")
         if size > max_bytes:
             raise FileTooLarge("bytes", max_bytes)
-        if not 1 <= len(mime_type) <= 255 or not mime_type.isprintable():
+        if not 1 <= len(mime_type) <= 255 or not is_printable(mime_type):
             raise InvalidFile("mime_type", "must have from 1 to 255 printable characters")
         made = now()
         row = Upload(

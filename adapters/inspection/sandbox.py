@@ -120,7 +120,7 @@ class Sandbox:
         async with self._starting:
             if self._link is None or not self._link.alive:
                 if self._link is not None:
-                    log.warning("sandbox.restarted", pid=self._link.pid)
+                    log.warning("sandbox restarted", pid=self._link.pid)
                     await self._link.close()
                     self._link = None
                 self._link = await ZygoteLink.start(self._program)
@@ -131,7 +131,7 @@ class Sandbox:
         missing = sorted(name for name, holds in guards.items() if not holds)
         if missing and not self._told_guards:
             self._told_guards = True
-            log.warning("sandbox.not_permitted", missing=missing)
+            log.warning("sandbox lacks protections", missing=missing)
 
     async def _attempt(self, link: ZygoteLink, task: str, files: Sequence[int], values: bool) -> _Outcome:
         limits = self.limits
@@ -185,7 +185,7 @@ class Sandbox:
             if isinstance(answer, Unable):
                 raise SandboxUnavailable(answer.reason)
             reason = answer.reason
-        log.warning("sandbox.failed", file=name, reason=reason, status=outcome.status)
+        log.warning("inspection failed in the sandbox", file=name, reason=reason, status=outcome.status)
         raise InspectionRefused(name, f"could not be inspected: {reason}")
 
 

@@ -7,10 +7,11 @@ later. The work itself is done by a `Pipeline`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol, TypeVar
+
+import structlog
 
 from adapters.jobs.errors import JobFailed, LeaseLost, VersionDeleted
 from adapters.jobs.lease import Interrupted, Lease, LeaseTransaction
@@ -23,7 +24,7 @@ from db.outbox import Outbox
 from db.session import WriteSession
 from db.tasks import RUN_JOB
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 MAX_ATTEMPTS = 5
@@ -59,7 +60,7 @@ async def attempt(
             raise JobFailed("too_many_attempts", f"The job did not finish in {max_attempts} attempts.")
         await lease.run(pipeline.run(lease))
     except LeaseLost as lost:
-        logger.warning("%s", lost)
+        log.warning("lease of a job is lost", job_id=lost.job_id, fence=lost.fence)
     except Interrupted as interrupted:
         await end(_interruption(interrupted, outbox))
     except VersionDeleted:
@@ -67,10 +68,10 @@ async def attempt(
     except JobFailed as failure:
         await end(partial(_failed, failure=failure))
     except (DatabaseUnavailable, StorageUnavailable) as error:
-        logger.warning("job %s is retried later: %s", job.id, error)
+        log.warning("job is retried later", job_id=job.id, error=str(error))
         await end(partial(_put_off, reason=str(error)))
     except Exception as error:
-        logger.exception("job %s: attempt %d failed", job.id, job.attempts)
+        log.exception("attempt of a job failed", job_id=job.id, attempt=job.attempts)
         if job.attempts >= max_attempts:
             poison = JobFailed("internal_error", "The job failed repeatedly because of a server error.")
             await end(partial(_failed, failure=poison))
@@ -90,7 +91,7 @@ async def retry_unavailable(action: Callable[[], Awaitable[T]], seconds: float =
         except (DatabaseUnavailable, StorageUnavailable) as error:
             if loop.time() + pause > deadline:
                 raise
-            logger.warning("waiting %.2g s: %s", pause, error)
+            log.warning("a job waits for a service", seconds=pause, error=str(error))
         await asyncio.sleep(pause)
         pause = min(2 * pause, 5.0)
 
@@ -107,7 +108,7 @@ async def _end(
     try:
         await retry_unavailable(once)
     except LeaseLost as lost:
-        logger.warning("%s", lost)
+        log.warning("lease of a job is lost", job_id=lost.job_id, fence=lost.fence)
 
 
 def _interruption(interrupted: Interrupted, outbox: Outbox) -> Callable[[LeaseTransaction], Awaitable[None]]:

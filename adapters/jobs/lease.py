@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
+
+import structlog
 
 from adapters.events import Level
 from adapters.jobs.errors import LeaseLost
@@ -26,7 +27,7 @@ from adapters.jobs.repository import Beat, JobLeases, record_job_event
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database, WriteSession
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 LEASE_SECONDS = 30.0
@@ -145,11 +146,9 @@ class Lease:
         doing.cancel()
         await asyncio.wait({doing}, timeout=UNWIND_SECONDS)
         if not doing.done():
-            logger.warning(
-                "job %s: interrupted work is still running; its writes are fenced off", self.job.id
-            )
+            log.warning("interrupted work is still running; its writes are fenced off", job_id=self.job.id)
         elif not doing.cancelled() and doing.exception() is not None:
-            logger.info("job %s: interrupted work ended with %r", self.job.id, doing.exception())
+            log.info("interrupted work failed", job_id=self.job.id, error=repr(doing.exception()))
 
     async def _keep(self) -> None:
         renewed = time.monotonic()
@@ -164,7 +163,7 @@ class Lease:
                     await self._beat(renew=due)
                 except DatabaseUnavailable as error:
                     # The work continues. No worker can take the lease while the database is away.
-                    logger.warning("job %s: the lease cannot be renewed now: %s", self.job.id, error)
+                    log.warning("lease cannot be renewed", job_id=self.job.id, error=str(error))
                     continue
                 if due:
                     renewed = time.monotonic()

@@ -9,14 +9,16 @@ from urllib.parse import unquote, urlsplit
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageError, StorageUnavailable
 from adapters.storage.local import LocalStore
 from adapters.storage.objects import ObjectStore, StoredObject
-from adapters.storage.s3 import S3Store
+from adapters.storage.s3 import AccessKey, RetryPolicy, S3Store
 from adapters.storage.settings import StorageSettings
 
 __all__ = [
+    "AccessKey",
     "DigestMismatch",
     "LocalStore",
     "ObjectNotFound",
     "ObjectStore",
+    "RetryPolicy",
     "S3Store",
     "StorageError",
     "StorageSettings",
@@ -36,18 +38,15 @@ def open_store(settings: StorageSettings) -> ObjectStore:
         if (directory / "objects").is_dir():  # earlier releases kept objects one folder deeper
             return LocalStore(directory / "objects", scratch=directory / "incoming")
         return LocalStore(directory)
+    secret = settings.secret_access_key
     return S3Store(
         url.netloc,
         url.path.strip("/"),
         scratch=settings.scratch or Path(tempfile.gettempdir()) / "rootstock-scratch",
         endpoint=settings.endpoint,
         region=settings.region,
-        access_key_id=settings.access_key_id,
-        secret_access_key=settings.secret_access_key.get_secret_value()
-        if settings.secret_access_key
-        else None,
-        timeout=settings.timeout,
-        connect_timeout=settings.connect_timeout,
-        retries=settings.retries,
-        retry_timeout=settings.retry_timeout,
+        access_key=AccessKey(settings.access_key_id, secret.get_secret_value() if secret else None),
+        retry_policy=RetryPolicy(
+            settings.timeout, settings.connect_timeout, settings.retries, settings.retry_timeout
+        ),
     )

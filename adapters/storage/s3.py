@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,33 @@ _PART = 8 * 1024 * 1024
 _DIGEST = "sha256"
 
 
+@dataclass(frozen=True, slots=True)
+class AccessKey:
+    """What signs requests. What is None comes from the environment or the machine's role."""
+
+    id: str | None = None
+    secret: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long a request to the bucket may take, and how it is retried. Durations are in seconds."""
+
+    timeout: float = 60.0
+    """For one request."""
+    connect_timeout: float = 5.0
+    retries: int = 4
+    """Of a request that failed on the server's side or on the way."""
+    retry_timeout: float = 20.0
+    """After which a request is not retried."""
+
+
 class S3Store:
     """An ObjectStore in `bucket`, below `prefix`.
 
     Args:
         scratch: a directory of this machine for files on their way.
         endpoint: of the server, None for Amazon's.
-        access_key_id: with its secret, else what the environment or the machine's role gives.
-        timeout: seconds for one request.
-        retries: of a request that failed by no fault of ours, within `retry_timeout` seconds.
     """
 
     def __init__(
@@ -45,18 +64,14 @@ class S3Store:
         scratch: Path,
         endpoint: str | None = None,
         region: str = "us-east-1",
-        access_key_id: str | None = None,
-        secret_access_key: str | None = None,
-        timeout: float = 60.0,
-        connect_timeout: float = 5.0,
-        retries: int = 4,
-        retry_timeout: float = 20.0,
+        access_key: AccessKey = AccessKey(),
+        retry_policy: RetryPolicy = RetryPolicy(),
     ) -> None:
         self.scratch = scratch
         named: dict[str, Any] = {
             "endpoint": endpoint,
-            "access_key_id": access_key_id,
-            "secret_access_key": secret_access_key,
+            "access_key_id": access_key.id,
+            "secret_access_key": access_key.secret,
         }
         self._bucket = Bucket(
             bucket,
@@ -65,13 +80,13 @@ class S3Store:
             virtual_hosted_style_request=endpoint is None,
             checksum_algorithm="SHA256",
             client_options={
-                "timeout": timedelta(seconds=timeout),
-                "connect_timeout": timedelta(seconds=connect_timeout),
+                "timeout": timedelta(seconds=retry_policy.timeout),
+                "connect_timeout": timedelta(seconds=retry_policy.connect_timeout),
                 "allow_http": endpoint is not None and endpoint.startswith("http://"),
             },
             retry_config={
-                "max_retries": retries,
-                "retry_timeout": timedelta(seconds=retry_timeout),
+                "max_retries": retry_policy.retries,
+                "retry_timeout": timedelta(seconds=retry_policy.retry_timeout),
                 "backoff": {
                     "base": 2,
                     "init_backoff": timedelta(milliseconds=100),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from adapters.jobs.service import fail
 from adapters.models import VersionState
 from adapters.resolver import ModelResolver
 from adapters.service import AdapterChanges
+from adapters.submission import SubmittedVersion
 from adapters.versions import finish_ready, locked_version, note_calibrated
 from db.session import EVERY_TENANT
 from engine.protocol import AdapterRef
@@ -83,6 +85,41 @@ async def test_an_older_version_that_is_ready_later_does_not_take_over(place: Sc
     shown = await place.onboarding.catalogue.get(place.tenants[0], "pirate")
     assert (shown.adapter.active_version, shown.adapter.previous_version) == (2, None)
     assert await place.column("SELECT state FROM adapter_versions ORDER BY version") == ["ready", "ready"]
+
+
+@pytest.mark.parametrize(
+    ("gain", "num_samples", "active"),
+    [(0.4, 20, 1), (0.4, 10, 1), (0.4996, 20, 2), (0.6, 20, 2), (None, 0, 2)],
+)
+async def test_a_version_that_measured_worse_waits_for_consent(
+    place: Scene, gain: float | None, num_samples: int, active: int
+) -> None:
+    announcer = place.onboarding.submission._announcer
+
+    async def finish(made: SubmittedVersion, digit: str, calibration: dict[str, Any]) -> None:
+        lease = await place.lease(made.job_id or "")
+        await place.pack(lease, digit)
+        async with lease.write() as held:
+            await note_calibrated(held.session, held.job, calibration, "bfloat16")
+            await finish_ready(held.session, held.job, announcer)
+
+    first = await place.create("pirate", "pirate")
+    await finish(first, "1", {"gain": 0.5, "samples": "tenant", "num_samples": 20})
+    second = await place.add(first.adapter.id, "sql")
+    await finish(second, "2", {"gain": gain, "samples": "tenant", "num_samples": num_samples})
+    assert await place.column("SELECT state FROM adapter_versions") == ["ready", "ready"]
+    assert await place.column("SELECT active_version FROM adapters") == [active]
+    told = "SELECT message FROM adapter_events WHERE type = 'version.not_activated'"
+    messages = await place.column(told)
+    assert len(messages) == (active == 1)
+    if active == 2:
+        return
+    assert "gains 0.100 nats per token less over the base model than version 1" in messages[0]
+    assert ("different samples" in messages[0]) == (num_samples != 20)
+    await place.add(first.adapter.id, "sql")  # the upload repeated, by a client that retries
+    assert await place.column("SELECT active_version FROM adapters") == [1]
+    await place.onboarding.adapters.activate(place.tenants[0], "pirate", 2)
+    assert await place.column("SELECT active_version FROM adapters") == [2]
 
 
 async def test_a_version_in_service_keeps_its_weights_when_it_is_measured_again(place: Scene) -> None:

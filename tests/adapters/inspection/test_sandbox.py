@@ -372,7 +372,7 @@ async def test_what_the_kernel_refuses_is_said_once(tmp_path: Path) -> None:
         assert (await inspect(sandbox, tmp_path)).rank == 4
         os.kill(sandbox.pid or 0, signal.SIGKILL)
         found = await do(sandbox, "attempts without exec")
-    said = [entry for entry in logs if entry["event"] == "sandbox.not_permitted"]
+    said = [entry for entry in logs if entry["event"] == "sandbox lacks protections"]
     assert [entry["missing"] for entry in said] == [["landlock", "network", "seccomp"]]
     assert len(found) == 3
     assert "done" not in found.values()

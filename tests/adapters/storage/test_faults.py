@@ -22,7 +22,7 @@ from adapters.storage import (
     StorageUnavailable,
     open_store,
 )
-from adapters.storage.s3 import S3Store
+from adapters.storage.s3 import AccessKey, RetryPolicy, S3Store
 from tests.adapters.storage.test_contract import digest, leftovers, read, take
 from tests.support.s3_server import S3Server, start_s3_server
 
@@ -143,9 +143,12 @@ async def test_a_server_that_hangs_is_given_up(tmp_path: Path) -> None:
     async with silent:
         port = silent.sockets[0].getsockname()[1]
         store = S3Store(
-            "bucket", scratch=tmp_path, endpoint=f"http://127.0.0.1:{port}", access_key_id="k",
-            secret_access_key="s", timeout=0.3, connect_timeout=0.3, retries=1, retry_timeout=1,
-        )  # fmt: skip
+            "bucket",
+            scratch=tmp_path,
+            endpoint=f"http://127.0.0.1:{port}",
+            access_key=AccessKey("k", "s"),
+            retry_policy=RetryPolicy(timeout=0.3, connect_timeout=0.3, retries=1, retry_timeout=1),
+        )
         began = time.monotonic()
         with pytest.raises(StorageUnavailable):
             await store.put("a", b"x")
@@ -157,9 +160,12 @@ async def test_a_server_that_hangs_is_given_up(tmp_path: Path) -> None:
 
 async def test_a_bucket_that_is_not_there(s3_server: S3Server, tmp_path: Path) -> None:
     store = S3Store(
-        "no-such-bucket", scratch=tmp_path, endpoint=s3_server.endpoint, access_key_id="k",
-        secret_access_key="s", retries=0,
-    )  # fmt: skip
+        "no-such-bucket",
+        scratch=tmp_path,
+        endpoint=s3_server.endpoint,
+        access_key=AccessKey("k", "s"),
+        retry_policy=RetryPolicy(retries=0),
+    )
     with pytest.raises(StorageUnavailable):
         await store.put("a", b"x")
 
