@@ -7,13 +7,13 @@ read from the socket, so its loss is never noticed, and the worker idles for eve
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
+import structlog
 from celery import bootsteps
 from celery.worker import state
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 INTERVAL = 2.0
 """Seconds between two checks; two positive checks in a row reconnect."""
@@ -43,6 +43,6 @@ class AckWatch(bootsteps.StartStopStep):
         full = not consumer.task_consumer.channel.qos.can_consume()
         stuck = full and not state.reserved_requests
         if stuck and self._suspected:
-            logger.warning("a task could not be acknowledged and blocks the queue; reconnecting")
+            log.warning("a task could not be acknowledged and blocks the queue; reconnecting")
             raise ConnectionError("unacknowledged messages of finished tasks fill the prefetch limit")
         self._suspected = stuck

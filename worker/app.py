@@ -35,6 +35,8 @@ MAKE_PARTITIONS = "billing.make_partitions"
 MAKE_CHARGES = "billing.make_charges"
 COUNT_SERVICE_LEVELS = "sla.count_service_levels"
 TIDY_SERVICE_LEVELS = "sla.tidy_service_levels"
+STORE_REFUSED_REQUESTS = "tenants.store_refused_requests"
+TIDY_REFUSED_REQUESTS = "tenants.tidy_refused_requests"
 RELAY_OUTBOX = "db.relay_outbox"
 PRUNE_OUTBOX = "db.prune_outbox"
 SWEEP_JOBS = "adapters.sweep_jobs"
@@ -94,6 +96,8 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         RECONCILE: 600.0,
         COUNT_SERVICE_LEVELS: 5.0,
         TIDY_SERVICE_LEVELS: 24 * HOUR,
+        STORE_REFUSED_REQUESTS: 2.0,
+        TIDY_REFUSED_REQUESTS: 6 * HOUR,
         RELAY_OUTBOX: settings.relay_interval,
         PRUNE_OUTBOX: HOUR,
         SWEEP_JOBS: settings.sweep_interval,

@@ -7,12 +7,13 @@ One piece of work runs at a time. A task that waited for an endpoint without a r
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-logger = logging.getLogger(__name__)
+import structlog
+
+log = structlog.get_logger(__name__)
 
 
 class BackgroundThread:
@@ -39,4 +40,4 @@ class BackgroundThread:
         try:
             asyncio.run(work())
         except Exception:
-            logger.exception("%s failed", self._name)
+            log.exception("background thread failed", thread=self._name)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+import structlog
+
+log = structlog.get_logger(__name__)
 
 _AUTOGROUP = Path("/proc/self/autogroup")
 _TRIES, _PAUSE = 20, 0.06
@@ -40,7 +41,7 @@ def lower_priority(nice: int) -> None:
         _nice_group(nice)
     except OSError as error:
         if _AUTOGROUP.exists():
-            logger.warning("the priority of this process's group cannot be lowered: %s", error)
+            log.warning("priority of this process's group cannot be lowered", error=str(error))
 
 
 def computing_threads(max_workers: int | None = None) -> ThreadPoolExecutor:

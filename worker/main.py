@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
 import os
 import signal
 import sys
 import warnings
 from typing import Any
 
+import structlog
 from celery import Celery, signals
 from celery.beat import EmbeddedService, Scheduler
 from celery.exceptions import SecurityWarning
@@ -39,7 +39,7 @@ from worker.runtime import OpenPipeline, Runtime
 from worker.settings import JobsSettings, WorkerSettings
 from worker.tasks import register
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 PR_SET_PDEATHSIG = 1
 
@@ -59,7 +59,7 @@ def run(settings: WorkerSettings | None = None, open_pipeline: OpenPipeline | No
     try:
         asyncio.run(_check_schema(database))
     except (UnusableDatabase, DatabaseUnavailable) as error:
-        logger.critical("the worker cannot start: %s", error)
+        log.critical("worker cannot start", error=str(error))
         return 1
     app = create_app(settings)
     runtime = _runtime(settings, database, open_pipeline)

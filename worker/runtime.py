@@ -31,6 +31,7 @@ from db.settings import DatabaseSettings
 from db.tasks import TaskSender
 from sla.folding import SlaFolding
 from tenants.quotas.journal import JournalSettling
+from tenants.refusals.intake import RefusalIntake
 from worker.background_thread import BackgroundThread
 from worker.settings import JobsSettings, WorkerSettings
 from worker.shutdown import ShutdownPipe
@@ -50,6 +51,7 @@ class Runtime:
     meter: JournalMeter
     charges: ChargeService
     service_levels: SlaFolding
+    refusals: RefusalIntake
     store: ObjectStore
     """Only in workers that run jobs."""
 
@@ -121,6 +123,7 @@ class Runtime:
         self.outbox = Outbox(self.database, self._sender)
         consumer = f"{socket.gethostname()}:{self._pid}"
         self.service_levels = SlaFolding(self.database, self.redis, consumer)
+        self.refusals = RefusalIntake(self.database, self.redis, consumer)
         self.charges = ChargeService(self.database)
         self.meter = JournalMeter(
             self.database,

@@ -77,6 +77,11 @@ class JobsStack:
     def log(self) -> Path:
         return self.directory / "log"
 
+    async def logs(self, text: str) -> None:
+        """Wait until a worker logs `text` once more."""
+        before = self.log.stat().st_size
+        await eventually(lambda: text.encode() in self.log.read_bytes()[before:], 60)
+
     def tell(self, what: str) -> None:
         (self.directory / what).touch()
 

@@ -79,7 +79,8 @@ async def test_a_job_waits_for_a_database_that_is_away(
             await stack.arrival(job_id, step)
             server.stop()
             stack.untell(f"hold-{step}")  # what the step found cannot be written now
-            await asyncio.sleep(10)
+            await stack.logs("a job waits for a service")
+            await asyncio.sleep(LEASE + 1)  # longer than the job is leased
             server = start_postgres(directory)
             await stack.until(job_id, "succeeded")
             await stack.assert_done_once(job_id)

@@ -5,10 +5,22 @@ from __future__ import annotations
 from celery import Celery
 
 from worker.runtime import Runtime
-from worker.tasks import books, invoices, jobs, metering, outbox, payments, quotas, sla, spend, storage
+from worker.tasks import (
+    books,
+    invoices,
+    jobs,
+    metering,
+    outbox,
+    payments,
+    quotas,
+    refusals,
+    sla,
+    spend,
+    storage,
+)
 
 
 def register(app: Celery, runtime: Runtime) -> None:
     """Adds all tasks to `app`, to run on `runtime`."""
-    for domain in (metering, sla, outbox, jobs, quotas, storage, spend, invoices, books, payments):
+    for domain in (metering, sla, refusals, outbox, jobs, quotas, storage, spend, invoices, books, payments):
         domain.register(app, runtime)

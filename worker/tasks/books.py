@@ -5,11 +5,11 @@ Metering must not wait for it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 
+import structlog
 from celery import Celery
 from redis.exceptions import RedisError
 
@@ -22,7 +22,7 @@ from db.errors import DatabaseUnavailable
 from db.tasks import RECONCILE, RECONCILE_NOW
 from worker.runtime import Runtime
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def register(app: Celery, runtime: Runtime) -> None:
@@ -32,10 +32,10 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             report = runtime.run(_reconcile(runtime))
         except (DatabaseUnavailable, RedisError) as error:
-            logger.warning("the reconciliation is postponed to the next round: %s", error)
+            log.warning("reconciliation is postponed to the next round", error=str(error))
         else:
             if report is not None:
-                logger.info("books compared: %s, %d differences", report.id, report.num_differences)
+                log.info("books compared", report_id=report.id, differences=report.num_differences)
 
     @app.task(name=RECONCILE_NOW, time_limit=3000)
     def reconcile_now(ticket: str, start: str, end: str) -> None:
@@ -43,7 +43,7 @@ def register(app: Celery, runtime: Runtime) -> None:
         span = (datetime.fromisoformat(start), datetime.fromisoformat(end))
         report = runtime.run(_compare(runtime, ticket, *span))
         if report is not None:
-            logger.info("books compared: %s, %d differences", report.id, report.num_differences)
+            log.info("books compared", report_id=report.id, differences=report.num_differences)
 
 
 async def _compare(runtime: Runtime, ticket: str, start: datetime, end: datetime) -> Report | None:

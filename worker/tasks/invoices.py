@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime
 
+import structlog
 from celery import Celery
 from redis.exceptions import RedisError
 
@@ -19,7 +19,7 @@ from db.errors import DatabaseUnavailable
 from db.tasks import CLOSE_MONTHS
 from worker.runtime import Runtime
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def register(app: Celery, runtime: Runtime) -> None:
@@ -29,7 +29,7 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             runtime.run(_close(runtime))
         except (DatabaseUnavailable, RedisError) as error:
-            logger.warning("months are closed by the next run: %s", error)
+            log.warning("months are closed by the next run", error=str(error))
 
 
 async def _close(runtime: Runtime) -> None:
@@ -45,7 +45,7 @@ async def _close(runtime: Runtime) -> None:
     await CreditService(runtime.database, runtime.redis).expire(now)
     closed = await MonthClose(runtime.database, invoices, JournalAge(runtime.redis)).close_due(now)
     if closed.waiting_for is not None:
-        logger.error(
-            "a month cannot be closed: the journal has an entry of %s that is not in the ledger yet",
-            closed.waiting_for.isoformat(),
+        log.error(
+            "month cannot be closed: the journal has an entry that is not in the ledger yet",
+            entry_time=closed.waiting_for.isoformat(),
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
+import structlog
 from celery import Celery
 
 from adapters.jobs.requeue import requeue_overdue
@@ -12,7 +11,7 @@ from db.tasks import RUN_JOB
 from worker.app import SWEEP_JOBS
 from worker.runtime import Runtime
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def register(app: Celery, runtime: Runtime) -> None:
@@ -24,7 +23,7 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             runtime.run(runtime.run_job(job_id))
         except DatabaseUnavailable as error:
-            logger.warning("job %s is left to the next sweep: %s", job_id, error)
+            log.warning("job is left to the next sweep", job_id=job_id, error=str(error))
 
     @app.task(name=SWEEP_JOBS, time_limit=300)
     def sweep_jobs() -> None:
@@ -32,10 +31,10 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             found = runtime.run(_sweep(runtime))
         except DatabaseUnavailable as error:
-            logger.warning("lost jobs are queued again by the next sweep: %s", error)
+            log.warning("lost jobs are queued again by the next sweep", error=str(error))
         else:
             if found:
-                logger.info("lost jobs queued again: %d", found)
+                log.info("lost jobs queued again", jobs=found)
 
 
 async def _sweep(runtime: Runtime) -> int:

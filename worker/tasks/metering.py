@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime
 
+import structlog
 from celery import Celery
 from redis.exceptions import RedisError
 
@@ -13,7 +13,7 @@ from db.errors import DatabaseUnavailable
 from worker.app import MAKE_CHARGES, MAKE_PARTITIONS, METER_JOURNAL
 from worker.runtime import Runtime
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def register(app: Celery, runtime: Runtime) -> None:
@@ -25,10 +25,10 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             drained = runtime.run(_drain(runtime))
         except (DatabaseUnavailable, RedisError) as error:
-            logger.warning("usage stays in the journal: %s", error)
+            log.warning("usage stays in the journal", error=str(error))
         else:
             if drained:
-                logger.debug("metered %d journal entries", drained)
+                log.debug("journal entries metered", entries=drained)
 
     @app.task(name=MAKE_PARTITIONS, time_limit=300)
     def make_partitions() -> None:
@@ -36,9 +36,9 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             made = runtime.run(_make_partitions(runtime))
         except (DatabaseUnavailable, RedisError) as error:
-            logger.error("partitions not created, rows of a month without one go to the default: %s", error)
+            log.error("partitions not created: rows may go to the default", error=str(error))
         else:
-            logger.info("ledger partitions created: %d", made)
+            log.info("ledger partitions created", partitions=made)
 
     @app.task(name=MAKE_CHARGES, time_limit=300)
     def make_charges() -> None:
@@ -48,10 +48,10 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             made = runtime.run(_make_charges(runtime))
         except DatabaseUnavailable as error:
-            logger.warning("charges are made by the next run: %s", error)
+            log.warning("charges are made by the next run", error=str(error))
         else:
             if made:
-                logger.info("charges made: %d", made)
+                log.info("charges made", charges=made)
 
 
 async def _drain(runtime: Runtime) -> int:

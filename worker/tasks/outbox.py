@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
+import structlog
 from celery import Celery
 
 from db.errors import DatabaseUnavailable
@@ -11,7 +10,7 @@ from db.tasks import TaskQueueUnavailable
 from worker.app import PRUNE_OUTBOX, RELAY_OUTBOX
 from worker.runtime import Runtime
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def register(app: Celery, runtime: Runtime) -> None:
@@ -21,10 +20,10 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             sent = runtime.run(_relay(runtime))
         except (DatabaseUnavailable, TaskQueueUnavailable) as error:
-            logger.warning("messages stay in the outbox: %s", error)
+            log.warning("messages stay in the outbox", error=str(error))
         else:
             if sent:
-                logger.info("messages relayed from the outbox: %d", sent)
+                log.info("messages relayed from the outbox", messages=sent)
 
     @app.task(name=PRUNE_OUTBOX, time_limit=300)
     def prune_outbox() -> None:
@@ -32,7 +31,7 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             runtime.run(_prune(runtime))
         except DatabaseUnavailable as error:
-            logger.warning("old messages are deleted by the next run: %s", error)
+            log.warning("old messages are deleted by the next run", error=str(error))
 
 
 async def _relay(runtime: Runtime) -> int:

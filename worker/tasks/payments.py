@@ -5,12 +5,12 @@ The provider may be slow. Without a payment provider the tasks do nothing.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import redis.asyncio
+import structlog
 from celery import Celery
 from redis.exceptions import RedisError
 
@@ -23,7 +23,7 @@ from worker.app import LOOK_AT_PAYMENTS, SEND_METER_EVENTS, SWEEP_WEBHOOKS
 from worker.background_thread import BackgroundThread
 from worker.runtime import Runtime
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 Round = Callable[[PaymentRounds], Awaitable[None]]
 
@@ -65,7 +65,7 @@ async def _run(runtime: Runtime, settings: StripeSettings, one: Round) -> None:
         async with _opened(runtime, settings) as rounds:
             await one(rounds)
     except (DatabaseUnavailable, RedisError) as error:
-        logger.warning("payments are continued by the next round: %s", error)
+        log.warning("payments are continued by the next round", error=str(error))
 
 
 @asynccontextmanager

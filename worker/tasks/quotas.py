@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
+import structlog
 from celery import Celery
 from redis.exceptions import RedisError
 
@@ -11,7 +10,7 @@ from tenants.quotas.reservation_sweep import ReservationSweep
 from worker.app import SWEEP_RESERVATIONS
 from worker.runtime import Runtime
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def register(app: Celery, runtime: Runtime) -> None:
@@ -21,9 +20,9 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             holding = runtime.run(_sweep(runtime))
         except RedisError as error:
-            logger.warning("reservations are released by the next sweep: %s", error)
+            log.warning("reservations are released by the next sweep", error=str(error))
         else:
-            logger.debug("tenants with open reservations: %d", holding)
+            log.debug("open reservations counted", tenants=holding)
 
 
 async def _sweep(runtime: Runtime) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
+import structlog
 from celery import Celery
 from redis.exceptions import RedisError
 
@@ -11,7 +10,7 @@ from db.errors import DatabaseUnavailable
 from worker.app import COUNT_SERVICE_LEVELS, TIDY_SERVICE_LEVELS
 from worker.runtime import Runtime
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def register(app: Celery, runtime: Runtime) -> None:
@@ -21,10 +20,10 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             counted = runtime.run(_count(runtime))
         except (DatabaseUnavailable, RedisError) as error:
-            logger.warning("service levels stay in the stream: %s", error)
+            log.warning("service levels stay in the stream", error=str(error))
         else:
             if counted:
-                logger.debug("counted %d batches of service levels", counted)
+                log.debug("service levels counted", batches=counted)
 
     @app.task(name=TIDY_SERVICE_LEVELS, time_limit=300)
     def tidy_service_levels() -> None:
@@ -32,9 +31,9 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             runtime.run(_tidy(runtime))
         except (DatabaseUnavailable, RedisError) as error:
-            logger.error("partitions of service levels not created, rows may go to the default: %s", error)
+            log.error("partitions of service levels not created", error=str(error))
         else:
-            logger.info("service levels tidied")
+            log.info("service levels tidied")
 
 
 # The runtime's services exist once its loop runs.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime, timedelta
 
+import structlog
 from celery import Celery
 from redis.exceptions import RedisError
 
@@ -24,7 +24,7 @@ from tenants.quotas.unreserved_spend import UnreservedSpend
 from worker.app import DELIVER_NOTIFICATIONS, FORGET_NOTIFICATIONS, WATCH_SPEND
 from worker.runtime import Runtime
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 READY_LATELY = timedelta(days=1)
 """How long after a version became ready tenants are notified of it, if it was not possible before."""
@@ -41,7 +41,7 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             runtime.run(_watch(runtime))
         except (DatabaseUnavailable, RedisError) as error:
-            logger.warning("spend is checked by the next run: %s", error)
+            log.warning("spend is checked by the next run", error=str(error))
 
     @app.task(name=DELIVER_NOTIFICATIONS, time_limit=300)
     def deliver_notifications() -> None:
@@ -49,7 +49,7 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             due = runtime.run(_any_due(runtime))
         except DatabaseUnavailable as error:
-            logger.warning("notifications are delivered by the next run: %s", error)
+            log.warning("notifications are delivered by the next run", error=str(error))
         else:
             if due:
                 runtime.delivering.start(lambda: deliver(runtime.database_url, runtime.notifications))
@@ -59,7 +59,7 @@ def register(app: Celery, runtime: Runtime) -> None:
         try:
             runtime.run(_forget(runtime))
         except DatabaseUnavailable as error:
-            logger.warning("old notifications are deleted by the next run: %s", error)
+            log.warning("old notifications are deleted by the next run", error=str(error))
 
 
 async def deliver(database_url: str, settings: NotificationSettings) -> int:
@@ -75,7 +75,7 @@ async def deliver(database_url: str, settings: NotificationSettings) -> int:
                 break
         return tried
     except DatabaseUnavailable as error:
-        logger.warning("notifications are delivered by the next run: %s", error)
+        log.warning("notifications are delivered by the next run", error=str(error))
         return 0
     finally:
         await database.close()
@@ -103,7 +103,7 @@ async def _watch(runtime: Runtime) -> None:
     )
     raised = await SpendWatch(runtime.database, usage).raise_due(now)
     if num_reported or raised:
-        logger.info("costs reported to budgets: %d, spend alerts raised: %d", num_reported, raised)
+        log.info("spend is checked", costs_reported=num_reported, alerts_raised=raised)
 
 
 async def _publish_ready_adapters(database: Database, now: datetime) -> None:
@@ -126,4 +126,4 @@ async def _publish_ready_adapters(database: Database, now: datetime) -> None:
 
 async def _forget(runtime: Runtime) -> None:
     forgotten = await deliveries_of(runtime.database, runtime.notifications).forget_old()
-    logger.debug("old notifications deleted: %d", forgotten)
+    log.debug("old notifications deleted", notifications=forgotten)

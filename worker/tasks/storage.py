@@ -5,11 +5,11 @@ In the queue of jobs: object storage may be slow, and metering must not wait for
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
+import structlog
 from celery import Celery
 
 from adapters.announcer import Announcer
@@ -25,7 +25,7 @@ from db.errors import DatabaseUnavailable
 from db.tasks import PURGE_DELETED, SETTLE_UPLOADS, SWEEP_STORAGE
 from worker.runtime import Runtime
 
-logger = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def register(app: Celery, runtime: Runtime) -> None:
@@ -52,10 +52,10 @@ def _run(
     try:
         count = runtime.run(work(runtime))
     except (DatabaseUnavailable, StorageUnavailable) as error:
-        logger.warning("%s: %s", put_off, error)
+        log.warning(put_off, error=str(error))
     else:
         if count:
-            logger.info("%s: %d", done, count)
+            log.info(done, count=count)
 
 
 async def _sweep(runtime: Runtime) -> int:
