@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -27,6 +28,9 @@ from engine.device.memory import (
     plan_cpu,
     plan_gpu,
 )
+from engine.grammar.admission import GrammarAdmission
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.tokenizer import load_tokenizer
 from engine.kv_cache import BlockPool
 from engine.lora.loader import AdapterLoader
 from engine.lora.pool import AdapterPool
@@ -130,7 +134,8 @@ def build_engine(
         sliding_window=config.sliding_window if _is_clamped(sizes, config) else None,
     )
     memory = replace(parts.memory, bandwidth=bandwidth)
-    return EngineCore(scheduler, parts.runner, parts.gauges, memory), info
+    grammars = _grammars(settings.base, config, server, device_settings.mask_threads)
+    return EngineCore(scheduler, parts.runner, parts.gauges, memory, grammars), info
 
 
 # The two kinds of engine ------------------------------------------------------------------------------------
@@ -212,6 +217,7 @@ def _gpu_parts(
         cuda_graphs=device_settings.cuda_graphs,
         max_graph_rows=device_settings.max_graph_rows,
         batch_invariant=device_settings.batch_invariant,
+        mask_threads=device_settings.mask_threads,
     )
     began = time.monotonic()
     runner.capture(_Progress("capturing graphs"))
@@ -232,6 +238,18 @@ def _gpu_parts(
     shares = {"weights": used_bytes, "scratch": scratch_bytes, "kv": plan.kv_bytes}
     shares["rest"] = max(0, total_bytes - sum(shares.values()) - plan.adapter_bytes)
     return _Parts(runner, loader, plan.num_blocks, gauges, DeviceMemory(shares))
+
+
+def _grammars(
+    base_dir: Path, config: ModelConfig, server: EngineServer, mask_threads: int
+) -> GrammarAdmission | None:
+    """Returns None, and logs why, when grammars cannot be followed with the base's tokenizer."""
+    try:
+        tokenizer = load_tokenizer(base_dir, config.eos_ids, config.vocab_size)
+    except (ValueError, OSError) as error:
+        log.warning("grammars are not supported", reason=str(error))
+        return None
+    return GrammarAdmission(GrammarCompiler(tokenizer, config.eos_ids, server.wake, max_lanes=mask_threads))
 
 
 # Choices ----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from engine.grammar.constraint import Constraint
 from engine.protocol import SamplingParams, TokenLogprob
 
 NO_SLOT = -1
@@ -35,6 +36,8 @@ class NewRow:
     sampling: SamplingParams
     seed: int
     slot: int = NO_SLOT
+    constraint: Constraint | None = None
+    """The grammar that the row's tokens are held to. The scheduler advances it at each commit."""
 
 
 class Scheduled(NamedTuple):
@@ -91,6 +94,13 @@ class StepResult:
 class LaunchedStep(Protocol):
     """A step that has been launched."""
 
+    def draw_constrained(self) -> None:
+        """Queues the draws of a step that has constrained rows; does nothing for other steps.
+
+        Called once the step before it is committed: only then are the constraints where the draw is made.
+        """
+        ...
+
     def result(self) -> StepResult:
         """Waits for the step and returns what it drew. Called once."""
         ...
@@ -101,6 +111,9 @@ class CompletedStep:
     """A step that was over when its launch returned."""
 
     drawn: StepResult
+
+    def draw_constrained(self) -> None:
+        """Does nothing: it has drawn."""
 
     def result(self) -> StepResult:
         return self.drawn

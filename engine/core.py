@@ -6,7 +6,11 @@ Sockets and journals are the server's, tensors the runner's. One thread calls th
 With a runner of depth 1 the next step is planned and launched before the tokens of this one are read, so that
 the device works while the host publishes results and prepares what follows:
 
-    step()  schedule(n+1), launch(n+1), wait for step n, commit(n)
+    step()  schedule(n+1), launch(n+1), wait for step n, commit(n), draw_constrained(n+1)
+
+Rows that are held to a grammar are drawn at the end of that line: the grammars have accepted the tokens of
+step n then, and their masks are filled while the device computes step n+1. Steps without such rows draw at
+their launch.
 
 With depth 0 a launch returns when its step is over, and the step is committed at once.
 """
@@ -20,6 +24,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.batch import Batch, LaunchedStep
+from engine.grammar.admission import GrammarAdmission
 from engine.inspection import build_view, create_history
 from engine.outputs import DeviceGauges, DeviceMemory, RunnerCounters, StepOutputs
 from engine.protocol import AdapterRef, EngineStats, EngineView, PriorityClass, Rejected, Submit
@@ -59,13 +64,15 @@ class EngineCore:
         runner: Runner,
         gauges: Callable[[], DeviceGauges] = DeviceGauges,
         memory: DeviceMemory | None = None,
+        grammars: GrammarAdmission | None = None,
     ) -> None:
-        """`gauges` is called whenever `stats` is read."""
+        """`gauges` is called whenever `stats` is read. Without `grammars`, requests with one are rejected."""
         assert runner.depth in (0, 1), f"depth {runner.depth} is not supported"
         self.scheduler = scheduler
         self.runner = runner
         self._gauges = gauges
         self._memory = DeviceMemory() if memory is None else memory
+        self.grammars = grammars
         self._history = create_history(scheduler)
         self._started_at = time.time()
         # (slot, digest, error): filled by the loader's thread, emptied by the next step.
@@ -79,13 +86,23 @@ class EngineCore:
         self._was_running = False  # rows had more to compute then
 
     def submit(self, submit: Submit) -> Rejected | None:
-        """Queues a request, or returns why it is rejected. Never raises, whatever the request contains."""
+        """Queues a request, or returns why it is rejected. Never raises, whatever the request contains.
+
+        A request whose grammar must be compiled first is queued by a later step, which may still reject it.
+        """
         self._is_blocked = False
-        return self.scheduler.submit(submit)
+        if submit.grammar is None:
+            return self.scheduler.submit(submit)
+        if self.grammars is None:
+            return Rejected(submit.request_id, "invalid", "this engine does not support grammars")
+        grammar = self.grammars.grammar(submit)
+        return None if grammar is None else self.scheduler.submit(submit, grammar)
 
     def abort(self, request_id: str) -> None:
         """Ends a request; its last chunks and usage come with the next step. Unknown ids are ignored."""
         self._is_blocked = False
+        if self.grammars is not None:
+            self.grammars.abort(request_id)
         self.scheduler.abort(request_id)
 
     def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
@@ -112,6 +129,8 @@ class EngineCore:
         """
         if self._in_flight or self._load_reports or self.scheduler.has_outputs:
             return True
+        if self.grammars is not None and self.grammars.has_compiled:
+            return True
         return self.scheduler.has_requests and (not self._is_blocked or self.scheduler.has_expired_waits)
 
     def step(self) -> StepOutputs:
@@ -121,6 +140,8 @@ class EngineCore:
         Exceptions of the runner are not caught: the process must end then.
         """
         self._apply_load_reports()
+        if self.grammars is not None:
+            self._queue_compiled(self.grammars)
         batch = self.scheduler.schedule()
         num_behind = 0
         if batch is not None:
@@ -128,8 +149,12 @@ class EngineCore:
             num_behind = self.runner.depth
         self._is_blocked = batch is None and not self._in_flight
         if len(self._in_flight) > num_behind:
-            return self._commit(self._in_flight.popleft())
-        return self.scheduler.collect()
+            outputs = self._commit(self._in_flight.popleft())
+        else:
+            outputs = self.scheduler.collect()
+        if batch is not None and self._in_flight:
+            self._in_flight[-1].launched.draw_constrained()
+        return outputs
 
     @property
     def stats(self) -> EngineStats:
@@ -220,6 +245,21 @@ class EngineCore:
         self._last_commit_at = now
         self._was_running = self.scheduler.num_running > 0
         return outputs
+
+    def _queue_compiled(self, grammars: GrammarAdmission) -> None:
+        """Queues the requests whose grammars have been compiled."""
+        for admitted in grammars.take():
+            submit = admitted.submit
+            self._is_blocked = False
+            if admitted.grammar is None:
+                problem = f"grammar: {admitted.problem}"
+                self.scheduler.reject(Rejected(submit.request_id, "invalid", problem))
+                continue
+            rejected = self.scheduler.submit(submit, admitted.grammar)
+            if rejected is not None:
+                self.scheduler.reject(rejected, counted=True)
+            elif admitted.is_aborted:
+                self.scheduler.abort(submit.request_id)
 
     def _apply_load_reports(self) -> None:
         while self._load_reports:

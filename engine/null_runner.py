@@ -70,6 +70,9 @@ class NullStep:
         self.ends_at = ends_at
         self.is_read = False
 
+    def draw_constrained(self) -> None:
+        """Does nothing: null engines support no grammars."""
+
     def result(self) -> StepResult:
         left = self.ends_at - time.perf_counter()
         if left > 0:

@@ -66,6 +66,17 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Position of the first prompt token to score: tokens before it may come from the prefix cache."""
 
 
+class Grammar(msgspec.Struct, frozen=True):
+    """Constrains output: only tokens that continue a text of the grammar are drawn, and the end of sequence
+    only where such a text is complete.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "lark"]
+    source: str
+    """A JSON Schema; a regular expression without look-around; a JSON array of strings; a grammar in
+    llguidance's dialect of Lark."""
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """One request: a prompt, and n choices to generate from it. Billed as one."""
 
@@ -86,6 +97,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     target for its class."""
     whole: bool = False
     """The client does not stream: tokens are sent at the end, or many at a time."""
+    grammar: Grammar | None = None
+    """Holds for every choice."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from enum import Enum
 
 from engine.batch import NO_SLOT, NewRow, Scheduled, Scored
+from engine.grammar.constraint import CompiledGrammar, Constraint
 from engine.kv_cache import BlockTable
 from engine.protocol import FinishReason, PriorityClass, Submit, Usage, UsageEvent
 from engine.stops import StopMatcher
@@ -53,6 +54,7 @@ class RequestGroup:
         "completion_tokens",
         "finished_at",
         "first_token_at",
+        "grammar",
         "limit",
         "num_unfinished",
         "preemptions",
@@ -62,15 +64,18 @@ class RequestGroup:
         "submit",
     )
 
-    def __init__(self, submit: Submit, arrival: int, limit: int, seed: int) -> None:
+    def __init__(
+        self, submit: Submit, arrival: int, limit: int, seed: int, grammar: CompiledGrammar | None = None
+    ) -> None:
         """`arrival` is the group's number in order of arrival; `limit` is the total length at which a choice
-        ends; `seed` is that of choice 0.
+        ends; `seed` is that of choice 0; `grammar` is the submit's, compiled.
         """
         assert len(submit.prompt_ids) < limit, "every choice draws a token"
         self.submit = submit
         self.arrival = arrival
         self.limit = limit
         self.seed = seed
+        self.grammar = grammar
         self.choices: list[Request] = []
         """Choice 0 first, alone until its prompt is computed: the others then find it in the prefix cache."""
         self.num_unfinished = submit.n
@@ -131,6 +136,7 @@ class Request:
         "adapter",
         "cached_len",
         "computed_len",
+        "constraint",
         "decode_share",
         "entered_at",
         "group",
@@ -194,6 +200,7 @@ class Request:
         self.stop_ids = stop_ids
         """Tokens that end it, each with the stop that is reported: None for an end of sequence."""
         self.matcher = matcher
+        self.constraint: Constraint | None = None if group.grammar is None else group.grammar.demand()
         self.row = NO_ROW
         self.slot = NO_SLOT
         self.decode_share = Scheduled(NO_ROW, 1, True)
@@ -261,6 +268,7 @@ class Request:
             sampling=self.group.submit.sampling,
             seed=self.seed,
             slot=slot,
+            constraint=self.constraint,
         )
 
     def leave(self, state: RequestState) -> None:

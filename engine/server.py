@@ -125,6 +125,10 @@ class EngineServer:
         """Reports a load, from the adapter loader's thread, to the core before its next step."""
         self._inbox.put(_AdapterLoaded(slot, digest, error))
 
+    def wake(self) -> None:
+        """Wakes the loop, from any thread, because the core has work."""
+        self._inbox.put(_Wake())
+
     def stop(self) -> None:
         """Drains: rejects new requests and finishes running ones within `drain_seconds`. A second call aborts
         them.

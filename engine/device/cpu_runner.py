@@ -6,6 +6,8 @@ over the rows that run, plus what changed.
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import numpy as np
 import torch
 
@@ -13,6 +15,9 @@ from engine.batch import NO_SLOT, Batch, CompletedStep, NewRow, Scored, StepResu
 from engine.device.batch_state import BatchState, Shares
 from engine.device.cpu_sampler import Sampler
 from engine.device.scoring import read, rows_per_chunk, score, score_requests
+from engine.grammar.constraint import Constraint
+from engine.grammar.masks import MaskFiller, words_of
+from engine.grammar.row_constraints import RowConstraints
 from engine.lora.pool import AdapterPool
 from engine.model.cache import KVCache
 from engine.model.model import Model
@@ -20,6 +25,7 @@ from engine.outputs import RunnerCounters
 from engine.protocol import TokenLogprob
 from kernels.attention import AttentionMetadata
 from kernels.lora import LoraContext
+from kernels.sampling import TokenMasks
 
 
 class ModelRunner:
@@ -45,6 +51,10 @@ class ModelRunner:
         self._lora = None if pool is None else LoraContext(pool, model.device)
         self._sampler = Sampler(max_rows, model.config.vocab_size, model.config.eos_ids, model.device)
         self._state = BatchState(max_rows, max_len, block_size)
+        self._constraints = RowConstraints(max_rows)
+        self._filler = MaskFiller(num_threads=1)
+        self._filling = ThreadPoolExecutor(1, "masks")
+        self._bits_MW = np.zeros((max_rows, words_of(model.config.vocab_size)), np.int32)
         self.counters = RunnerCounters()
 
     def launch(self, batch: Batch) -> CompletedStep:
@@ -59,18 +69,22 @@ class ModelRunner:
         for row in batch.freed_rows:
             state.free(row)
             self._sampler.release(row)
+            self._constraints.free(row)
         for new in batch.new_rows:
             self._enter(new)
         for row, block_ids in batch.grown:
             state.append_blocks(row, block_ids)
         shares = state.shares(batch)
-        logits_SV, scores = self._forward(shares, batch.scored)
         drawing = shares.rows[shares.samples]
+        masks = self._start_masks(drawing)
+        logits_SV, scores = self._forward(shares, batch.scored)
         output_lens = state.total_len[drawing] - state.prompt_len[drawing]
         state.advance(shares)
         if not drawing.size:
             return StepResult([], scores=scores)
-        sampled = self._sampler.sample(logits_SV, drawing, output_lens)
+        sampled = self._sampler.sample(
+            logits_SV, drawing, output_lens, None if masks is None else masks.result()
+        )
         state.learn(drawing, sampled.token_ids)
         return StepResult(sampled.token_ids.tolist(), sampled.logprobs, sampled.failed, scores)
 
@@ -79,6 +93,17 @@ class ModelRunner:
         self._state.enter(new)
         prompt_ids, output_ids = new.token_ids[: new.prompt_len], new.token_ids[new.prompt_len :]
         self._sampler.admit(new.row, new.sampling, new.seed, prompt_ids, output_ids)
+        self._constraints.enter(new.row, new.constraint)
+
+    def _start_masks(self, drawing: np.ndarray) -> Future[TokenMasks] | None:
+        """Fills the masks of constrained rows beside the forward pass; None where no row is constrained."""
+        masks, constraints = self._constraints.of(drawing)
+        return self._filling.submit(self._fill, masks, constraints) if constraints else None
+
+    def _fill(self, masks: np.ndarray, constraints: list[Constraint]) -> TokenMasks:
+        bits_MW = self._bits_MW[: len(constraints)]
+        self._filler.fill(constraints, bits_MW)
+        return TokenMasks(torch.from_numpy(bits_MW), torch.from_numpy(masks.astype(np.int32)))
 
     def _forward(
         self, shares: Shares, scored: list[Scored]

@@ -79,13 +79,20 @@ class Sampler:
         self._counts.discard(row)
         self._shaped[row] = False
 
-    def sample(self, logits_SV: torch.Tensor, rows: np.ndarray, output_lens: np.ndarray) -> Sampled:
+    def sample(
+        self,
+        logits_SV: torch.Tensor,
+        rows: np.ndarray,
+        output_lens: np.ndarray,
+        masks: ops.TokenMasks | None = None,
+    ) -> Sampled:
         """Draws one token per row.
 
         Args:
             logits_SV: fp32, not modified.
             rows: int [S], rows of the batch.
             output_lens: int [S], tokens that each row has generated: the position of the one drawn now.
+            masks: what constrained rows may draw.
 
         A row whose largest logit is not finite, before or after shaping, is listed in `failed`; its token is
         meaningless.
@@ -94,12 +101,15 @@ class Sampler:
         token_ids, finite = best_S.cpu().numpy(), finite_S.cpu().numpy()
         random = self._rows.temperature[rows] > 0
         young = self._rows.min_tokens[rows] > output_lens
-        chosen = np.flatnonzero((random | young | self._shaped[rows]) & finite)
+        constrained = False if masks is None else masks.masks_S.numpy() != ops.NO_MASK
+        chosen = np.flatnonzero((random | young | constrained | self._shaped[rows]) & finite)
         if chosen.size:
             logits_RV = logits_SV
             if chosen.size < len(rows):
                 logits_RV = logits_SV[torch.from_numpy(chosen).to(self._device)]
             shaped_RV = self._shape(logits_RV, rows[chosen], young[chosen])
+            if masks is not None:
+                shaped_RV = ops.allow(shaped_RV, masks.at(chosen))
             token_ids[chosen], finite[chosen] = self._pick(shaped_RV, rows[chosen], output_lens[chosen])
         failed = np.flatnonzero(~finite).tolist()
         self._counts.count(rows, token_ids)

@@ -16,10 +16,13 @@ from torch import Tensor
 
 from engine.batch import NO_SLOT, Batch, CompletedStep, LaunchedStep, NewRow, Scored, StepResult
 from engine.device.batch_state import BatchState, Shares
+from engine.device.gpu_masks import ConstrainedDraws, DeviceMasks
 from engine.device.gpu_sampler import DeviceSampler
 from engine.device.gpu_scoring import DeviceScorer
 from engine.device.graphs import Bucket, StepGraphs, row_buckets, token_buckets
 from engine.device.scoring import score_requests
+from engine.grammar.masks import MaskFiller
+from engine.grammar.row_constraints import RowConstraints
 from engine.lora.device_pool import DevicePool
 from engine.model.cache import KVCache
 from engine.model.config import ModelConfig
@@ -59,6 +62,7 @@ class DeviceRunner:
         cuda_graphs: bool = True,
         max_graph_rows: int | None = None,
         batch_invariant: bool = False,
+        mask_threads: int = 1,
     ) -> None:
         """Allocates the cache, the step's inputs and the sampler's state.
 
@@ -69,6 +73,7 @@ class DeviceRunner:
             cuda_graphs: False launches steps kernel by kernel.
             max_graph_rows: larger decode steps are launched kernel by kernel too; by default all sizes are
                 captured.
+            mask_threads: fill the masks of constrained rows.
         """
         config, device = model.config, model.device
         self._model, self._pool = model, pool
@@ -105,6 +110,8 @@ class DeviceRunner:
             )
         )
         self._sampler = DeviceSampler(inputs, rows[-1], config.vocab_size, config.eos_ids, device)
+        self._constraints = RowConstraints(max_rows)
+        self._masks = DeviceMasks(MaskFiller(mask_threads), rows[-1], config.vocab_size, device)
         # Chunks of as many rows as the largest step draws for: the logits' memory is at least that large.
         self._scorer = DeviceScorer(model.logits, max_tokens, rows[-1], device)
         inputs.freeze()
@@ -157,6 +164,7 @@ class DeviceRunner:
         for row in batch.freed_rows:
             self._state.free(row)
             self._sampler.release(row)
+            self._constraints.free(row)
         for new in batch.new_rows:
             self._enter(new)
         for row, block_ids in batch.grown:
@@ -168,6 +176,7 @@ class DeviceRunner:
         self._changed.append((new.row, 0, new.block_ids))
         prompt_ids, output_ids = new.token_ids[: new.prompt_len], new.token_ids[new.prompt_len :]
         self._sampler.admit(new.row, new.sampling, new.seed, prompt_ids, output_ids)
+        self._constraints.enter(new.row, new.constraint)
 
     def _send_changes(self) -> int:
         """Writes block-table changes among the step's inputs and returns how many; those that do not fit are
@@ -217,14 +226,19 @@ class DeviceRunner:
         self._fill_sampled(query_lens, samples, decode_only)
         # A decode step has the logits of every row, also of a prompt's last token but one.
         places = np.flatnonzero(samples) if decode_only else None
-        self._sampler.prepare(drawing, state.total_len[drawing] - state.prompt_len[drawing], places)
+        masks, constraints = self._constraints.of(drawing)
+        self._sampler.prepare(drawing, state.total_len[drawing] - state.prompt_len[drawing], places, masks)
         inputs.send()
         if num_changes:
             self._write_tables(*self._changes.device[:, :num_changes])
         logits_SV = self._graphs.run(bucket)
-        draws: LaunchedStep = (
-            self._sampler.launch(logits_SV) if drawing.size else CompletedStep(StepResult([]))
-        )
+        draws: LaunchedStep
+        if constraints:
+            draws = ConstrainedDraws(self._sampler, self._masks, logits_SV, constraints)
+        elif drawing.size:
+            draws = self._sampler.launch(logits_SV)
+        else:
+            draws = CompletedStep(StepResult([]))
         if not scored:
             return draws
         requests = score_requests(scored, state, rows, query_lens)

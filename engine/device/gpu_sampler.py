@@ -46,9 +46,10 @@ class _SamplingFields:
         self._position = inputs.field(f"{name}.position", size, torch.int64)
         self._row = inputs.field(f"{name}.row", size)
         self._place = inputs.field(f"{name}.place", size)
+        self._mask = inputs.field(f"{name}.mask", size)
 
-    def fill(self, params: SamplingRows, at: Ints | slice, rows: Ints, lens: Ints, places: Ints) -> None:
-        """Sets position at[i] to draw for rows[i], into places[i]; all others are padding."""
+    def fill(self, params: SamplingRows, at: Ints, rows: Ints, lens: Ints, places: Ints, masks: Ints) -> None:
+        """Sets position at[i] to draw for rows[i] with masks[i], into places[i]; all others are padding."""
         self._row.host[:] = self._null_row
         self._row.host[at] = rows
         self._place.host[at] = places
@@ -58,6 +59,7 @@ class _SamplingFields:
         self._min_p.host[at] = params.min_p[rows]
         self._seed.host[at] = params.seed[rows]
         self._position.host[at] = lens
+        self._mask.host[at] = masks
 
     def device(self, begin: int = 0) -> ops.SamplingInputs:
         """Returns the arrays as kernels read them, from a position on."""
@@ -71,6 +73,10 @@ class _SamplingFields:
             self._row.device[begin:],
             self._place.device[begin:],
         )
+
+    def masks(self, bits_MW: Tensor, begin: int = 0) -> ops.TokenMasks:
+        """Returns the masks of the positions, from a position on."""
+        return ops.TokenMasks(bits_MW, self._mask.device[begin:])
 
 
 @dataclass(slots=True)
@@ -143,27 +149,31 @@ class DeviceSampler:
         """Frees a row and its vocabulary-sized state."""
         self._shaping.release(row)
 
-    def prepare(self, rows: Ints, output_lens: Ints, at: Ints | None = None) -> None:
+    def prepare(
+        self, rows: Ints, output_lens: Ints, at: Ints | None = None, masks: Ints | None = None
+    ) -> None:
         """Writes a step's parameters, between `begin` and `send` of its inputs.
 
         Args:
             rows: int [S], rows of the batch that draw.
             output_lens: int [S], tokens that each has, pending ones included: the position drawn now.
             at: int [S], their rows of the logits; by default the first S.
+            masks: int [S], the mask of each in the table that `launch` is given; by default no row has one.
         """
         params, num_rows = self._params, len(rows)
         places = np.arange(num_rows)
         at = places if at is None else at
+        masks = np.full(num_rows, ops.NO_MASK) if masks is None else masks
         young = params.min_tokens[rows] > output_lens
         entries = self._shaping.entry[rows]
         shaped = self._shaping.always[rows] | (young & (entries >= 0))
         num_shaped = int(shaped.sum())
         if num_shaped:
-            self._prepare_shaped(rows, output_lens, at, young, entries, np.flatnonzero(shaped))
+            self._prepare_shaped(rows, output_lens, at, young, entries, masks, np.flatnonzero(shaped))
             plain = ~shaped
-            self._plain.fill(params, at[plain], rows[plain], output_lens[plain], places[plain])
+            self._plain.fill(params, at[plain], rows[plain], output_lens[plain], places[plain], masks[plain])
         else:
-            self._plain.fill(params, at, rows, output_lens, places)
+            self._plain.fill(params, at, rows, output_lens, places, masks)
         draws = params.temperature[rows] > 0
         truncates = draws & ((params.top_k[rows] > 0) | (params.top_p[rows] < 1))
         num_tops = params.num_logprobs[rows]
@@ -182,20 +192,20 @@ class DeviceSampler:
         )
 
     def _prepare_shaped(
-        self, rows: Ints, lens: Ints, at: Ints, young: Ints, entries: Ints, places: Ints
+        self, rows: Ints, lens: Ints, at: Ints, young: Ints, entries: Ints, masks: Ints, places: Ints
     ) -> None:
         num = places.size
-        self._shaped.fill(self._params, np.arange(num), rows[places], lens[places], places)
+        self._shaped.fill(self._params, np.arange(num), rows[places], lens[places], places, masks[places])
         self._shaped_at.host[:num] = at[places]
         self._shaped_entry.host[:num] = entries[places]
         self._shaped_young.host[:num] = young[places]
 
     @torch.inference_mode()
-    def launch(self, logits_SV: Tensor) -> LaunchedDraws:
+    def launch(self, logits_SV: Tensor, bits_MW: Tensor | None = None) -> LaunchedDraws:
         """Queues the draws of the step that was prepared and sent, and their copy to the host.
 
-        A row whose largest logit is not finite, before or after shaping, is listed in `failed` and has token
-        0.
+        `bits_MW` is the table of masks that the step was prepared for. A row whose largest logit is not
+        finite, before or after shaping and masking, is listed in `failed` and has token 0.
         """
         step, self._step = self._step, None
         assert step is not None, "launch follows prepare"
@@ -205,11 +215,13 @@ class DeviceSampler:
                 self._plain.device(),
                 self._drawn,
                 self._scratch,
+                masks=None if bits_MW is None else self._plain.masks(bits_MW),
                 draws=step.draws,
                 truncates=step.truncates,
             )
         for begin in range(0, step.num_shaped, SHAPED_AT_A_TIME):
-            self._launch_shaped(logits_SV, begin, min(begin + SHAPED_AT_A_TIME, step.num_shaped), step)
+            end = min(begin + SHAPED_AT_A_TIME, step.num_shaped)
+            self._launch_shaped(logits_SV, begin, end, step, bits_MW)
         launched = self._ring[self._turn]
         self._turn = (self._turn + 1) % RING
         launched.begin(step.rows, self._results, step.wanted, step.num_tops)
@@ -227,14 +239,22 @@ class DeviceSampler:
         launched.end()
         return launched
 
-    def _launch_shaped(self, logits_SV: Tensor, begin: int, end: int, step: _Step) -> None:
+    def _launch_shaped(
+        self, logits_SV: Tensor, begin: int, end: int, step: _Step, bits_MW: Tensor | None
+    ) -> None:
         entries_R = self._shaped_entry.device[begin:end]
         shaped_RV = self._shaping.shape(
             logits_SV, self._shaped_at.device[begin:end], entries_R, self._shaped_young.device[begin:end]
         )
         parameters = self._shaped.device(begin)
         ops.sample(
-            shaped_RV, parameters, self._drawn, self._scratch, draws=step.draws, truncates=step.truncates
+            shaped_RV,
+            parameters,
+            self._drawn,
+            self._scratch,
+            masks=None if bits_MW is None else self._shaped.masks(bits_MW, begin),
+            draws=step.draws,
+            truncates=step.truncates,
         )
         places_R = parameters.places_S[: end - begin].long()
         self._shaping.count(entries_R, self._drawn.ids_S.index_select(0, places_R))
@@ -279,6 +299,9 @@ class LaunchedDraws:
         """Marks that everything is queued."""
         if self._arrived is not None:
             self._arrived.record()
+
+    def draw_constrained(self) -> None:
+        """Does nothing: everything is queued."""
 
     def result(self) -> StepResult:
         """Waits for the step and returns its draws. Call once: the memory is reused afterwards."""

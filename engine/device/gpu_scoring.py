@@ -97,6 +97,11 @@ class LaunchedScores:
     def _table(self, num_rows: int) -> Tensor:
         return self._scores[: num_rows * self._width].view(num_rows, self._width)
 
+    def draw_constrained(self) -> None:
+        """Queues the step's draws, if they waited for it."""
+        assert self._draws is not None, "read already"
+        self._draws.draw_constrained()
+
     def result(self) -> StepResult:
         """Waits for the step and returns its draws and scores. Call once: the memory is reused afterwards."""
         requests, draws = self._requests, self._draws

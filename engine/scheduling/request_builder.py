@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from engine.grammar.constraint import CompiledGrammar
 from engine.kv_cache import BlockPool, BlockTable, prefix_root
 from engine.protocol import Rejected, Submit
 from engine.request import Request, RequestGroup
@@ -32,8 +33,8 @@ class RequestBuilder:
             return Rejected(submit.request_id, "adapter_unavailable", "this engine has no adapter slots")
         return None
 
-    def group(self, submit: Submit) -> RequestGroup:
-        """Returns a group without choices.
+    def group(self, submit: Submit, grammar: CompiledGrammar | None) -> RequestGroup:
+        """Returns a group without choices; `grammar` is the submit's, compiled.
 
         A request without a seed is given one, so that a preemption changes nothing.
         """
@@ -41,7 +42,7 @@ class RequestBuilder:
         limit = length_limit(submit, self._limits)
         seed = self._draw_seed() if sampling.seed is None else sampling.seed
         self._num_groups += 1
-        return RequestGroup(submit, self._num_groups, limit, seed)
+        return RequestGroup(submit, self._num_groups, limit, seed, grammar)
 
     def add_choices(self, group: RequestGroup, num_choices: int) -> list[Request]:
         """Adds and returns the group's next choices."""

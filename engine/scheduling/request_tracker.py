@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from engine.grammar.constraint import CompiledGrammar
 from engine.lora.slot_allocator import SlotAllocator
 from engine.outputs import Counters, StepOutputs
 from engine.protocol import (
@@ -85,7 +86,7 @@ class RequestTracker:
 
     # Start of a request -----------------------------------------------------------------------------------
 
-    def submit(self, submit: Submit) -> Rejected | None:
+    def submit(self, submit: Submit, grammar: CompiledGrammar | None = None) -> Rejected | None:
         """Queues a request, or returns why it is rejected. Never raises, whatever the request contains."""
         request_id = submit.request_id
         self._timing.read_clock()
@@ -101,12 +102,17 @@ class RequestTracker:
         if rejected is not None:
             self.counters.rejected += 1
             return rejected
-        group = self._groups[request_id] = self._builder.group(submit)
+        group = self._groups[request_id] = self._builder.group(submit, grammar)
         (leader,) = self._builder.add_choices(group, 1)
         self._enqueue(leader)
         if submit.adapter is not None:
             self._waits.begin(group)
         return None
+
+    def publish_rejection(self, rejected: Rejected, *, counted: bool) -> None:
+        """Publishes a rejection with the next outputs; `counted` says that it is in the counters already."""
+        self.counters.rejected += not counted
+        self._outputs.rejected.append(rejected)
 
     def _shed(self, submit: Submit) -> Rejected | None:
         """Rejects a request that the queue has no room for, or makes room by displacing others."""
@@ -211,7 +217,9 @@ class RequestTracker:
     # End of a request -------------------------------------------------------------------------------------
 
     def fail(self, request: Request) -> None:
-        """Ends a choice whose logits were not finite; its blocks leave the prefix cache."""
+        """Ends a choice that cannot go on: its logits were not finite, or its grammar allowed nothing. Its
+        blocks leave the prefix cache.
+        """
         group = request.group
         if group.scores_only:
             return self.fail_scores(request)

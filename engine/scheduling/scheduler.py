@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable
 from secrets import randbits
 
 from engine.batch import Batch, Scored, StepResult
+from engine.grammar.constraint import CompiledGrammar
 from engine.kv_cache import BlockPool
 from engine.lora.slot_allocator import SlotAllocator
 from engine.lora.slots import SlotTable
@@ -119,9 +120,17 @@ class Scheduler:
 
     # Requests and adapters --------------------------------------------------------------------------------
 
-    def submit(self, submit: Submit) -> Rejected | None:
-        """Queues a request, or returns why it is rejected. Never raises, whatever the request contains."""
-        return self._tracker.submit(submit)
+    def submit(self, submit: Submit, grammar: CompiledGrammar | None = None) -> Rejected | None:
+        """Queues a request, or returns why it is rejected. Never raises, whatever the request contains.
+
+        `grammar` is the request's, compiled.
+        """
+        assert (grammar is None) == (submit.grammar is None), "grammars are compiled before"
+        return self._tracker.submit(submit, grammar)
+
+    def reject(self, rejected: Rejected, *, counted: bool = False) -> None:
+        """Publishes the rejection of a request that was accepted and never queued."""
+        self._tracker.publish_rejection(rejected, counted=counted)
 
     def abort(self, request_id: str) -> None:
         """Ends all choices of a request and frees what they hold. Unknown ids are ignored."""
@@ -199,6 +208,8 @@ class Scheduler:
             ):
                 request.table.register_computed(request.token_ids, known_len)
             token_id = token_ids[position]
+            if request.constraint is not None:
+                request.constraint.accept(token_id)
             request.token_ids.append(token_id)
             drawn.append(request)
             if record_token(request, token_id, logprobs.get(position), now):

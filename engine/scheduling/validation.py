@@ -18,6 +18,7 @@ MAX_STOPS = 64
 MAX_STOP_BYTES = 8192
 """Of all stop strings together: the automaton has one state per byte."""
 MAX_NAME_LEN = 256
+MAX_GRAMMAR_BYTES = 1 << 20
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -148,7 +149,24 @@ def _invalid(submit: Submit, vocab_size: int) -> str | None:
         return f"ttft_target must be a number of seconds above 0, not {submit.ttft_target}"
     if not (math.isfinite(submit.submitted_at) and submit.submitted_at >= 0):
         return f"submitted_at must be a time in Unix seconds, not {submit.submitted_at}"
-    return _invalid_lengths(submit.sampling, vocab_size) or _invalid_numbers(submit.sampling, vocab_size)
+    return (
+        _invalid_lengths(submit.sampling, vocab_size)
+        or _invalid_numbers(submit.sampling, vocab_size)
+        or _invalid_grammar(submit)
+    )
+
+
+def _invalid_grammar(submit: Submit) -> str | None:
+    """Checks what does not go with a grammar. Whether it compiles is known already."""
+    if submit.grammar is None:
+        return None
+    if len(submit.grammar.source) > MAX_GRAMMAR_BYTES:
+        return f"grammar must have at most {MAX_GRAMMAR_BYTES} characters, not {len(submit.grammar.source)}"
+    if submit.sampling.min_tokens:
+        return "min_tokens cannot be combined with a grammar, which says where the output may end"
+    if submit.sampling.ignore_eos:
+        return "ignore_eos cannot be combined with a grammar, which says where the output may end"
+    return None
 
 
 def _invalid_lengths(sampling: SamplingParams, vocab_size: int) -> str | None:

@@ -10,12 +10,15 @@ import torch
 
 from kernels.backend import uses_triton
 from kernels.sampling import reference
-from kernels.sampling.step import Drawn, SamplingInputs, Scratch
+from kernels.sampling.step import NO_MASK, Drawn, SamplingInputs, Scratch, TokenMasks
 
 __all__ = [
+    "NO_MASK",
     "Drawn",
     "SamplingInputs",
     "Scratch",
+    "TokenMasks",
+    "allow",
     "draw",
     "greedy",
     "logprobs",
@@ -31,6 +34,7 @@ def sample(
     drawn: Drawn,
     scratch: Scratch,
     *,
+    masks: TokenMasks | None = None,
     draws: bool = True,
     truncates: bool = True,
 ) -> None:
@@ -41,6 +45,8 @@ def sample(
         parameters: by position, S of them at least; read when the kernels run, so a captured graph may call
             this.
         scratch: for S positions at least of this vocabulary; one step at a time.
+        masks: what positions with a mask may draw; read when the kernels run. A position whose mask allows
+            nothing has failed.
         draws: False promises that no position has a temperature: one kernel.
         truncates: False promises that none has top-k or top-p.
     """
@@ -55,12 +61,27 @@ def sample(
         raise ValueError(f"scratch: for {num_positions} positions of {vocab_size} expected")
     if len(parameters.rows_S) < num_positions:
         raise ValueError(f"parameters: {num_positions} positions expected, got {len(parameters.rows_S)}")
+    if masks is not None:
+        _check_masks(masks, num_positions, vocab_size)
     if uses_triton(logits_SV):
         from kernels.sampling.launch import launch
 
-        launch(logits_SV, parameters, drawn, scratch, draws=draws, truncates=truncates)
+        launch(logits_SV, parameters, drawn, scratch, masks=masks, draws=draws, truncates=truncates)
     else:
-        reference.sample_reference(logits_SV, parameters, drawn)
+        reference.sample_reference(logits_SV, parameters, drawn, masks)
+
+
+def _check_masks(masks: TokenMasks, num_positions: int, vocab_size: int) -> None:
+    if len(masks.masks_S) < num_positions:
+        raise ValueError(f"masks: {num_positions} positions expected, got {len(masks.masks_S)}")
+    bits_MW = masks.bits_MW
+    words = -(-vocab_size // 32)
+    if bits_MW.dtype is not torch.int32 or bits_MW.dim() != 2 or bits_MW.shape[1] < words:
+        raise ValueError(
+            f"masks: int32 [M, {words}] at least expected, got {bits_MW.dtype} {list(bits_MW.shape)}"
+        )
+    if bits_MW.stride(1) != 1:
+        raise ValueError("masks: the words of a mask side by side expected")
 
 
 def _check_rows(logits_SV: torch.Tensor, **rows: torch.Tensor) -> None:
@@ -81,6 +102,12 @@ def uniform(seeds_S: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor:
 
         return launch.uniform(seeds_S, positions_S)
     return reference.uniform(seeds_S, positions_S)
+
+
+def allow(logits_SV: torch.Tensor, masks: TokenMasks) -> torch.Tensor:
+    """Logits with -inf where a position's mask forbids a token: see `reference.allow`."""
+    _check_masks(masks, *logits_SV.shape)
+    return reference.allow(logits_SV, masks)
 
 
 def greedy(logits_SV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ from itertools import cycle
 
 import torch
 
-from kernels.sampling.step import Drawn, SamplingInputs, Scratch
+from kernels.sampling.step import NO_MASK, Drawn, SamplingInputs, Scratch, TokenMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,32 @@ def sampling_inputs(
             next_ids_R=torch.full((num_rows + 1,), -7, dtype=torch.int32, device=device),
         ),
     )
+
+
+NUM_ALLOWED = (1, 2, 40, 0, 10**9)
+"""Tokens that masks allow: few, as between the words of JSON; none; all but one, as inside its strings."""
+
+
+def token_masks(
+    num_positions: int, vocab_size: int, device: torch.device | str, *, seed: int = 3
+) -> TokenMasks:
+    """Every third position has no mask; the others' masks are of every size, and in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    masks_S = torch.arange(num_positions, dtype=torch.int32).flip(0)
+    words = -(-vocab_size // 32) + 1
+    allowed_MV = torch.zeros(num_positions, 32 * words, dtype=torch.bool)
+    for mask in range(num_positions):
+        num = min(NUM_ALLOWED[mask % len(NUM_ALLOWED)], vocab_size - 1)
+        allowed_MV[mask, torch.randperm(vocab_size, generator=generator)[:num]] = True
+    masks_S[::3] = NO_MASK
+    return TokenMasks(pack(allowed_MV).to(device), masks_S.to(device))
+
+
+def pack(allowed_MV: torch.Tensor) -> torch.Tensor:
+    """Semantics: bit v % 32 of out[m, v // 32] = allowed[m, v]; int32, of bool [M, 32 W]."""
+    shifts = torch.arange(32, dtype=torch.int64)
+    words_MW = (allowed_MV.unflatten(1, (-1, 32)).long() << shifts).sum(dim=-1)
+    return (words_MW - ((words_MW >> 31) << 32)).int()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,16 @@ import triton.language as tl
 
 from kernels.compilation import Compilation
 from kernels.sampling.kernels.truncation import gather_kernel, sample_kernel, threshold_kernel
-from kernels.sampling.kernels.weights import draws, joined, split, truncates, uniform, weigh
+from kernels.sampling.kernels.weights import (
+    allow,
+    draws,
+    joined,
+    mask_of,
+    split,
+    truncates,
+    uniform,
+    weigh,
+)
 from kernels.sampling.step import GATHER_BLOCK
 
 TILE = 2048
@@ -30,14 +39,14 @@ def uniform_kernel(seeds_ptr, positions_ptr, out_ptr, size, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def _logits(line, vocab_size, start, SIZE: tl.constexpr):
-    """Part of a row, -inf beyond its end."""
+def _logits(line, vocab_size, start, bits, constrained, SIZE: tl.constexpr, MASKED: tl.constexpr):
+    """Part of a row, -inf beyond its end and for tokens that its mask forbids."""
     at = start + tl.arange(0, SIZE)
-    if start + SIZE <= vocab_size:  # no masks: they cost two instructions per token
+    if start + SIZE <= vocab_size:  # no bounds: they cost two instructions per token
         x = tl.load(line + at).to(tl.float32)
     else:
         x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
-    return x
+    return allow(x, at, vocab_size, bits, constrained, MASKED)
 
 
 @triton.jit
@@ -52,6 +61,9 @@ def largest_kernel(
     vocab_size,
     null_row,
     rows_ptr,
+    masks_ptr,
+    bits_ptr,
+    words,
     places_ptr,
     best_ptr,
     tickets_ptr,
@@ -61,6 +73,7 @@ def largest_kernel(
     finite_ptr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     """Semantics: ids[places[s]] = next_ids[rows[s]] = argmax_v logits[s, v], the lowest v of equals.
 
@@ -77,16 +90,18 @@ def largest_kernel(
     if row == null_row:
         return
     line = logits_ptr + position.to(tl.int64) * stride
+    bits, constrained = mask_of(masks_ptr, bits_ptr, words, position, MASKED)
     num_blocks = tl.num_programs(0)
     partial = best_ptr + position * num_blocks
-    tl.store(partial + block, tl.max(_nan_is_largest(_logits(line, vocab_size, block * BLOCK, BLOCK))))
+    x = _logits(line, vocab_size, block * BLOCK, bits, constrained, BLOCK, MASKED)
+    tl.store(partial + block, tl.max(_nan_is_largest(x)))
     tl.debug_barrier()
     if tl.atomic_add(tickets_ptr + position, 1) == num_blocks - 1:
         blocks = tl.arange(0, BLOCKS)
         bests = tl.load(partial + blocks, blocks < num_blocks, other=-float("inf"), cache_modifier=".cg")
         largest = tl.max(bests)
         start = tl.min(tl.where(bests == largest, blocks, num_blocks - 1)) * BLOCK
-        x = _nan_is_largest(_logits(line, vocab_size, start, BLOCK))
+        x = _nan_is_largest(_logits(line, vocab_size, start, bits, constrained, BLOCK, MASKED))
         at = start + tl.arange(0, BLOCK)
         finite = (largest < float("inf")) & (largest > -float("inf"))
         token = tl.where(finite, tl.min(tl.where(x == largest, at, vocab_size - 1)), 0)
@@ -99,9 +114,21 @@ def largest_kernel(
 
 
 @triton.jit
-def _kept(line, end, begin, largest, temperature, limit, min_p, TILE: tl.constexpr):
-    """Split weights of a tile's tokens, 0 for those that truncation cuts."""
-    x = _logits(line, end, begin, TILE)
+def _kept(
+    line,
+    end,
+    begin,
+    bits,
+    constrained,
+    largest,
+    temperature,
+    limit,
+    min_p,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Split weights of a tile's tokens, 0 for those that the mask or truncation cuts."""
+    x = _logits(line, end, begin, bits, constrained, TILE, MASKED)
     weight = weigh(x, largest, temperature)
     return split(tl.where((x >= limit) & (weight >= min_p), weight, 0.0))
 
@@ -113,6 +140,9 @@ def draw_kernel(
     vocab_size,
     null_row,
     rows_ptr,
+    masks_ptr,
+    bits_ptr,
+    words,
     places_ptr,
     temperature_ptr,
     top_k_ptr,
@@ -131,6 +161,7 @@ def draw_kernel(
     BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
     HAS_UNIFORMS: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     """Semantics: ids[places[s]] = min { v : sum_{w <= v} e_w > u[s] * sum_w e_w }, over the tokens kept.
 
@@ -149,12 +180,15 @@ def draw_kernel(
         return
     limit = tl.where(truncates(top_k, top_p, vocab_size), limit, -float("inf"))
     line = logits_ptr + position.to(tl.int64) * stride
+    bits, constrained = mask_of(masks_ptr, bits_ptr, words, position, MASKED)
     start = block * BLOCK
     end = tl.minimum(start + BLOCK, vocab_size)
     high = tl.zeros((TILE,), tl.int32)
     low = tl.zeros((TILE,), tl.int32)
     for begin in range(start, end, TILE):
-        more_high, more_low = _kept(line, end, begin, largest, temperature, limit, min_p, TILE)
+        more_high, more_low = _kept(
+            line, end, begin, bits, constrained, largest, temperature, limit, min_p, TILE, MASKED
+        )
         high += more_high
         low += more_low
     num_blocks = tl.num_programs(0)
@@ -176,7 +210,9 @@ def draw_kernel(
         end = tl.minimum(start + BLOCK, vocab_size)
         token = end - 1
         for begin in range(start, end, TILE):
-            more_high, more_low = _kept(line, end, begin, largest, temperature, limit, min_p, TILE)
+            more_high, more_low = _kept(
+                line, end, begin, bits, constrained, largest, temperature, limit, min_p, TILE, MASKED
+            )
             reached = tl.cumsum(joined(more_high, more_low))
             at = begin + tl.arange(0, TILE)
             token = tl.minimum(token, tl.min(tl.where(reached > target, at, end - 1)))
@@ -188,6 +224,9 @@ def draw_kernel(
 
 _POINTERS = {
     "rows_ptr": "*i32",
+    "masks_ptr": "*i32",
+    "bits_ptr": "*i32",
+    "words": "i32",
     "places_ptr": "*i32",
     "temperature_ptr": "*fp32",
     "top_k_ptr": "*i32",
@@ -219,7 +258,9 @@ def _compilation(kernel: triton.JITFunction, logits: str, num_warps: int, **cons
     if kernel is draw_kernel:
         types["masses_ptr"] = "*i64"
     signature = {name: types[name] for name in kernel.arg_names if name in types}
-    return Compilation(kernel, signature, constexprs, num_warps)
+    # Masks take a register or two too many on sm_80 and sm_100; on sm_90 nothing spills.
+    spilled = 8 if constexprs["MASKED"] else 0
+    return Compilation(kernel, signature, constexprs, num_warps, local_bytes=spilled)
 
 
 COMPILATIONS = [
@@ -231,13 +272,16 @@ COMPILATIONS = [
     *(
         one
         for logits, shift in (("bf16", 16), ("fp32", 0))
+        for masked in (False, True)
         for one in (
-            _compilation(largest_kernel, logits, 8, BLOCK=1024, BLOCKS=128),
-            _compilation(largest_kernel, logits, 8, BLOCK=8192, BLOCKS=16),
-            _compilation(sample_kernel, logits, 8, SHIFT=shift),
-            _compilation(gather_kernel, logits, 8, BLOCK=GATHER_BLOCK, LANES=256),
-            _compilation(threshold_kernel, logits, 16, BLOCKS=64, SHIFT=shift, WIDTH=WIDTH),
-            _compilation(draw_kernel, logits, 4, BLOCK=8192, BLOCKS=16, TILE=TILE, HAS_UNIFORMS=False),
+            _compilation(largest_kernel, logits, 8, BLOCK=1024, BLOCKS=128, MASKED=masked),
+            _compilation(largest_kernel, logits, 8, BLOCK=8192, BLOCKS=16, MASKED=masked),
+            _compilation(sample_kernel, logits, 8, SHIFT=shift, MASKED=masked),
+            _compilation(gather_kernel, logits, 8, BLOCK=GATHER_BLOCK, LANES=256, MASKED=masked),
+            _compilation(threshold_kernel, logits, 16, BLOCKS=64, SHIFT=shift, WIDTH=WIDTH, MASKED=masked),
+            _compilation(
+                draw_kernel, logits, 4, BLOCK=8192, BLOCKS=16, TILE=TILE, HAS_UNIFORMS=False, MASKED=masked
+            ),
         )
     ),
 ]

@@ -1,6 +1,6 @@
 """Lays a step's draws out over the device: the order of kernels, their grids and block sizes.
 
-`kernel.py` and `truncation.py` say what is computed.
+`kernel.py`, `truncation.py` and `row_search.py` say what is computed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ import triton
 from torch import Tensor
 
 from kernels.sampling import kernel as kernels
-from kernels.sampling.step import GATHER_BLOCK, Drawn, SamplingInputs, Scratch, block_size, num_blocks
+from kernels.sampling.step import (
+    GATHER_BLOCK,
+    Drawn,
+    SamplingInputs,
+    Scratch,
+    TokenMasks,
+    block_size,
+    num_blocks,
+)
 
 
 def launch(
@@ -23,12 +31,19 @@ def launch(
     *,
     draws: bool = True,
     truncates: bool = True,
+    masks: TokenMasks | None = None,
     uniforms_S: Tensor | None = None,
 ) -> None:
     """Issues the kernels: one for greedy rows, one more for draws, three more for top-k and top-p."""
     num_positions, vocab_size = logits_SV.shape
     null_row = drawn.next_ids_R.shape[0] - 1
-    common = (logits_SV, logits_SV.stride(0), vocab_size, null_row, parameters.rows_S)
+    masked = masks is not None
+    rows_S = parameters.rows_S
+    # Without masks the pointers are not read.
+    masking = (
+        (rows_S, rows_S, 0) if masks is None else (masks.masks_S, masks.bits_MW, masks.bits_MW.stride(0))
+    )
+    common = (logits_SV, logits_SV.stride(0), vocab_size, null_row, rows_S, *masking)
     block = block_size(num_positions, vocab_size)
     blocks = num_blocks(vocab_size, block)
     grid = (blocks, num_positions)
@@ -43,6 +58,7 @@ def launch(
         drawn.finite_S,
         BLOCK=block,
         BLOCKS=triton.next_power_of_2(blocks),
+        MASKED=masked,
         num_warps=8,
     )
     if not draws:
@@ -59,9 +75,9 @@ def launch(
         )
         listed = (scratch.counts_S, scratch.weights_SB, scratch.list_SL)
         gathered = num_blocks(vocab_size, GATHER_BLOCK)
-        kernels.sample_kernel[num_positions,](*cut, SHIFT=shift, num_warps=8)
+        kernels.sample_kernel[num_positions,](*cut, SHIFT=shift, MASKED=masked, num_warps=8)
         kernels.gather_kernel[gathered, num_positions](
-            *cut, *listed, BLOCK=GATHER_BLOCK, LANES=256, num_warps=8
+            *cut, *listed, BLOCK=GATHER_BLOCK, LANES=256, MASKED=masked, num_warps=8
         )
         kernels.threshold_kernel[num_positions,](
             *cut,
@@ -71,6 +87,7 @@ def launch(
             BLOCKS=triton.next_power_of_2(gathered),
             SHIFT=shift,
             WIDTH=kernels.WIDTH,
+            MASKED=masked,
             num_warps=16,
         )
     kernels.draw_kernel[grid](
@@ -93,6 +110,7 @@ def launch(
         BLOCKS=triton.next_power_of_2(blocks),
         TILE=min(block, kernels.TILE),
         HAS_UNIFORMS=uniforms_S is not None,
+        MASKED=masked,
         num_warps=4,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kernels.sampling.step import Drawn, SamplingInputs
+from kernels.sampling.step import Drawn, SamplingInputs, TokenMasks
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -137,11 +137,36 @@ def _descending(logits_SV: torch.Tensor) -> torch.Tensor:
     return logits_SV.sort(dim=-1, descending=True).values
 
 
-def sample_reference(logits_SV: torch.Tensor, parameters: SamplingInputs, drawn: Drawn) -> None:
-    """Semantics: ids[places[s]] = next_ids[rows[s]] for every position s whose row is not the null row:
-    `greedy` where temperature is 0, else `draw` at `uniform(seed, position)`. A row that is not finite gets
-    finite[places[s]] = 0 and id 0.
+def allow(logits_SV: torch.Tensor, masks: TokenMasks) -> torch.Tensor:
+    """Semantics: out[s, v] = logits[s, v] where s has no mask or its bit v is set, else -inf.
+
+    NaN and +inf stay, whatever the mask says: such a row has failed. A new tensor if any s has a mask.
     """
+    masks_S = masks.masks_S[: len(logits_SV)].long()
+    rows_R = (masks_S >= 0).nonzero().squeeze(-1)
+    if not len(rows_R):
+        return logits_SV
+    allowed_RV = unpack(masks.bits_MW[masks_S[rows_R]], logits_SV.shape[1])
+    logits_RV = logits_SV[rows_R]
+    cut_RV = ~allowed_RV & (logits_RV < torch.inf)
+    return logits_SV.index_copy(0, rows_R, logits_RV.masked_fill(cut_RV, -torch.inf))
+
+
+def unpack(bits_RW: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Semantics: out[r, v] = bit v % 32 of bits[r, v // 32]; bool [R, V] of int32."""
+    shifts = torch.arange(32, dtype=torch.int32, device=bits_RW.device)
+    return ((bits_RW[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab_size].bool()
+
+
+def sample_reference(
+    logits_SV: torch.Tensor, parameters: SamplingInputs, drawn: Drawn, masks: TokenMasks | None = None
+) -> None:
+    """Semantics: ids[places[s]] = next_ids[rows[s]] for every position s whose row is not the null row:
+    `greedy` where temperature is 0, else `draw` at `uniform(seed, position)`, of the logits that `allow`
+    keeps. A row that is not finite gets finite[places[s]] = 0 and id 0.
+    """
+    if masks is not None:
+        logits_SV = allow(logits_SV, masks)
     rows_S = parameters.rows_S[: len(logits_SV)]
     active_A = (rows_S != len(drawn.next_ids_R) - 1).nonzero().squeeze(-1)
     logits_AV = logits_SV[active_A].float()

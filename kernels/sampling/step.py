@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,6 +23,9 @@ GATHER_BLOCK = 2048
 steps: the blocks' sums in fp32 decide what top-p wants, and a row's draw may not depend on its batch."""
 CANDIDATES = 16384
 """That one program keeps in registers when it looks for a threshold: 32 for each of 512 threads."""
+
+NO_MASK = -1
+"""Mask of a position that may draw any token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,20 @@ class SamplingInputs:
     """int32: row of the batch state; the null row (the last) skips the position."""
     places_S: Tensor
     """int32: where the position's results go."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """The tokens that some positions may draw, one bit each; the other positions may draw any."""
+
+    bits_MW: Tensor
+    """int32, by mask: bit v % 32 of word v // 32 allows token v; W is at least V / 32, rounded up."""
+    masks_S: Tensor
+    """int32, by position: its mask; `NO_MASK` for none."""
+
+    def at(self, positions: npt.NDArray[np.integer]) -> TokenMasks:
+        """Returns the masks of some positions, in the order given."""
+        return TokenMasks(self.bits_MW, self.masks_S[torch.from_numpy(positions)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,33 @@ def test_steps_are_the_reference_s(case: cases.Case, device: torch.device, poiso
     assert same.sum() >= len(KINDS) - 1
 
 
+@pytest.mark.parametrize(
+    "case",
+    [*cases.CASES, cases.Case(128_256), cases.Case(128_256, dtype=torch.bfloat16, strided=True)],
+    ids=str,
+)
+def test_steps_under_masks_are_the_reference_s(
+    case: cases.Case, device: torch.device, poisoned: None
+) -> None:
+    logits = case.logits(len(KINDS)).to(device)
+    masks = cases.token_masks(len(KINDS), case.vocab_size, device)
+    asked, found = cases.sampling_inputs(KINDS, device, num_rows=NUM_ROWS)
+    scratch = sampling.Scratch(len(KINDS), case.vocab_size, device)
+    sampling.sample(logits, asked, found, scratch, masks=masks)
+    _, expected = cases.sampling_inputs(KINDS, device, num_rows=NUM_ROWS)
+    reference.sample_reference(logits, asked, expected, masks)
+    assert torch.equal(found.finite_S, expected.finite_S)
+    same = found.ids_S == expected.ids_S
+    assert same[:6].all()
+    assert same.sum() >= len(KINDS) - 1
+    free = sample(logits, KINDS)
+    unmasked = masks.masks_S == sampling.NO_MASK
+    assert torch.equal(found.ids_S[unmasked], free.ids_S[unmasked])
+    allowed = reference.unpack(masks.bits_MW, case.vocab_size)
+    for position in (~unmasked & (found.finite_S > 0)).nonzero().squeeze(-1).tolist():
+        assert allowed[masks.masks_S[position], found.ids_S[position]]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_draws_the_same_alone_and_in_any_batch(dtype: torch.dtype, device: torch.device) -> None:
     logits = cases.Case(128_256, dtype=dtype).logits(len(KINDS)).to(device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from adapters.packing import pack
 from engine.core import EngineCore
 from engine.device.gpu_runner import DeviceRunner
+from engine.grammar.admission import GrammarAdmission
 from engine.kv_cache import BlockPool
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.lora.device_pool import DevicePool
@@ -17,10 +20,11 @@ from engine.model.config import load_config
 from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.model.weights import base_digest
-from engine.protocol import AdapterRef, SamplingParams, Submit
+from engine.protocol import AdapterRef, Grammar, SamplingParams, Submit
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
 from tests.adapters.peft_files import LINEARS, lora_tensors, write_peft
+from tests.engine.grammar import sapling
 from tests.engine.runner.bases import write_base
 from tests.engine.runner.rig import make_core, run
 
@@ -34,7 +38,9 @@ CLOSE = 2e-3
 """Sums of other shapes, and adapters' projections in bf16."""
 
 
-def device_core(model: Model, artifacts: Path, num_slots: int) -> EngineCore:
+def device_core(
+    model: Model, artifacts: Path, num_slots: int, grammars: GrammarAdmission | None = None
+) -> EngineCore:
     """Adapters load at once. Nothing is captured: every step is launched kernel by kernel."""
     pool = DevicePool(model.config, num_slots, 4 << 20, 4 << 20, "cpu") if num_slots else None
     core: EngineCore
@@ -64,7 +70,7 @@ def device_core(model: Model, artifacts: Path, num_slots: int) -> EngineCore:
         "test",
         draw_seed=lambda: 7,
     )
-    core = EngineCore(scheduler, runner)
+    core = EngineCore(scheduler, runner, grammars=grammars)
     return core
 
 
@@ -114,3 +120,39 @@ def test_it_answers_and_scores_as_the_cpus_runner(with_adapters: bool, tmp_path:
                 [top.logprob for top in other.top], abs=CLOSE
             )
     assert found.core.runner.counters.eager_steps > 0
+
+
+def test_rows_with_and_without_a_grammar_answer_as_the_cpus_runner(tmp_path: Path) -> None:
+    """The draws of a step with constrained rows are launched after the step before it was committed."""
+    raw = json.loads((sapling.BASE / "config.json").read_text())
+    write_base(
+        tmp_path / "base", num_hidden_layers=1, vocab_size=raw["vocab_size"], eos_token_id=raw["eos_token_id"]
+    )
+    model = load_model(tmp_path / "base")
+    grammar = Grammar("regex", "[ab]{2}-[0-9]{1,3}")
+    submits = [
+        sapling.submission("held", grammar, max_tokens=12, logprobs=1, prompt_ids=[5, 6, 7]),
+        sapling.submission("free", None, max_tokens=6, prompt_ids=[8, 9]),
+        sapling.submission(
+            "shaped", grammar, max_tokens=12, seed=5, presence_penalty=1.0, prompt_ids=[8, 9, 11]
+        ),
+        sapling.submission("late", grammar, max_tokens=12, seed=6, top_p=0.9, prompt_ids=list(range(20, 45))),
+        sapling.submission("last", grammar, max_tokens=12, temperature=0.0, prompt_ids=[70, 71]),
+    ]
+    found = run(device_core(model, tmp_path, 0, GrammarAdmission(sapling.compiler(model))), submits)
+    expected = run(
+        make_core(
+            model,
+            tmp_path,
+            max_batch_tokens=BUDGET,
+            max_rows=MAX_ROWS,
+            context_length=MAX_LEN,
+            grammars=GrammarAdmission(sapling.compiler(model)),
+        ),
+        submits,
+    )
+    assert found.tokens() == expected.tokens()
+    for (name, _), answer in found.answers.items():
+        if name != "free":
+            assert re.fullmatch(grammar.source, sapling.text_of(answer.token_ids)), name
+            assert answer.finish_reason == "stop"

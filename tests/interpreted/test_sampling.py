@@ -21,7 +21,11 @@ PADDED = (0, 5)
 
 
 def both(
-    logits: torch.Tensor, kinds: list[cases.Truncation | None], times: int = 1, **promises: bool
+    logits: torch.Tensor,
+    kinds: list[cases.Truncation | None],
+    times: int = 1,
+    masks: sampling.TokenMasks | None = None,
+    **promises: bool,
 ) -> tuple[sampling.Drawn, sampling.Drawn]:
     asked, found = cases.sampling_inputs(kinds, "cpu", num_rows=NUM_ROWS)
     asked.rows_S[list(PADDED)] = NUM_ROWS
@@ -32,8 +36,8 @@ def both(
     scratch.limit_S.fill_(torch.nan)
     scratch.masses_SB.fill_(-(1 << 60))
     for _ in range(times):  # the second time over what the first has left
-        sampling.sample(logits, asked, found, scratch, **promises)
-    reference.sample_reference(logits, asked, expected)
+        sampling.sample(logits, asked, found, scratch, masks=masks, **promises)
+    reference.sample_reference(logits, asked, expected, masks)
     assert not scratch.tickets_S.any()
     assert not scratch.counts_S.any()
     return found, expected
@@ -50,6 +54,33 @@ def test_draws_are_the_reference_s(case):
     assert found.next_ids_R[-1] == -7
     assert found.finite_S[[1, 2, 3, 4]].tolist() == [0, 0, 0, 1]
     assert found.ids_S[[1, 2, 3, 4]].tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=str)
+def test_draws_under_masks_are_the_reference_s(case):
+    kinds = FEW_KINDS if case.vocab_size > 10_000 else KINDS
+    logits = case.logits(len(kinds))
+    masks = cases.token_masks(len(kinds), case.vocab_size, "cpu")
+    found, expected = both(logits, kinds, times=2 if case.vocab_size < 100 else 1, masks=masks)
+    for name in ("ids_S", "finite_S", "next_ids_R"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert found.finite_S[[1, 2, 3]].tolist() == [0, 0, 0], "a mask does not hide what has failed"
+    allowed = reference.unpack(masks.bits_MW, case.vocab_size)
+    held = [
+        s for s in range(len(kinds)) if masks.masks_S[s] >= 0 and s not in PADDED and found.finite_S[s] == 1
+    ]
+    assert len(held) >= 3
+    assert all(allowed[masks.masks_S[s], found.ids_S[s]] for s in held)
+
+
+def test_a_mask_that_allows_every_token_changes_nothing():
+    logits = cases.CASES[2].logits(len(KINDS))
+    everything = torch.full((1, -(-cases.CASES[2].vocab_size // 32)), -1, dtype=torch.int32)
+    masks = sampling.TokenMasks(everything, torch.zeros(len(KINDS), dtype=torch.int32))
+    masked, _ = both(logits, KINDS, masks=masks)
+    free, _ = both(logits, KINDS)
+    assert torch.equal(masked.ids_S, free.ids_S)
+    assert torch.equal(masked.finite_S, free.finite_S)
 
 
 def test_without_draws_everybody_is_greedy():

@@ -14,10 +14,14 @@ import triton
 import triton.language as tl
 
 from kernels.sampling import step
+from kernels.sampling.kernels.row_search import limit_of_row
 from kernels.sampling.kernels.weights import (
+    allow,
     draws,
     joined,
     key_of,
+    mask_of,
+    share,
     split,
     truncates,
     value_of,
@@ -41,12 +45,16 @@ def sample_kernel(
     vocab_size,
     null_row,
     rows_ptr,
+    masks_ptr,
+    bits_ptr,
+    words,
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
     largest_ptr,
     bottom_ptr,
     SHIFT: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     """Semantics: bottom[s] = a logit that top-k tokens lie above with near certainty, or AIM for top-p alone.
 
@@ -71,6 +79,8 @@ def sample_kernel(
     place = tl.arange(0, SAMPLE)
     at = (place // RUN) * (vocab_size // (SAMPLE // RUN)) + place % RUN
     x = tl.load(logits_ptr + position.to(tl.int64) * stride + at).to(tl.float32)
+    bits, constrained = mask_of(masks_ptr, bits_ptr, words, position, MASKED)
+    x = allow(x, at, vocab_size, bits, constrained, MASKED)
     key = key_of(x, SHIFT)
     low = key_of(tl.full((), -float("inf"), tl.float32), SHIFT).to(tl.int64)
     high = key_of(largest, SHIFT).to(tl.int64) + 1
@@ -85,6 +95,9 @@ def gather_kernel(
     vocab_size,
     null_row,
     rows_ptr,
+    masks_ptr,
+    bits_ptr,
+    words,
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -95,8 +108,9 @@ def gather_kernel(
     list_ptr,
     BLOCK: tl.constexpr,
     LANES: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
-    """Semantics: list[s] = the logits >= bottom[s], in any order; counts[s] of them.
+    """Semantics: list[s] = the finite logits >= bottom[s], in any order; counts[s] of them.
 
     What does not fit in the list is counted only. masses[s, b] = the sum of block b's weights.
 
@@ -110,6 +124,7 @@ def gather_kernel(
     if not (draws(row, null_row, temperature, largest) & truncates(top_k, top_p, vocab_size)):
         return
     line = logits_ptr + position.to(tl.int64) * stride
+    bits, constrained = mask_of(masks_ptr, bits_ptr, words, position, MASKED)
     # One token per thread at a time: each thread counts its own, threads scan their counts once, and nothing
     # changes hands. Sixteen bytes per thread at a time take twice the instructions.
     nums = tl.zeros((LANES,), tl.int32)
@@ -117,7 +132,8 @@ def gather_kernel(
     for index in tl.static_range(BLOCK // LANES):
         at = block * BLOCK + index * LANES + tl.arange(0, LANES)
         x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
-        nums += ((x >= bottom) & (at < vocab_size)).to(tl.int32)
+        x = allow(x, at, vocab_size, bits, constrained, MASKED)
+        nums += ((x >= bottom) & (x > -float("inf"))).to(tl.int32)
         mass += weigh(x, largest, temperature)
     tl.store(masses_ptr + position * tl.num_programs(0) + block, tl.sum(mass))
     num = tl.sum(nums)
@@ -128,7 +144,8 @@ def gather_kernel(
             for index in tl.static_range(BLOCK // LANES):
                 at = block * BLOCK + index * LANES + tl.arange(0, LANES)
                 x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
-                chosen = (x >= bottom) & (at < vocab_size)
+                x = allow(x, at, vocab_size, bits, constrained, MASKED)
+                chosen = (x >= bottom) & (x > -float("inf"))
                 tl.store(to, x, chosen)
                 to += chosen.to(tl.int32)
 
@@ -165,91 +182,10 @@ def _search_mass(key, weight_high, weight_low, wanted, low, high):
 
 
 @triton.jit
-def _share(top_p, total):
-    """What top-p wants of a total; something always."""
-    return tl.maximum(tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
-
-
-@triton.jit
-def _measure(x, key, floor, pivot, largest, temperature, by_count):
-    """Split measure of the tokens with keys >= both floor and pivot."""
-    kept = (key >= floor) & (key >= pivot)
-    high, low = split(tl.where(kept & (by_count == 0), weigh(x, largest, temperature), 0.0))
-    return high, tl.where(by_count, kept.to(tl.int32), low)
-
-
-@triton.jit
-def _measure_row(
-    line, vocab_size, largest, temperature, by_count, floor, SHIFT: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Measure of a whole row's tokens with keys >= floor."""
-    high = tl.zeros((WIDTH,), tl.int32)
-    low = tl.zeros((WIDTH,), tl.int32)
-    for start in range(0, vocab_size, WIDTH):
-        at = start + tl.arange(0, WIDTH)
-        x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
-        key = tl.where(at < vocab_size, key_of(x, SHIFT), -2147483648)
-        more_high, more_low = _measure(x, key, floor, floor, largest, temperature, by_count)
-        high += more_high
-        low += more_low
-    return tl.sum(joined(high, low))
-
-
-@triton.jit
-def _search_row(
-    line,
-    vocab_size,
-    largest,
-    temperature,
-    by_count,
-    floor,
-    wanted,
-    low,
-    high,
-    SHIFT: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """`_search_counts` or `_search_mass` over all tokens of a row with keys >= floor, two bits a pass."""
-    while high - low > 1:
-        step = tl.maximum((high - low) // 4, 1)
-        first = (low + step).to(tl.int32)
-        second = tl.minimum(low + 2 * step, high).to(tl.int32)
-        third = tl.minimum(low + 3 * step, high).to(tl.int32)
-        high_1 = tl.zeros((WIDTH,), tl.int32)
-        high_2 = tl.zeros((WIDTH,), tl.int32)
-        high_3 = tl.zeros((WIDTH,), tl.int32)
-        low_1 = tl.zeros((WIDTH,), tl.int32)
-        low_2 = tl.zeros((WIDTH,), tl.int32)
-        low_3 = tl.zeros((WIDTH,), tl.int32)
-        for start in range(0, vocab_size, WIDTH):
-            at = start + tl.arange(0, WIDTH)
-            x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
-            key = tl.where(at < vocab_size, key_of(x, SHIFT), -2147483648)
-            more_high, more_low = _measure(x, key, floor, first, largest, temperature, by_count)
-            high_1 += more_high
-            low_1 += more_low
-            high_2 += tl.where(key >= second, more_high, 0)
-            low_2 += tl.where(key >= second, more_low, 0)
-            high_3 += tl.where(key >= third, more_high, 0)
-            low_3 += tl.where(key >= third, more_low, 0)
-        enough_1 = tl.sum(joined(high_1, low_1)) >= wanted
-        enough_2 = tl.sum(joined(high_2, low_2)) >= wanted
-        enough_3 = tl.sum(joined(high_3, low_3)) >= wanted
-        # Measures fall as the pivot rises: the last that is large enough is below the answer.
-        new_high = tl.where(
-            enough_3, high, tl.where(enough_2, third, tl.where(enough_1, second, first).to(tl.int64))
-        )
-        low = tl.where(
-            enough_3, third, tl.where(enough_2, second, tl.where(enough_1, first.to(tl.int64), low))
-        )
-        high = tl.minimum(new_high, high)
-    return low
-
-
-@triton.jit
 def _search_list(
     candidates,
     num,
+    complete,
     largest,
     temperature,
     top_p,
@@ -260,54 +196,24 @@ def _search_list(
     SHIFT: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """(the threshold's key, whether the candidates reach down to it)."""
+    """(the threshold's key, whether the candidates reach down to it: `complete` ones always do)."""
     places = tl.arange(0, SIZE)
     there = places < num
     x = tl.load(candidates + places, there, other=-float("inf"))
     key = tl.where(there, key_of(x, SHIFT), -2147483648)
     weight_high, weight_low = split(weigh(x, largest, temperature))
     if by_count:
-        reaches = num >= wanted
+        reaches = (num >= wanted) | complete
         if reaches:
             low = _search_counts(key, wanted.to(tl.int32), low, high)
             if top_p < 1.0:
                 kept = _mass_above(key, weight_high, weight_low, low.to(tl.int32))
-                low = _search_mass(key, weight_high, weight_low, _share(top_p, kept), low, high)
+                low = _search_mass(key, weight_high, weight_low, share(top_p, kept), low, high)
     else:
-        reaches = _mass_above(key, weight_high, weight_low, low.to(tl.int32)) >= wanted
+        reaches = (_mass_above(key, weight_high, weight_low, low.to(tl.int32)) >= wanted) | complete
         if reaches:
             low = _search_mass(key, weight_high, weight_low, wanted, low, high)
     return low, reaches
-
-
-@triton.jit
-def _limit_of_row(
-    line,
-    vocab_size,
-    largest,
-    temperature,
-    top_p,
-    by_count,
-    wanted,
-    high,
-    SHIFT: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """The threshold's key, by passes over the row."""
-    # Below it weights are 0: what is kept there makes no difference.
-    low = key_of(tl.maximum(largest - 90.0 * temperature, -3.3e38), SHIFT).to(tl.int64)
-    floor = (low - 1).to(tl.int32)
-    low = _search_row(
-        line, vocab_size, largest, temperature, by_count, floor, wanted, low, high, SHIFT, WIDTH
-    )
-    if by_count & (top_p < 1.0):
-        floor = low.to(tl.int32)
-        never = by_count & (top_p >= 1.0)
-        kept = _measure_row(line, vocab_size, largest, temperature, never, floor, SHIFT, WIDTH)
-        low = _search_row(
-            line, vocab_size, largest, temperature, never, floor, _share(top_p, kept), low, high, SHIFT, WIDTH
-        )
-    return low
 
 
 @triton.jit
@@ -317,6 +223,9 @@ def threshold_kernel(
     vocab_size,
     null_row,
     rows_ptr,
+    masks_ptr,
+    bits_ptr,
+    words,
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -330,6 +239,7 @@ def threshold_kernel(
     BLOCKS: tl.constexpr,
     SHIFT: tl.constexpr,
     WIDTH: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     """Semantics: limit[s] = the smallest logit that top-k and top-p keep.
 
@@ -347,26 +257,42 @@ def threshold_kernel(
         return
     by_count = (top_k >= 1) & (top_k < vocab_size)
     num = tl.load(counts_ptr + position)
+    bottom = tl.load(bottom_ptr + position)
+    complete = bottom == -float("inf")  # every finite logit is in the list, or too many are
     blocks = tl.arange(0, BLOCKS)
     masses = tl.load(masses_ptr + position * num_blocks + blocks, blocks < num_blocks, other=0.0)
     total = tl.sum(masses.to(tl.float64)) * 17592186044416.0  # in units of 2^-44
-    wanted = tl.where(by_count, top_k.to(tl.int64), _share(top_p, total))
+    wanted = tl.where(by_count, top_k.to(tl.int64), share(top_p, total))
+    wanted = tl.where(by_count & complete, tl.minimum(wanted, num.to(tl.int64)), wanted)
     candidates = list_ptr + position.to(tl.int64) * LIST
-    limit = key_of(tl.load(bottom_ptr + position), SHIFT).to(tl.int64)
+    limit = key_of(bottom, SHIFT).to(tl.int64)
     high = key_of(largest, SHIFT).to(tl.int64) + 1
     reaches = num < 0
     if num <= FEW:
         limit, reaches = _search_list(
-            candidates, num, largest, temperature, top_p, by_count, wanted, limit, high, SHIFT, FEW
+            candidates, num, complete, largest, temperature, top_p, by_count, wanted, limit, high, SHIFT, FEW
         )
     elif num <= LIST:
         limit, reaches = _search_list(
-            candidates, num, largest, temperature, top_p, by_count, wanted, limit, high, SHIFT, LIST
+            candidates, num, complete, largest, temperature, top_p, by_count, wanted, limit, high, SHIFT, LIST
         )
     if not reaches:
         line = logits_ptr + position.to(tl.int64) * stride
-        limit = _limit_of_row(
-            line, vocab_size, largest, temperature, top_p, by_count, wanted, high, SHIFT, WIDTH
+        bits, constrained = mask_of(masks_ptr, bits_ptr, words, position, MASKED)
+        limit = limit_of_row(
+            line,
+            vocab_size,
+            bits,
+            constrained,
+            largest,
+            temperature,
+            top_p,
+            by_count,
+            wanted,
+            high,
+            SHIFT,
+            WIDTH,
+            MASKED,
         )
     tl.store(limit_ptr + position, value_of(limit, SHIFT))
     tl.store(counts_ptr + position, 0)

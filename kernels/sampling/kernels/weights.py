@@ -25,6 +25,31 @@ def weigh(x, largest, temperature):
 
 
 @triton.jit
+def mask_of(masks_ptr, bits_ptr, words, position, MASKED: tl.constexpr):
+    """(pointer to the bits of the position's mask, whether it has one)."""
+    if MASKED:
+        mask = tl.load(masks_ptr + position)
+        bits_ptr += mask.to(tl.int64) * words
+        constrained = mask >= 0
+    else:
+        constrained = False
+    return bits_ptr, constrained
+
+
+@triton.jit
+def allow(x, at, vocab_size, bits, constrained, MASKED: tl.constexpr):
+    """Semantics: x[v] where bit v is set or the position has no mask, else -inf; NaN and +inf stay, and fail.
+
+    `MASKED` False leaves out the code, for steps without masks.
+    """
+    if MASKED:  # noqa: SIM102  decided when the kernel is compiled, the other when it runs
+        if constrained:
+            word = tl.load(bits + (at >> 5), at < vocab_size, other=0)
+            x = tl.where((((word >> (at & 31)) & 1) != 0) | (x != x) | (x == float("inf")), x, -float("inf"))
+    return x
+
+
+@triton.jit
 def split(weight):
     """Semantics: (high, low), int32, with high * 2^22 + low = weight in units of 2^-44, rounded.
 
@@ -83,3 +108,9 @@ def truncates(top_k, top_p, vocab_size):
 def draws(row, null_row, temperature, largest):
     """Whether a draw is wanted: not for padding, greedy rows and rows that have failed."""
     return (row != null_row) & (temperature > 0) & (largest < float("inf"))
+
+
+@triton.jit
+def share(top_p, total):
+    """What top-p wants of a total; something always."""
+    return tl.maximum(tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)

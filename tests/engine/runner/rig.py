@@ -1,11 +1,13 @@
 """A whole engine without its process, on a real model: what the equivalence tests turn the knobs of."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.core import EngineCore
 from engine.device.cpu_runner import ModelRunner
+from engine.grammar.admission import GrammarAdmission
 from engine.kv_cache import BlockPool
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.lora.pool import AdapterPool
@@ -46,6 +48,8 @@ def make_core(
     num_slots: int = 8,
     context_length: int = 128,
     max_flex_tokens: int | None = None,
+    token_bytes: list[bytes] | None = None,
+    grammars: GrammarAdmission | None = None,
 ) -> EngineCore:
     """Adapters load at once, on the caller's thread: no test waits."""
     pool = AdapterPool(model.config, num_slots, model.device, model.dtype)
@@ -66,12 +70,13 @@ def make_core(
         BlockPool(num_blocks, block_size),
         SlotTable(num_slots, start_load),
         model.config.eos_ids,
-        [b"x"] * model.config.vocab_size,
+        token_bytes or [b"x"] * model.config.vocab_size,
         "engine-0",
         "test",
         draw_seed=lambda: 7,
     )
-    core = EngineCore(scheduler, ModelRunner(model, pool, num_blocks, block_size, max_rows, context_length))
+    runner = ModelRunner(model, pool, num_blocks, block_size, max_rows, context_length)
+    core = EngineCore(scheduler, runner, grammars=grammars)
     return core
 
 
@@ -80,7 +85,10 @@ def run(core: EngineCore, submits: Iterable[Submit], *, every: int = 0) -> Run:
     waiting = list(submits)
     result = Run({}, {}, core)
     steps = 0
-    while waiting or core.has_work:
+    while waiting or core.has_work or core.grammars:
+        if not waiting and not core.has_work:
+            time.sleep(0.001)  # a grammar is being compiled
+            continue
         while waiting and (not every or steps % every == 0 or not core.has_work):
             assert core.submit(waiting.pop(0)) is None
             if every:

@@ -39,6 +39,9 @@ class Server:
     def adapter_loaded(self, slot: int, digest: str, error: str | None) -> None:
         raise AssertionError("nothing is loaded here")
 
+    def wake(self) -> None:
+        raise AssertionError("nothing is compiled here")
+
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -1,0 +1,1 @@
+"""Constrains output to grammars: compiles them, follows each choice through them, and fills token masks."""

@@ -1,0 +1,67 @@
+"""Holds requests back until their grammars are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.grammar.compiler import GrammarCompiler, GrammarKey
+from engine.grammar.constraint import CompiledGrammar
+from engine.protocol import Submit
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request whose grammar is known to compile, or not to."""
+
+    submit: Submit
+    grammar: CompiledGrammar | None
+    problem: str
+    """Why the grammar cannot be compiled."""
+    is_aborted: bool
+    """Whether its client has given it up meanwhile."""
+
+
+class GrammarAdmission:
+    """The requests that wait for the compiler. A grammar that several wait for is compiled once."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._waiting: dict[GrammarKey, list[Submit]] = {}
+        self._aborted: set[str] = set()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether `take` returns anything."""
+        return self._compiler.has_compiled
+
+    def grammar(self, submit: Submit) -> CompiledGrammar | None:
+        """Returns the request's grammar if it is compiled; if not, the request waits until `take`."""
+        assert submit.grammar is not None
+        key = GrammarKey(submit.tenant, submit.grammar)
+        cached = self._compiler.cached(key)
+        if cached is None:
+            if key not in self._waiting:
+                self._waiting[key] = []
+                self._compiler.start(key)
+            self._waiting[key].append(submit)
+        return cached
+
+    def abort(self, request_id: str) -> None:
+        """Marks a request as aborted, if it waits."""
+        if any(submit.request_id == request_id for waiting in self._waiting.values() for submit in waiting):
+            self._aborted.add(request_id)
+
+    def take(self) -> Iterator[Admitted]:
+        """Yields the requests whose grammars were compiled since the last call."""
+        for key, compiled in self._compiler.take():
+            for submit in self._waiting.pop(key):
+                is_aborted = submit.request_id in self._aborted
+                self._aborted.discard(submit.request_id)
+                if isinstance(compiled, CompiledGrammar):
+                    yield Admitted(submit, compiled, "", is_aborted)
+                else:
+                    yield Admitted(submit, None, compiled, is_aborted)

@@ -1,0 +1,54 @@
+"""Fills token masks: the tokens that each constrained row may draw next, one bit each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLExecutor
+
+from engine.grammar.constraint import Constraint
+
+Words = npt.NDArray[np.int32]
+
+
+def words_of(vocab_size: int) -> int:
+    """Returns the 32-bit words of a mask."""
+    return -(-vocab_size // 32)
+
+
+class MaskFiller:
+    """Fills the masks of a step side by side, in threads that do not hold the interpreter."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._executor = LLExecutor(num_threads)
+
+    def fill(self, constraints: Sequence[Constraint], bits_MW: Words) -> None:
+        """Advances the constraints by their pending tokens, and sets bit v % 32 of `bits_MW[i, v // 32]`
+        where constraint i allows token v next.
+
+        A constraint that is over, or too complex to follow, allows nothing: its row then fails.
+        """
+        # Neighbours in the list are filled by one thread: those of a lane, which wait for each other.
+        places = [place for place, constraint in enumerate(constraints) if not constraint.is_over]
+        matchers = {place: constraints[place].open() for place in places}
+        places.sort(key=lambda place: constraints[place].lane)
+        advanced = []
+        for place in places:
+            pending = constraints[place].pending
+            if pending is not None:
+                advanced.append((matchers[place], pending))
+                constraints[place].pending = None
+        if advanced:
+            self._executor.consume_token_par(advanced)
+        if places:
+            self._executor.unsafe_compute_mask_ptr(
+                [(matchers[place], place) for place in places],
+                bits_MW.ctypes.data,
+                bits_MW.strides[0],
+                len(bits_MW),
+            )
+        for place in range(len(constraints)):
+            if place not in matchers or matchers[place].is_error():
+                bits_MW[place] = 0
