@@ -84,14 +84,18 @@ def nursery(kind: str) -> None:
     _say({"ready": True})
     poll = select.poll()
     poll.register(0, select.POLLIN)
+    unread = b""
     while True:
         if poll.poll(10):
-            line = sys.stdin.buffer.readline()
-            if not line:
+            # Not through a buffered reader: a second order in its buffer would not wake the poll.
+            data = os.read(0, 1 << 16)
+            if not data:
                 return
-            fields = json.loads(line)
-            point = fields.pop("point")
-            _say({"pid": _fork(kind, Order(**fields, point=Point(**point) if point else None))})
+            *lines, unread = (unread + data).split(b"\n")
+            for line in lines:
+                fields = json.loads(line)
+                point = fields.pop("point")
+                _say({"pid": _fork(kind, Order(**fields, point=Point(**point) if point else None))})
         _bury()
 
 

@@ -15,11 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from llguidance import LLTokenizer
 
 from benchmarks.library_pools import LibraryDevicePool, LibraryLoader, LibraryPool
 from benchmarks.random_adapters import AdapterLibrary, Registered
 from engine.core import EngineCore, Runner
 from engine.device.cpu_runner import ModelRunner
+from engine.grammar.admission import GrammarAdmission
+from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
@@ -59,14 +62,21 @@ class RunnerOptions:
 
     cuda_graphs: bool = True
     batch_invariant: bool = False
+    mask_threads: int = 12
 
 
 class InProcessEngine:
     """Use as a context: at its end the loader's thread is gone and the memory given back."""
 
     def __init__(
-        self, model: Model, library: AdapterLibrary, sizes: Sizes, options: RunnerOptions | None = None
+        self,
+        model: Model,
+        library: AdapterLibrary,
+        sizes: Sizes,
+        options: RunnerOptions | None = None,
+        tokenizer: LLTokenizer | None = None,
     ) -> None:
+        """With a `tokenizer`, requests may have grammars."""
         self.model = model
         self.sizes = sizes
         self.library = library
@@ -90,7 +100,12 @@ class InProcessEngine:
             "engine-0",
             "benchmark",
         )
-        self.core = EngineCore(scheduler, runner)
+        grammars = None
+        if tokenizer is not None:
+            lanes = (options or RunnerOptions()).mask_threads
+            compiler = GrammarCompiler(tokenizer, config.eos_ids, self._wake.set, max_lanes=lanes)
+            grammars = GrammarAdmission(compiler)
+        self.core = EngineCore(scheduler, runner, grammars=grammars)
 
     def _on_cpu(self) -> Runner:
         sizes, model = self.sizes, self.model
@@ -117,6 +132,7 @@ class InProcessEngine:
             kv_dtype=torch.float8_e4m3fn if sizes.kv_dtype == "fp8" else model.dtype,
             cuda_graphs=options.cuda_graphs,
             batch_invariant=options.batch_invariant,
+            mask_threads=options.mask_threads,
         )
         began = time.perf_counter()
         runner.capture()
@@ -160,7 +176,6 @@ class InProcessEngine:
             self._wake.clear()
         outputs = self.core.step()
         assert not outputs.rejected, outputs.rejected
-        assert all(chunk.finish_reason in (None, "length") for chunk in outputs.chunks), outputs.chunks
         return outputs.chunks
 
     def drain(self) -> Iterator[Sequence[TokenChunk]]:
@@ -168,6 +183,7 @@ class InProcessEngine:
         last = time.monotonic()
         while self.core.scheduler.has_requests or self.core.has_work:
             chunks = self.step()
+            assert all(chunk.finish_reason in (None, "length") for chunk in chunks), chunks
             if chunks:
                 last = time.monotonic()
             assert time.monotonic() - last < STUCK_S, "no progress"

@@ -20,6 +20,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "MIXED_LOAD", (9, 16, 8, (0, 2)))
 
 
+@pytest.mark.quiet
 def test_every_section_is_measured(short: None, tmp_path: Path) -> None:
     out, profile = tmp_path / "decode.json", tmp_path / "profile.txt"
     batches = ["--batches", "1:0,3:0,3:2", "--rank", "8,mixed", "--adapter-dtype", "bf16,fp8"]

@@ -1,0 +1,300 @@
+"""Measures what grammars cost a decode step, and checks that every constrained text is of its schema.
+
+    python -m benchmarks.grammars --out F
+
+The whole engine in one process, random weights, a vocabulary trained on this machine's Python library
+(`benchmarks.library_vocabulary`); everything is drawn at temperature 1.
+
+`rows`: the step of a batch of which `constrained` rows are held to a JSON Schema (a list of objects with
+formats, bounds and patterns, longer than the measurement), and of the same batch without grammars, in turns:
+
+    step_ms      = (time of 129 tokens - time of 1 token) / 128, the median of several runs
+    step_ms_free = the same without grammars
+    same_tokens  = whether the rows without a grammar drew the same tokens in both
+
+`schemas`: texts generated from random schemas (`benchmarks.random_schemas`) at temperatures from 0 to 2,
+without and with adapters, each checked by a validator (jsonschema-rs). Cut are those that reached max_tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jsonschema_rs
+import numpy as np
+import torch
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer
+
+from benchmarks.in_process import InProcessEngine, RunnerOptions, Sizes, pick_device, random_prompts
+from benchmarks.library_pools import resident_bytes
+from benchmarks.library_vocabulary import EOS_ID, train
+from benchmarks.random_adapters import AdapterLibrary, Registered
+from benchmarks.random_base import random_base
+from benchmarks.random_schemas import random_schema
+from benchmarks.report import write_report
+from benchmarks.shapes import SHAPES, shape
+from engine.grammar.tokenizer import load_tokenizer
+from engine.protocol import Grammar, SamplingParams, Submit
+from kernels.timing import copy_bandwidth
+
+PROMPT_LEN = 128
+OUTPUT_LEN = 129
+BATCHES = ((32, 32, 0), (256, 256, 0), (256, 128, 0), (256, 256, 64))
+"""(rows, constrained, distinct adapters)."""
+TEMPERATURES = (0.0, 0.5, 1.0, 1.5, 2.0)
+MAX_TEXT = 700
+"""Tokens that a text of a random schema may take."""
+RECORD = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "format": "uuid"},
+        "created": {"type": "string", "format": "date-time"},
+        "name": {"type": "string", "minLength": 3, "maxLength": 40},
+        "email": {"type": "string", "format": "email", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "score": {"type": "number", "minimum": 0, "maximum": 1},
+        "code": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"},
+        "state": {"enum": ["open", "closed", "pending"]},
+    },
+    "required": ["id", "created", "name", "email", "age", "score", "code", "state"],
+    "additionalProperties": False,
+}
+LIST = Grammar("json_schema", json.dumps({"type": "array", "items": RECORD, "minItems": 60, "maxItems": 80}))
+
+
+@dataclass(slots=True)
+class Answers:
+    """What a run of requests drew."""
+
+    seconds: float
+    tokens: dict[str, list[int]]
+    reasons: dict[str, str]
+
+
+class Bench:
+    """One engine, and the requests it runs."""
+
+    def __init__(self, engine: InProcessEngine, tokenizer: Tokenizer, repeats: int) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._repeats = repeats
+        self._rng = np.random.default_rng(0)
+
+    def row(self, batch: int, constrained: int, distinct: int) -> dict[str, Any]:
+        """Measures one row of the table: with and without grammars in turns, on the same prompts."""
+        chosen = self._engine.library.register(distinct, (16,), "bf16")
+        self._engine.make_resident(chosen)
+        prompts = random_prompts(self._rng, self._engine.model.config.vocab_size, [PROMPT_LEN] * batch)
+        grammars = [LIST if _is_held(index, batch, constrained) else None for index in range(batch)]
+        free: list[Grammar | None] = [None] * batch
+        for warm in (grammars, free):
+            self._answer(prompts, warm, 9, chosen)
+        steps: dict[str, list[float]] = {"held": [], "free": []}
+        drawn: dict[str, Answers] = {}
+        for _ in range(self._repeats):
+            for name, kind in (("held", grammars), ("free", free)):
+                single = self._answer(prompts, kind, 1, chosen)
+                drawn[name] = self._answer(prompts, kind, OUTPUT_LEN, chosen)
+                steps[name].append(1e3 * (drawn[name].seconds - single.seconds) / (OUTPUT_LEN - 1))
+        unheld = [str(index) for index, grammar in enumerate(grammars) if grammar is None]
+        held_ms, free_ms = median(steps["held"]), median(steps["free"])
+        return {
+            "rows": batch,
+            "constrained": constrained,
+            "distinct": distinct,
+            "step_ms": round(held_ms, 3),
+            "step_ms_free": round(free_ms, 3),
+            "overhead": round(held_ms / free_ms - 1, 4),
+            "same_tokens": all(drawn["held"].tokens[name] == drawn["free"].tokens[name] for name in unheld),
+            "all_step_ms": {name: [round(value, 3) for value in values] for name, values in steps.items()},
+        }
+
+    def schemas(self, num_schemas: int, generations: int, distinct: int) -> dict[str, Any]:
+        """Generates texts of random schemas and counts those that a validator refuses."""
+        chosen = self._engine.library.register(distinct, (16,), "bf16")
+        self._engine.make_resident(chosen)
+        documents = [random_schema(seed) for seed in range(num_schemas)]
+        validators = [jsonschema_rs.validator_for(document, validate_formats=True) for document in documents]
+        vocab_size = self._engine.model.config.vocab_size
+        grammars = [Grammar("json_schema", json.dumps(document)) for document in documents]
+        began = time.perf_counter()
+        invalid, cut, failed, num_tokens = [], 0, 0, 0
+        for start in range(0, generations, 2048):
+            numbers = range(start, min(generations, start + 2048))
+            prompts = random_prompts(self._rng, vocab_size, [PROMPT_LEN // 4] * len(numbers))
+            found = self._answer(
+                prompts,
+                [grammars[number % num_schemas] for number in numbers],
+                MAX_TEXT,
+                [*chosen, None],
+                [TEMPERATURES[number // num_schemas % len(TEMPERATURES)] for number in numbers],
+            )
+            for index, number in enumerate(numbers):
+                token_ids, reason = found.tokens[str(index)], found.reasons[str(index)]
+                num_tokens += len(token_ids)
+                if reason == "length":
+                    cut += 1
+                elif reason != "stop":
+                    failed += 1
+                    print(
+                        "failed", number % num_schemas, self._tokenizer.decode(token_ids)[-200:], flush=True
+                    )
+                else:
+                    problem = self._problem(validators[number % num_schemas], token_ids)
+                    if problem is not None:
+                        invalid.append({"schema": number % num_schemas, "problem": problem[:300]})
+            print(
+                "schemas", numbers.stop, {"invalid": len(invalid), "cut": cut, "failed": failed}, flush=True
+            )
+        return {
+            "schemas": num_schemas,
+            "generations": generations,
+            "adapters": distinct,
+            "temperatures": TEMPERATURES,
+            "invalid": len(invalid),
+            "cut": cut,
+            "failed": failed,
+            "tokens": num_tokens,
+            "seconds": round(time.perf_counter() - began, 1),
+            "problems": invalid[:20],
+        }
+
+    def _problem(self, validator: Any, token_ids: list[int]) -> str | None:
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        try:
+            validator.validate(json.loads(text))
+        except (ValueError, jsonschema_rs.ValidationError) as error:
+            return f"{error}: {text}"
+        return None
+
+    def _answer(
+        self,
+        prompts: Sequence[list[int]],
+        grammars: Sequence[Grammar | None],
+        max_tokens: int,
+        adapters: Sequence[Registered | None],
+        temperatures: Sequence[float] | None = None,
+    ) -> Answers:
+        gc.collect()
+        core = self._engine.core
+        answers = Answers(0.0, {}, {})
+        began = time.perf_counter()
+        for index, (prompt_ids, grammar) in enumerate(zip(prompts, grammars, strict=True)):
+            adapter = adapters[index % len(adapters)] if adapters else None
+            sampling = SamplingParams(
+                max_tokens,
+                temperature=1.0 if temperatures is None else temperatures[index],
+                seed=index,
+                ignore_eos=grammar is None,
+            )
+            tenant = adapter.tenant if adapter else "tenant"
+            ref = adapter.ref if adapter else None
+            submit = Submit(
+                str(index), tenant, prompt_ids, sampling, ref, submitted_at=time.time(), grammar=grammar
+            )
+            rejected = core.submit(submit)
+            assert rejected is None, rejected
+            answers.tokens[str(index)] = []
+        while len(answers.reasons) < len(prompts):
+            for chunk in self._engine.step():
+                answers.tokens[chunk.request_id] += chunk.token_ids
+                if chunk.finish_reason is not None:
+                    answers.reasons[chunk.request_id] = chunk.finish_reason
+        answers.seconds = time.perf_counter() - began
+        return answers
+
+
+def _is_held(index: int, batch: int, constrained: int) -> bool:
+    """Spreads the constrained rows over the batch."""
+    return index * constrained % batch < constrained
+
+
+def measure(asked: argparse.Namespace) -> dict[str, Any]:
+    device = pick_device(asked.device)
+    config = replace(shape(asked.shape), eos_ids=(EOS_ID,))
+    began = time.perf_counter()
+    trained = train(config.vocab_size)
+    tokenizer = _tokenizer(trained, config.eos_ids, config.vocab_size)
+    trained_s = time.perf_counter() - began
+    library = AdapterLibrary(config)
+    max_rows = max(batch for batch, _, _ in asked.batches)
+    num_slots = max(max(distinct for _, _, distinct in asked.batches), asked.adapters)
+    sizes = Sizes(
+        max_rows,
+        max(PROMPT_LEN + OUTPUT_LEN, PROMPT_LEN // 4 + MAX_TEXT),
+        8192,
+        max_rows * (PROMPT_LEN + MAX_TEXT),
+        num_slots,
+        resident_bytes(library, library.register(num_slots, (16,), "bf16")),
+    )
+    model = random_base(config, asked.quantization, device)
+    figures: dict[str, Any] = {
+        "shape": asked.shape,
+        "quantization": asked.quantization,
+        "vocabulary": {"tokens": trained.get_vocab_size(), "seconds": round(trained_s, 1)},
+        "mask_threads": asked.mask_threads,
+        "copy_tb_s": round(copy_bandwidth(device) / 1e12, 3),
+        "rows": [],
+    }
+    options = RunnerOptions(mask_threads=asked.mask_threads)
+    with InProcessEngine(model, library, sizes, options, tokenizer) as engine:
+        bench = Bench(engine, trained, asked.repeats)
+        for batch, constrained, distinct in asked.batches:
+            figures["rows"].append(bench.row(batch, constrained, distinct))
+            print("rows", figures["rows"][-1], flush=True)
+        if asked.generations:
+            figures["schemas"] = bench.schemas(asked.schemas, asked.generations, asked.adapters)
+            print(figures["schemas"], flush=True)
+    return figures
+
+
+def _tokenizer(trained: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        trained.save(str(Path(folder) / "tokenizer.json"))
+        return load_tokenizer(Path(folder), eos_ids, vocab_size)
+
+
+def _batches(text: str) -> list[tuple[int, int, int]]:
+    triples = [tuple(int(part) for part in triple.split(":")) for triple in text.split(",")]
+    for triple in triples:
+        if len(triple) != 3 or not 0 < triple[1] <= triple[0]:
+            raise argparse.ArgumentTypeError(f"{text}: ROWS:CONSTRAINED:DISTINCT, as in 256:128:0")
+    return triples  # type: ignore[return-value]
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = parser.add_argument
+    option("--out", type=Path, required=True, help="JSON file to write")
+    option("--shape", default="llama-3.1-8b", choices=list(SHAPES))
+    option("--quantization", default="fp8")
+    option("--batches", type=_batches, default=list(BATCHES), help="ROWS:CONSTRAINED:DISTINCT,...")
+    option("--repeats", type=int, default=3, help="timed runs of each kind, of which the median counts")
+    option("--schemas", type=int, default=1000, help="different schemas")
+    option("--generations", type=int, default=10_000, help="texts generated from them; 0: none")
+    option("--adapters", type=int, default=16, help="adapters that the texts are generated on, and the base")
+    option("--mask-threads", type=int, default=12)
+    option("--device", default="auto")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    asked = parse(arguments)
+    torch.manual_seed(0)
+    write_report(asked.out, measure(asked))
+
+
+if __name__ == "__main__":
+    main()
