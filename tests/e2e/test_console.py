@@ -24,7 +24,8 @@ NAME = "harbour"
 FIRST, SECOND = TASKS["sql"], TASKS["upper-case"]
 UPLOAD_BYTES_PER_S = 2_000_000
 """Slow enough to see it, and to be cut off in the middle of a part."""
-NUM_SAMPLES = 16
+NUM_SAMPLES = 96
+"""Enough for calibration to take seconds, so that the page is seen to follow it."""
 PATIENCE_MS = 60_000
 # What of the work was on the page, as it came and went.
 WATCH_WORK = """() => {

@@ -1,0 +1,1 @@
+"""Checks grammars for structured outputs in processes that the kernel ends at their limits."""
