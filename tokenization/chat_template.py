@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -42,18 +42,24 @@ class ChatTemplate:
     Args:
         source: Jinja source, in the dialect of `tokenizer_config.json`.
         special_tokens: `bos_token`, `eos_token`... as the template may name them.
+        tool_source: the template of conversations with tools, where a checkpoint has one of its own.
     """
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: dict[str, str], tool_source: str | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-        self._template = environment.from_string(source)
-        # What Jinja gives it is a chain of maps, which it would copy name by name for every text.
-        self._template.globals = dict(self._template.globals)
+        self._template = _compile(environment, source)
+        self.tool_source = source if tool_source is None else tool_source
+        """The template that conversations with tools are rendered with."""
+        self.takes_tools = any(
+            name.name == "tools" for name in environment.parse(self.tool_source).find_all(nodes.Name)
+        )
+        """Whether that template shows tools to the model."""
+        self._tool_template = self._template if tool_source is None else _compile(environment, tool_source)
         self._special_tokens = special_tokens
 
     @classmethod
@@ -61,7 +67,7 @@ class ChatTemplate:
         """Reads the template beside a checkpoint; returns None when it has none.
 
         Looks into `chat_template.jinja` first, then `tokenizer_config.json`, where it may be one string or a
-        list of named ones, of which "default" is taken.
+        list of named ones, of which "default" is taken, and "tool_use" for conversations with tools.
 
         Raises:
             ValueError: the file exists and holds no usable template.
@@ -76,33 +82,50 @@ class ChatTemplate:
         )
         if source is None:
             return None
+        tool_source = None
         if isinstance(source, list):
             named = {entry["name"]: entry["template"] for entry in source}
             if "default" not in named:
                 raise ValueError(
                     f"{config_path.name}: no chat_template is called 'default', only {sorted(named)}"
                 )
-            source = named["default"]
+            source, tool_source = named["default"], named.get("tool_use")
         try:
-            return cls(source, _special_tokens(base_dir, config))
+            return cls(source, _special_tokens(base_dir, config), tool_source)
         except TemplateError as error:
             raise ValueError(f"the chat template of {base_dir.name} does not compile: {error}") from error
 
-    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """Returns the conversation as the model's text, by default ending where the assistant's turn begins.
+
+        `tools`: functions that the model may call, in OpenAI's form; None for none.
 
         Raises:
             TemplateRefusal: the template raised an exception of its own, or read what messages do not carry.
         """
         try:
-            return self._template.render(
+            template = self._template if tools is None else self._tool_template
+            return template.render(
                 messages=list(messages),
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=None if tools is None else list(tools),
                 **self._special_tokens,
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise TemplateRefusal(str(error) or type(error).__name__) from error
+
+
+def _compile(environment: ImmutableSandboxedEnvironment, source: str) -> Template:
+    template = environment.from_string(source)
+    # What Jinja gives it is a chain of maps, which it would copy name by name for every text.
+    template.globals = dict(template.globals)
+    return template
 
 
 def _special_tokens(base_dir: Path, config: dict[str, Any]) -> dict[str, str]:

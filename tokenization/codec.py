@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +106,21 @@ class TextCodec:
         """Returns the name of a special token, such as "<|end|>"; None for a token of text."""
         return self._names.get(token_id)
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> RenderedChat:
+    def render_chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+    ) -> RenderedChat:
         """Renders messages with the template, with special tokens in user text shielded.
 
         Args:
-            messages: dicts of "role" and "content", and optionally "name".
+            messages: dicts of "role" and "content", and optionally "name", "tool_calls", "tool_call_id".
+            tools: functions that the model may call, in OpenAI's form.
 
         Raises:
             TemplateRefusal: the template does not accept this conversation.
         """
         assert self.template is not None, "asked to render a chat for a base without a chat template"
-        shielded, typed = self._shield(messages)
-        return RenderedChat(self.template.render(shielded), typed)
+        (shielded, shielded_tools), typed = self._shield([list(messages), tools])
+        return RenderedChat(self.template.render(shielded, tools=shielded_tools), typed)
 
     def encode_conversation(self, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
         """A conversation that ends with the assistant's turn, as the model would have met and said it.
@@ -131,7 +134,7 @@ class TextCodec:
             TemplateRefusal: the template does not take this conversation.
         """
         assert self.template is not None, "asked to render a chat for a base without a chat template"
-        shielded, typed = self._shield(messages)
+        shielded, typed = self._shield(list(messages))
         prompt = self.template.render(shielded[:-1])
         whole = self.template.render(shielded, add_generation_prompt=False)
         # Where a template writes past turns in another way than the one that is to come, only what the
@@ -149,29 +152,20 @@ class TextCodec:
         """Returns the token ids of a raw prompt and of its continuation. For callers off the event loop."""
         return self._encode_prompt(prompt), self._tokenizer.encode(completion, add_special_tokens=False).ids
 
-    def _shield(self, messages: Sequence[dict[str, str]]) -> tuple[list[dict[str, str]], dict[int, str]]:
-        """Returns the messages with a private-use character for every special token that a user typed, and
+    def _shield(self, said: list[Any]) -> tuple[list[Any], dict[int, str]]:
+        """Returns what users said with a private-use character for every special token that was typed, and
         the token that each character stands for.
         """
-        typed = {
-            found
-            for message in messages
-            for value in message.values()
-            for found in (self._special.findall(value) if self._special else ())
-        }
+        texts = list(_texts(said))
+        typed = {found for text in texts for found in (self._special.findall(text) if self._special else ())}
         if not typed:
-            return list(messages), {}
-        used = {character for message in messages for value in message.values() for character in value}
+            return said, {}
+        used = {character for text in texts for character in text}
         free = (chr(point) for point in _PRIVATE_USE if chr(point) not in used)
         stand_ins = dict(zip(sorted(typed), free, strict=False))
         assert self._special is not None
-        shielded = [
-            {
-                key: self._special.sub(lambda match: stand_ins[match[0]], value)
-                for key, value in message.items()
-            }
-            for message in messages
-        ]
+        find = self._special.sub
+        shielded: list[Any] = _with_texts(said, lambda text: find(lambda match: stand_ins[match[0]], text))
         return shielded, {ord(sign): text for text, sign in stand_ins.items()}
 
     async def encode_chat(self, chat: RenderedChat) -> list[int]:
@@ -234,6 +228,30 @@ class TextCodec:
         if len(token_ids) >= 2 and token_ids[0] == token_ids[1] and token_ids[0] in self._names:
             return token_ids[1:]
         return token_ids
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yields the strings of a JSON value, keys of objects included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield name
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Returns a copy of a JSON value with `change` applied to its strings, keys of objects included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(name): _with_texts(inner, change) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(inner, change) for inner in value]
+    return value
 
 
 def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:

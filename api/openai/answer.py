@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 from api.deferred_work import DeferredWork
 from api.detokenizer import Detokenizer
@@ -19,6 +19,7 @@ from api.errors import GenerationAborted, GenerationFailed
 from api.openai.logprobs import LogprobTrail, joined
 from api.openai.outcome import FEWEST_RATED, OutcomeRecorder
 from api.openai.reservation import RequestReservation
+from api.openai.tool_calls import CallDelta, ToolCallReader
 from engine.client import EngineClient, Generation
 from engine.protocol import FinishReason, Submit, TokenChunk, Usage
 from engine.stops import StopMatcher
@@ -33,7 +34,9 @@ class AnswerDelta(NamedTuple):
     text: str
     logprobs: dict[str, Any] | None
     """In the endpoint's format; None if not requested or if no new text can be shown."""
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["tool_calls"] | None
+    calls: Sequence[CallDelta] = ()
+    """Pieces of tool calls, after the text."""
 
 
 DeltaHandler = Callable[[list[AnswerDelta]], bool]
@@ -43,12 +46,19 @@ DeltaHandler = Callable[[list[AnswerDelta]], bool]
 class _Choice:
     """One choice's state between chunks."""
 
-    __slots__ = ("_chat", "_prompt", "detokenizer", "trail")
+    __slots__ = ("_calls", "_chat", "_prompt", "detokenizer", "trail")
 
-    def __init__(self, detokenizer: Detokenizer, trail: LogprobTrail | None, chat: bool) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        trail: LogprobTrail | None,
+        chat: bool,
+        calls: ToolCallReader | None = None,
+    ) -> None:
         self.detokenizer = detokenizer
         self.trail = trail
         self._chat = chat
+        self._calls = calls
         self._prompt: tuple[Submit, Generation, str] | None = None
 
     def prepend_prompt(self, submit: Submit, generation: Generation, echo: str) -> None:
@@ -72,7 +82,11 @@ class _Choice:
         if self._prompt is not None and reason not in _NO_ANSWER:
             logprobs = joined(self._scored(*self._prompt), logprobs)
             self._prompt = None
-        return AnswerDelta(choice, "".join(texts), logprobs, reason)
+        if self._calls is None:
+            return AnswerDelta(choice, "".join(texts), logprobs, reason)
+        text, calls = self._calls.read("".join(texts), is_last=reason is not None)
+        has_called = reason == "stop" and self._calls.num_calls > 0
+        return AnswerDelta(choice, text, logprobs, "tool_calls" if has_called else reason, calls)
 
     def _scored(self, submit: Submit, generation: Generation, echo: str) -> dict[str, Any]:
         assert self.trail is not None
@@ -126,14 +140,17 @@ class Answer:
         """The error that ended the answer."""
         self._waiter: asyncio.Future[None] | None = None
         matcher = StopMatcher(submission.stops) if submission.stops else None
-        strip = chat and text.vocabulary.strips_leading_space
+        tools = submission.tools
+        vocabulary = text.vocabulary if tools is None else tools.format.vocabulary
+        strip = chat and vocabulary.strips_leading_space
         self._choices = [
             _Choice(
-                Detokenizer(text.vocabulary, matcher.fresh() if matcher is not None else None, strip),
-                LogprobTrail(text, len(echo[number // submission.n]) if echo is not None else 0)
+                Detokenizer(vocabulary, matcher.fresh() if matcher is not None else None, strip),
+                LogprobTrail(text, len(echo[number // submission.n]) if echo is not None else 0, vocabulary)
                 if submission.logprobs is not None
                 else None,
                 chat,
+                None if tools is None else tools.reader(),
             )
             for number in range(submission.n * len(submission.submits))
         ]

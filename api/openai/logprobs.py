@@ -12,6 +12,7 @@ from typing import Any
 
 from api.detokenizer import ends_in_stop_token
 from engine.protocol import TokenChunk, TokenLogprob
+from engine.vocabulary import Vocabulary
 from tokenization.codec import TextCodec
 
 
@@ -28,11 +29,14 @@ class _Entry:
 class LogprobTrail:
     """Holds log probabilities of one choice until their text is shown."""
 
-    __slots__ = ("_num_bytes", "_num_characters", "_text", "_waiting")
+    __slots__ = ("_num_bytes", "_num_characters", "_shown", "_text", "_waiting")
 
-    def __init__(self, text: TextCodec, first_character: int = 0) -> None:
-        """`first_character`: length of an echoed prompt before the answer's text."""
+    def __init__(self, text: TextCodec, first_character: int = 0, shown: Vocabulary | None = None) -> None:
+        """`first_character`: length of an echoed prompt before the answer's text. `shown`: what the text is
+        decoded with, if some special tokens have bytes there.
+        """
         self._text = text
+        self._shown = (text.vocabulary if shown is None else shown).token_bytes
         self._waiting: list[_Entry] = []
         self._num_bytes = 0
         self._num_characters = first_character
@@ -44,7 +48,7 @@ class LogprobTrail:
             chunk: with log probabilities parallel to its tokens.
             num_shown: bytes of the choice given out so far, this chunk's included.
         """
-        table = self._text.vocabulary.token_bytes
+        table = self._shown
         entries = chunk.logprobs or []
         for logprob in entries[:-1] if ends_in_stop_token(chunk) else entries:
             data = table[logprob.token_id] if logprob.token_id < len(table) else b""

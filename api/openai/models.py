@@ -172,10 +172,10 @@ def _model_object(services: Services, card: ModelCard, pricing: Pricing) -> Mode
             "completions": True,
             "streaming": True,
             "logprobs": True,
-            "tools": False,
+            "tools": services.tool_format is not None,
             "vision": False,
             "audio": False,
-            "structured_outputs": False,
+            "structured_outputs": services.grammars is not None and services.grammars.are_supported,
         },
         "pricing": pricing,
     }

@@ -10,6 +10,7 @@ from typing import Literal, NotRequired, TypedDict
 from engine.protocol import PriorityClass
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(TypedDict):
@@ -77,9 +78,27 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
+class CalledFunctionObject(TypedDict):
+    """A function and its arguments."""
+
+    name: str
+    arguments: str
+    """JSON text, as the model wrote it: it may be invalid, and is cut off if `finish_reason` is `length`."""
+
+
+class ToolCallObject(TypedDict):
+    """A call of a function that was offered."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunctionObject
+
+
 class AssistantMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """Null if the message has only tool calls."""
+    tool_calls: NotRequired[list[ToolCallObject]]
     refusal: None
     annotations: list[str]
     """Always empty."""
@@ -91,9 +110,9 @@ class ChatChoice(TypedDict):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     """`stop`: the message is complete, or a stop string was reached. `length`: a limit on tokens was
-    reached.
+    reached. `tool_calls`: the message is complete and calls functions.
     """
 
 
@@ -105,17 +124,38 @@ class ChatCompletionObject(_Head):
     usage: UsageObject
 
 
+class CalledFunctionDelta(TypedDict):
+    name: NotRequired[str]
+    """In the first piece of a call."""
+    arguments: str
+    """The next piece of the JSON text."""
+
+
+class ToolCallDelta(TypedDict):
+    """A piece of a tool call."""
+
+    index: int
+    """Which of the message's calls it belongs to."""
+    id: NotRequired[str]
+    """In the first piece of a call."""
+    type: NotRequired[Literal["function"]]
+    """In the first piece of a call."""
+    function: CalledFunctionDelta
+
+
 class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     """In the first chunk of a choice."""
-    content: str
+    content: NotRequired[str | None]
+    """Always there in answers to requests without tools."""
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     """Null until the last chunk of the choice."""
 
 

@@ -6,29 +6,39 @@ A status is sent only once the engine has taken the request. No database connect
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from fastapi import Request, Response
 
+from api.errors import ApiError
 from api.json_bodies import read_json
+from api.openai.grammars import checked_grammar
 from api.openai.model_access import permitted_model
 from api.openai.outcome import OutcomeRecorder
 from api.openai.prompts import echoed_texts, encode_chat, encode_prompts
 from api.openai.reservation import reserve
 from api.openai.respond import respond
-from api.openai.schemas import decode_chat, decode_completion
+from api.openai.schemas import GenerationFields, decode_chat, decode_completion, named_in
 from api.openai.service_tier import requested_tier
+from api.openai.tool_calls import offered_tools
 from api.openai.validation import validate_chat, validate_completion
 from api.services import Services, engine_of
 from tenants.context import TenantContext
+
+BodyT = TypeVar("BodyT", bound=GenerationFields)
 
 
 async def chat_completion(request: Request, services: Services, caller: TenantContext) -> Response:
     """Answers a chat completion request of an authenticated caller. Raises what the route documents."""
     with OutcomeRecorder(caller, services.sla, services.metrics) as outcome:
-        body = decode_chat(await read_json(request))
+        body = await _read(request, decode_chat)
         model = await permitted_model(services, caller, body.model)
         info = engine_of(services)
-        prompt_ids = await encode_chat(body, info, services.text)
-        validated = validate_chat(body, prompt_ids, caller, model, info)
+        tools = offered_tools(body, services.text, services.tool_format)
+        prompt_ids = await encode_chat(body, info, services.text, tools, services.tool_format)
+        grammar = await checked_grammar(body, caller.tenant_id, services.grammars)
+        validated = validate_chat(body, prompt_ids, caller, model, info, grammar, tools)
         request.state.log |= {"model": model.name, "id": validated.id}
         outcome.tier = requested_tier(body.service_tier, caller)
         reservation = await reserve(validated, outcome.tier, services.quotas, services.prices)
@@ -38,13 +48,27 @@ async def chat_completion(request: Request, services: Services, caller: TenantCo
 async def completion(request: Request, services: Services, caller: TenantContext) -> Response:
     """Answers a completion request of an authenticated caller. Raises what the route documents."""
     with OutcomeRecorder(caller, services.sla, services.metrics) as outcome:
-        body = decode_completion(await read_json(request))
+        body = await _read(request, decode_completion)
         model = await permitted_model(services, caller, body.model)
         info = engine_of(services)
         prompts = await encode_prompts(body, info, services.text)
-        validated = validate_completion(body, prompts, caller, model, info)
+        grammar = await checked_grammar(body, caller.tenant_id, services.grammars)
+        validated = validate_completion(body, prompts, caller, model, info, grammar)
         request.state.log |= {"model": model.name, "id": validated.id}
         echo = echoed_texts(body, prompts, services.text) if body.echo else None
         outcome.tier = requested_tier(body.service_tier, caller)
         reservation = await reserve(validated, outcome.tier, services.quotas, services.prices)
         return await respond(request, services, body, reservation, outcome, is_chat=False, echo=echo)
+
+
+async def _read(request: Request, decode: Callable[[bytes], BodyT]) -> BodyT:
+    """Returns the decoded body, and keeps in the request's state which model and service tier it asks for."""
+    content = await read_json(request)
+    state = request.scope["state"]
+    try:
+        body = decode(content)
+    except ApiError:
+        state["asked_for"] = named_in(content)
+        raise
+    state["asked_for"] = body.model, body.service_tier
+    return body

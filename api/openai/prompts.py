@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 from api.errors import ContextLengthExceeded, InvalidValue
 from api.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
+from api.openai.tool_calls import OfferedTools, add_call_fields, template_tools
 from engine.protocol import EngineInfo
 from tokenization.chat_template import TemplateRefusal
 from tokenization.codec import TextCodec
+from tokenization.tools.formats import ToolFormat
 
 
-async def encode_chat(body: ChatCompletionRequest, info: EngineInfo, text: TextCodec) -> list[int]:
+async def encode_chat(
+    body: ChatCompletionRequest,
+    info: EngineInfo,
+    text: TextCodec,
+    tools: OfferedTools | None = None,
+    format: ToolFormat | None = None,
+) -> list[int]:
     """Returns the token ids of the conversation, rendered by the model's chat template.
+
+    Args:
+        tools: None if the model is not to see the request's tools.
+        format: of the model's tool calls.
 
     Raises:
         InvalidValue: the chat template refuses the messages.
@@ -21,21 +33,24 @@ async def encode_chat(body: ChatCompletionRequest, info: EngineInfo, text: TextC
     """
     if text.template is None:
         raise InvalidValue(f"'{info.base}' has no chat template; use /v1/completions.", "messages")
-    messages = []
+    messages: list[dict[str, Any]] = []
+    called: dict[str, str] = {}
     for message in body.messages:
-        content = message.content
+        content = message.content or ""
         rendered = {
             "role": "system" if message.role == "developer" else message.role,
             "content": content if isinstance(content, str) else "\n".join(part.text for part in content),
         }
         if message.name is not None:
             rendered["name"] = message.name
+        if message.tool_calls or message.tool_call_id is not None:
+            add_call_fields(rendered, message, called, format)
         messages.append(rendered)
     _refuse_too_long(
         text.fewest_tokens("".join(message["content"] for message in messages)), info, "messages"
     )
     try:
-        chat = text.render_chat(messages)
+        chat = text.render_chat(messages, None if tools is None else template_tools(body))
     except TemplateRefusal as error:
         raise InvalidValue(
             f"The model's chat template refuses these messages: {error}", "messages"

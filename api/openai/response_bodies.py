@@ -15,6 +15,7 @@ from starlette.responses import Response
 from api.openai.answer import Answer, AnswerDelta
 from api.openai.logprobs import joined, no_tokens
 from api.openai.submission import Submission
+from api.openai.tool_calls import CallDelta, streamed_call, whole_calls
 from engine.protocol import Usage
 
 _encode = msgspec.json.Encoder().encode
@@ -36,11 +37,13 @@ async def whole(answer: Answer, chat: bool) -> bytes:
     num_choices = submission.n * len(submission.submits)
     texts: list[list[str]] = [[] for _ in range(num_choices)]
     logprobs: list[dict[str, Any] | None] = [None] * num_choices
+    calls: list[list[CallDelta]] = [[] for _ in range(num_choices)]
     reasons: list[str | None] = [None] * num_choices
 
     def take(deltas: list[AnswerDelta]) -> bool:
         for delta in deltas:
             texts[delta.choice].append(delta.text)
+            calls[delta.choice] += delta.calls
             if delta.logprobs is not None:
                 logprobs[delta.choice] = joined(logprobs[delta.choice], delta.logprobs)
             reasons[delta.choice] = delta.finish_reason
@@ -51,9 +54,15 @@ async def whole(answer: Answer, chat: bool) -> bytes:
     for number, parts in enumerate(texts):
         text = "".join(parts)
         if chat:
-            content: dict[str, Any] = {
-                "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+            message: dict[str, Any] = {
+                "role": "assistant",
+                "content": text,
+                "refusal": None,
+                "annotations": [],
             }
+            if calls[number]:
+                message |= {"content": text or None, "tool_calls": whole_calls(calls[number])}
+            content: dict[str, Any] = {"message": message}
         else:
             content = {
                 "text": answer.echo[number // submission.n] + text if answer.echo is not None else text
@@ -130,6 +139,7 @@ class ChunkFormat:
         self._usage_so_far = usage_so_far
         self._echo = echo
         self._n = submission.n
+        self._has_tools = submission.tools is not None
         self._started = [False] * (submission.n * len(submission.submits))
         if chat:
             self._first, self._next, self._after = (
@@ -142,7 +152,9 @@ class ChunkFormat:
             self._after = b""
 
     def chunk(self, delta: AnswerDelta) -> bytes:
-        """Returns one event for a delta; empty if there is nothing to send yet."""
+        """Returns the events of a delta, usually one; empty if there is nothing to send yet."""
+        if self._has_tools:
+            return self._with_calls(delta)
         text, number = delta.text, delta.choice
         started = self._started[number]
         if not text and started and delta.finish_reason is None and delta.logprobs is None:
@@ -151,17 +163,44 @@ class ChunkFormat:
             self._started[number] = True
             if self._echo is not None:
                 text = self._echo[number // self._n] + text
+        content = (self._next if started else self._first, _encode(text), self._after)
+        return self._event(number, b"".join(content), delta.logprobs, delta.finish_reason)
+
+    def _with_calls(self, delta: AnswerDelta) -> bytes:
+        """Returns an event for the delta's text and one for each piece of a call."""
+        number, reason = delta.choice, delta.finish_reason
+        parts: list[dict[str, Any]] = [{"content": delta.text}] if delta.text else []
+        parts += [{"tool_calls": [streamed_call(call)]} for call in delta.calls]
+        if not self._started[number]:
+            self._started[number] = True
+            first = parts[0] if parts else {}
+            parts[:1] = [{"role": "assistant", "content": None} | first]
+        elif not parts and (reason is not None or delta.logprobs is not None):
+            parts = [{}]
+        last = len(parts) - 1
+        return b"".join(
+            self._event(
+                number,
+                b',"delta":' + _encode(part),
+                delta.logprobs if place == 0 else None,
+                reason if place == last else None,
+            )
+            for place, part in enumerate(parts)
+        )
+
+    def _event(
+        self, number: int, content: bytes, logprobs: dict[str, Any] | None, reason: str | None
+    ) -> bytes:
+        """Returns one event. `content`: the fields with the text or calls, after a comma."""
         return b"".join(
             (
                 self._head,
                 b'{"index":%d' % number,
-                self._next if started else self._first,
-                _encode(text),
-                self._after,
+                content,
                 b',"logprobs":',
-                _encode(delta.logprobs) if delta.logprobs is not None else b"null",
+                _encode(logprobs) if logprobs is not None else b"null",
                 b',"finish_reason":',
-                b'"%s"' % delta.finish_reason.encode() if delta.finish_reason is not None else b"null",
+                b'"%s"' % reason.encode() if reason is not None else b"null",
                 self._tail if self._usage_so_far is None else _running_tail(self._usage_so_far()),
             )
         )

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 
 from api.errors import ApiError, InvalidValue, UnsupportedParameter
 from api.json_bodies import decode
+from api.openai.tool_schemas import CallId, ToolCalls, ToolChoice, Tools, check_messages, check_tools
 
 MAX_CHOICES = 128
 """Choices of one request, over all its prompts."""
@@ -27,11 +28,16 @@ MAX_STOP_BYTES = 1024
 """Total bytes of a request's stop strings: building their automaton blocks the event loop."""
 MAX_MESSAGES = 2048
 MAX_TOP_LOGPROBS = 20
+MAX_GRAMMAR_BYTES = 256 * 1024
+"""Of a schema or grammar."""
+MAX_OPTIONS = 1000
+"""Texts that `choice` can choose from."""
 
 Text = Annotated[str, Meta(max_length=4_000_000)]
 Tag = Annotated[str, Meta(max_length=512)]
 """Short text for the caller's own use."""
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+GrammarText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _BY_TOKEN = Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}})
@@ -48,14 +54,18 @@ class TextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One turn. `developer` is what newer clients call `system`, and is rendered as that."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Meta(min_length=1, max_length=256)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], Meta(min_length=1, max_length=256)] | None = None
+    """Null, or left out, only in a message with `tool_calls`."""
     name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    # Fields of an earlier answer's message, sent back unchanged.
+    tool_calls: ToolCalls | None = None
+    """Of the role `assistant`: the calls of an earlier answer."""
+    tool_call_id: CallId | None = None
+    """Of the role `tool`: the call whose result the message is."""
+    # Other fields of an earlier answer's message, sent back unchanged.
     refusal: None = None
     audio: None = None
     annotations: Nothing | None = None
-    tool_calls: Nothing | None = None
     function_call: None = None
 
 
@@ -67,8 +77,38 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Padding against traffic analysis. Accepted; none is sent."""
 
 
-class TextFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    type: Literal["text"]
+class TextFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text", tag_field="type"):
+    """Any text."""
+
+
+class JsonObjectFormat(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_object", tag_field="type"
+):
+    """Any JSON object."""
+
+
+class JsonSchema(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A JSON Schema and how strictly it is read."""
+
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    schema: Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
+    description: Annotated[str, Meta(max_length=10_000)] | None = None
+    strict: bool | None = None
+    """Takes only the subset of JSON Schema that OpenAI's strict mode does. The output is valid either way."""
+
+    def __post_init__(self) -> None:
+        if len(self.schema) > MAX_GRAMMAR_BYTES:
+            raise ValueError(
+                f"`schema` has {len(self.schema)} bytes; at most {MAX_GRAMMAR_BYTES} are allowed"
+            )
+
+
+class JsonSchemaFormat(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_schema", tag_field="type"
+):
+    """JSON that is valid by a schema."""
+
+    json_schema: JsonSchema
 
 
 class GenerationFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -87,6 +127,7 @@ class GenerationFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
 
     # Ours, sent through the stock client's `extra_body`.
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -95,6 +136,12 @@ class GenerationFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    regex: GrammarText | None = None
+    """The answer matches this regular expression, from its beginning to its end. No look-around."""
+    choice: Annotated[list[GrammarText], Meta(min_length=1, max_length=MAX_OPTIONS)] | None = None
+    """The answer is one of these texts."""
+    grammar: GrammarText | None = None
+    """The answer is of this context-free grammar, in llguidance's dialect of Lark."""
 
     # Fields that cannot change the answer.
     user: Tag | None = None
@@ -107,22 +154,28 @@ class GenerationFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[Message],
+        Meta(min_length=1, max_length=MAX_MESSAGES, examples=[[{"role": "user", "content": "Hello"}]]),
+    ]
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: Tools | None = None
+    """Functions that the model may call."""
+    tool_choice: ToolChoice | None = None
+    """`none`: the model does not see the tools. `auto`, the default: it calls functions as it sees fit. Other
+    choices are not supported yet.
+    """
     parallel_tool_calls: bool | None = None
-    """Without tools there is nothing to call."""
+    """False: at most one call in a message. True is the default."""
     verbosity: Literal["low", "medium", "high"] | None = None
     """A hint that no model served here was trained on."""
 
     # Not offered: only the neutral value passes.
     store: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
-    tools: Nothing | None = None
-    tool_choice: Literal["none", "auto"] | None = None
     functions: Nothing | None = None
     function_call: Literal["none", "auto"] | None = None
-    response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
     audio: None = None
     reasoning_effort: Literal["none"] | None = None
@@ -152,12 +205,8 @@ class CompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields=Tru
 
 FEATURES = {
     "store": "Stored answers are",
-    "tools": "Tools are",
-    "tool_choice": "Tools are",
-    "tool_calls": "Tools are",
-    "functions": "Tools are",
-    "function_call": "Tools are",
-    "response_format": "Structured outputs are",
+    "functions": "Functions in the form that preceded 'tools' are",
+    "function_call": "Functions in the form that preceded 'tools' are",
     "modalities": "Modalities other than text are",
     "audio": "Audio is",
     "reasoning_effort": "Reasoning is",
@@ -192,7 +241,7 @@ _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 def decode_chat(body: bytes) -> ChatCompletionRequest:
     """Decodes a chat request. Raises InvalidValue or UnsupportedParameter, naming the field."""
     try:
-        request = decode(_chat_decoder, body, FEATURES)
+        request = decode(_chat_decoder, body, FEATURES, _raw_schema)
     except ApiError as error:
         raise _feature_in_history(body, error.param or "") or error from None
     if request.store:
@@ -201,19 +250,46 @@ def decode_chat(body: bytes) -> ChatCompletionRequest:
         raise InvalidValue("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise InvalidValue("Give 'max_completion_tokens' or 'max_tokens', not both.", "max_tokens")
+    check_tools(request.tools or (), request.tool_choice)
+    check_messages(request.messages)
     _check_common(request)
     return request
+
+
+class _Names(msgspec.Struct):
+    model: Any = None
+    service_tier: Any = None
+
+
+_names_decoder = msgspec.json.Decoder(_Names)
+
+
+def named_in(body: bytes) -> tuple[Any, Any]:
+    """Returns the `model` and `service_tier` of a body that was refused, as they are; None where missing."""
+    try:
+        names = _names_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None, None
+    return names.model, names.service_tier
 
 
 def decode_completion(body: bytes) -> CompletionRequest:
     """Decodes a completion request. Raises InvalidValue or UnsupportedParameter, naming the field."""
-    request = decode(_completion_decoder, body, FEATURES)
+    request = decode(_completion_decoder, body, FEATURES, _raw_schema)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise UnsupportedParameter("'best_of' is supported only when it equals 'n'.", "best_of")
     if request.max_tokens == 0 and not (request.echo and request.logprobs is not None):
         raise InvalidValue("'max_tokens' of 0 needs 'echo' and 'logprobs'.", "max_tokens")
+    if request.max_tokens == 0 and (constraints := output_constraints(request)):
+        raise InvalidValue(f"'{constraints[0]}' needs 'max_tokens' to be at least 1.", constraints[0])
     _check_common(request)
     return request
+
+
+def _raw_schema(request: GenerationFields) -> bytes:
+    """Returns the schema's text. Reading it is left to a process with limits."""
+    wanted = request.response_format
+    return bytes(wanted.json_schema.schema) if isinstance(wanted, JsonSchemaFormat) else b""
 
 
 def _feature_in_history(body: bytes, param: str) -> ApiError | None:
@@ -228,11 +304,8 @@ def _feature_in_history(body: bytes, param: str) -> ApiError | None:
     if not isinstance(message, dict):
         return None
     where = found[0]
-    if message.get("role") in ("tool", "function"):
-        return _unsupported("Tools are", f"{where}.role")
-    for field in ("tool_calls", "function_call", "tool_call_id"):
-        if message.get(field):
-            return _unsupported("Tools are", f"{where}.{field}")
+    if message.get("role") == "function":
+        return _unsupported(FEATURES["functions"], f"{where}.role")
     content = message.get("content")
     for number, part in enumerate(content if isinstance(content, list) else ()):
         feature = _PARTS.get(str(part.get("type"))) if isinstance(part, dict) else None
@@ -251,3 +324,30 @@ def _check_common(request: GenerationFields) -> None:
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or ()
     if sum(len(stop.encode()) for stop in stops) > MAX_STOP_BYTES:
         raise InvalidValue(f"'stop' adds up to more than {MAX_STOP_BYTES} bytes.", "stop")
+    _check_constraints(request)
+
+
+def output_constraints(request: GenerationFields) -> list[str]:
+    """Returns the fields that say what the output must be like."""
+    fields = [name for name in ("regex", "choice", "grammar") if getattr(request, name) is not None]
+    is_free = request.response_format is None or isinstance(request.response_format, TextFormat)
+    return fields if is_free else ["response_format", *fields]
+
+
+def _check_constraints(request: GenerationFields) -> None:
+    constraints = output_constraints(request)
+    if not constraints:
+        return
+    if len(constraints) > 1:
+        first, second = constraints[:2]
+        raise InvalidValue(f"Give '{first}' or '{second}', not both.", second)
+    (field,) = constraints
+    for name in ("min_tokens", "ignore_eos"):
+        if getattr(request, name):
+            raise InvalidValue(
+                f"'{name}' cannot be combined with '{field}', which says where output ends.", name
+            )
+    for name, text in (("regex", request.regex), ("grammar", request.grammar), ("choice", request.choice)):
+        size = sum(len(one.encode()) for one in ([text] if isinstance(text, str) else text or ()))
+        if size > MAX_GRAMMAR_BYTES:
+            raise InvalidValue(f"'{name}' has {size} bytes; at most {MAX_GRAMMAR_BYTES} are allowed.", name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from api.openai.tool_calls import OfferedTools
 from api.openai.validation import ValidatedRequest
 from billing.rates import RATE_LABEL
 from engine.protocol import PriorityClass, Submit
@@ -25,6 +26,8 @@ class Submission(msgspec.Struct, frozen=True):
     submits: list[Submit]
     stops: tuple[str, ...]
     logprobs: int | None
+    tools: OfferedTools | None = None
+    """What the model may call."""
 
 
 def build_submission(request: ValidatedRequest, tier: PriorityClass, rate_label: str) -> Submission:
@@ -59,6 +62,7 @@ def build_submission(request: ValidatedRequest, tier: PriorityClass, rate_label:
             submitted_at=request.submitted_at,
             ttft_target=None if max_wait_ms is None else max_wait_ms / 1000,
             whole=not request.is_streamed,
+            grammar=request.grammar,
         )
         for position, (prompt_ids, sampling) in enumerate(zip(request.prompts, request.sampling, strict=True))
     ]
@@ -72,4 +76,5 @@ def build_submission(request: ValidatedRequest, tier: PriorityClass, rate_label:
         submits=submits,
         stops=request.sampling[0].stop,
         logprobs=request.sampling[0].logprobs,
+        tools=request.tools,
     )

@@ -7,11 +7,12 @@ import time
 import msgspec
 
 from adapters.resolver import ResolvedModel
-from api.errors import ContextLengthExceeded, InvalidValue
+from api.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
 from api.openai.prompts import check_token_ids, context_window
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationFields
+from api.openai.tool_calls import OfferedTools
 from billing.request_ids import new_request_id
-from engine.protocol import EngineInfo, SamplingParams
+from engine.protocol import EngineInfo, Grammar, SamplingParams
 from tenants.context import TenantContext
 
 
@@ -34,6 +35,9 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     has_max_tokens: bool
     """The caller limits the number of tokens."""
     is_streamed: bool
+    grammar: Grammar | None
+    """Holds for every choice; known to compile."""
+    tools: OfferedTools | None = None
 
 
 def validate_chat(
@@ -42,16 +46,30 @@ def validate_chat(
     caller: TenantContext,
     model: ResolvedModel,
     info: EngineInfo,
+    grammar: Grammar | None,
+    tools: OfferedTools | None = None,
 ) -> ValidatedRequest:
-    """Returns the request with sampling parameters and a token budget.
+    """Returns the request with sampling parameters and a token budget. `tools`: what the model may call.
+
+    `grammar`: what its fields ask for, already checked.
 
     Raises:
         InvalidValue: a token id outside the vocabulary, or more minimum tokens than are generated.
+        UnsupportedParameter: tools together with a grammar.
         ContextLengthExceeded: the prompt and `max_completion_tokens` exceed the context.
     """
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = body.max_completion_tokens or body.max_tokens
-    return _validated("chatcmpl", body, [prompt_ids], max_tokens, logprobs, "messages", caller, model, info)
+    validated = _validated(
+        "chatcmpl", body, [prompt_ids], max_tokens, logprobs, "messages", caller, model, info
+    )
+    if grammar is not None and tools is not None:
+        raise UnsupportedParameter(
+            "'tools' together with a constraint on the answer are not supported yet: leave one out, or set "
+            "'tool_choice' to 'none'.",
+            "tools",
+        )
+    return msgspec.structs.replace(validated, grammar=grammar, tools=tools)
 
 
 def validate_completion(
@@ -60,9 +78,13 @@ def validate_completion(
     caller: TenantContext,
     model: ResolvedModel,
     info: EngineInfo,
+    grammar: Grammar | None,
 ) -> ValidatedRequest:
     """Returns the request with sampling parameters and token budgets. Raises as `validate_chat` does."""
-    return _validated("cmpl", body, prompts, body.max_tokens, body.logprobs, "prompt", caller, model, info)
+    validated = _validated(
+        "cmpl", body, prompts, body.max_tokens, body.logprobs, "prompt", caller, model, info
+    )
+    return msgspec.structs.replace(validated, grammar=grammar)
 
 
 def _validated(
@@ -93,6 +115,7 @@ def _validated(
         ],
         has_max_tokens=max_tokens is not None,
         is_streamed=bool(body.stream),
+        grammar=None,
     )
 
 

@@ -1,0 +1,197 @@
+"""Defines the fields of chat requests that offer functions and report their calls, and checks their rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+from msgspec import Meta, Struct
+
+from api.errors import InvalidValue, UnsupportedParameter
+
+MAX_TOOLS = 128
+MAX_SCHEMA_BYTES = 256 * 1024
+"""Of one function's parameters."""
+MAX_SCHEMA_DEPTH = 32
+"""Levels of objects and lists within one function's parameters."""
+
+FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+CallId = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class FunctionDefinition(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: Annotated[str, Meta(max_length=100_000)] | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON Schema of the arguments, an object. None: the function takes no arguments."""
+    strict: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
+    """Not supported yet: only false passes."""
+
+
+class FunctionTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionReference(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: FunctionName
+
+
+class NamedFunction(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="function"
+):
+    """A function by its name."""
+
+    function: FunctionReference
+
+
+class AllowedTools(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="allowed_tools"
+):
+    """Some of the functions in `tools`."""
+
+    allowed_tools: AllowedTools
+
+
+Tools = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedToolsChoice
+
+
+class MessageFunctionCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: FunctionName
+    arguments: Annotated[str, Meta(max_length=4_000_000)]
+    """JSON text, as the model wrote it."""
+
+
+class MessageToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A call in an earlier answer."""
+
+    id: CallId
+    type: Literal["function"]
+    function: MessageFunctionCall
+    index: int | None = None
+    """Left over from a streamed answer; ignored."""
+
+
+ToolCalls = Annotated[list[MessageToolCall], Meta(max_length=MAX_TOOLS)]
+
+
+class _Message(Protocol):
+    @property
+    def role(self) -> str: ...
+    @property
+    def content(self) -> Any: ...
+    @property
+    def tool_calls(self) -> Sequence[MessageToolCall] | None: ...
+    @property
+    def tool_call_id(self) -> str | None: ...
+
+
+def check_tools(tools: Sequence[FunctionTool], choice: ToolChoice | None) -> None:
+    """Raises InvalidValue or UnsupportedParameter, naming the field."""
+    names: set[str] = set()
+    for number, tool in enumerate(tools):
+        where = f"tools[{number}].function"
+        function = tool.function
+        if function.name in names:
+            raise InvalidValue(f"'{where}.name': '{function.name}' is defined twice.", f"{where}.name")
+        names.add(function.name)
+        if function.parameters is not None:
+            _check_parameters(function.parameters, f"{where}.parameters")
+        if function.strict:
+            raise UnsupportedParameter(
+                f"Strict functions are not supported yet: leave '{where}.strict' out.", f"{where}.strict"
+            )
+    if choice is None or choice in ("none", "auto"):
+        return
+    if not tools:
+        raise InvalidValue("'tool_choice' needs 'tools' to choose from.", "tool_choice")
+    if isinstance(choice, NamedFunction):
+        _check_offered(choice, names, "tool_choice")
+    elif isinstance(choice, AllowedToolsChoice):
+        for number, allowed in enumerate(choice.allowed_tools.tools):
+            _check_offered(allowed, names, f"tool_choice.allowed_tools.tools[{number}]")
+    raise UnsupportedParameter(
+        "Only 'none' and 'auto' are supported yet as 'tool_choice': leave it out.", "tool_choice"
+    )
+
+
+def check_messages(messages: Sequence[_Message]) -> None:
+    """Checks calls and results in earlier messages. Raises InvalidValue, naming the field."""
+    called: set[str] = set()
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        if message.tool_calls and message.role != "assistant":
+            raise InvalidValue(
+                f"'{where}.tool_calls': only messages of the role 'assistant' have calls.",
+                f"{where}.tool_calls",
+            )
+        called |= {call.id for call in message.tool_calls or ()}
+        if message.content is None and not (message.role == "assistant" and message.tool_calls):
+            raise InvalidValue(
+                f"'{where}.content' may be null only in a message with 'tool_calls'.", f"{where}.content"
+            )
+        if message.role == "tool" and message.tool_call_id is None:
+            raise InvalidValue(
+                f"Missing required parameter: '{where}.tool_call_id', the id of the call that the message "
+                "answers.",
+                f"{where}.tool_call_id",
+            )
+        if message.tool_call_id is None:
+            continue
+        if message.role != "tool":
+            raise InvalidValue(
+                f"'{where}.tool_call_id': only messages of the role 'tool' have it.", f"{where}.tool_call_id"
+            )
+        if message.tool_call_id not in called:
+            raise InvalidValue(
+                f"'{where}.tool_call_id': no earlier message has a call with this id in 'tool_calls'.",
+                f"{where}.tool_call_id",
+            )
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Returns whether a decoded JSON value has more levels of objects and lists than `levels`."""
+    layer = [value]
+    for _ in range(levels + 1):
+        layer = [
+            inner
+            for one in layer
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not layer:
+            return False
+    return True
+
+
+def _check_parameters(schema: dict[str, Any], where: str) -> None:
+    if is_deeper(schema, MAX_SCHEMA_DEPTH):
+        raise InvalidValue(f"'{where}' is nested more than {MAX_SCHEMA_DEPTH} levels deep.", where)
+    num_bytes = len(msgspec.json.encode(schema))
+    if num_bytes > MAX_SCHEMA_BYTES:
+        raise InvalidValue(f"'{where}' has {num_bytes} bytes; at most {MAX_SCHEMA_BYTES} are allowed.", where)
+    if schema.get("type", "object") != "object":
+        raise InvalidValue(
+            f"'{where}.type' is {json.dumps(schema['type'])[:100]}; arguments are an 'object'.",
+            f"{where}.type",
+        )
+    if not isinstance(schema.get("properties", {}), dict):
+        raise InvalidValue(f"'{where}.properties' must be an object.", f"{where}.properties")
+
+
+def _check_offered(choice: NamedFunction, names: set[str], where: str) -> None:
+    if choice.function.name not in names:
+        raise InvalidValue(
+            f"'{where}.function.name': no function in 'tools' is called '{choice.function.name}'.",
+            f"{where}.function.name",
+        )
