@@ -32,6 +32,7 @@ from api.idempotency import Idempotency
 from api.methods import Methods
 from api.metrics.engine import EngineCollector
 from api.metrics.quotas import QuotaCollector
+from api.metrics.refusals import RefusalCollector
 from api.openai import models as model_routes
 from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
@@ -40,6 +41,7 @@ from api.organization import invites as invite_routes
 from api.organization import request_bodies as organization_bodies
 from api.organization import routes as organization_routes
 from api.pagination import known_query
+from api.refusals import RefusedCalls, refused_calls_of
 from api.services import RequestLimits, Services
 from api.site.routes import SiteRoutes
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
@@ -106,6 +108,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         redirect_slashes=False,
     )
     app.state.services = services
+    app.state.refused_calls = refused_calls_of(services)
     app.add_middleware(Preflights)
     for router in OPEN:
         app.include_router(router)
@@ -116,34 +119,15 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)
     SiteRoutes(app, services).install()
-    bodies = (*upload_routes.BODIES, *adapter_bodies.BODIES, *job_bodies.BODIES, *organization_bodies.BODIES)
-    known = (
-        ChatCompletionRequest,
-        CompletionRequest,
-        *bodies,
-        *notification_bodies.BODIES,
-        *billing_routes.BODIES,
-    )
     app.state.methods = Methods(app)
-    contracts = {
-        operation_id: contract
-        for router in (*OPEN, *PROTECTED)
-        for operation_id, contract in router.contracts.items()
-    }
-    install(app, known, contracts)
+    _install_openapi(app)
     for error_class in ERROR_RESPONSES:
         app.add_exception_handler(error_class, _show)
     app.add_exception_handler(UnstorableText, _show_unstorable)
     app.add_exception_handler(HTTPException, _show_http)
     app.add_exception_handler(RequestValidationError, _show_validation)
     app.add_exception_handler(Exception, _show)
-    services.metrics.registry.register(
-        EngineCollector(lambda: services.engine.stats, lambda: services.engine.ready)
-    )
-    services.metrics.registry.register(QuotaCollector(services.quotas))
-    for collector in (services.payments_waiting, services.books, services.restarts):
-        if collector is not None:
-            services.metrics.registry.register(collector)
+    _register_collectors(services)
     direct = FastPath(
         app,
         {
@@ -153,9 +137,42 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         _show,
     )
     guarded = Idempotency(direct, app, services.idempotency, _show)
-    edge = Edge(guarded, services.metrics, _body_limits(services.limits), services.deferred_work)
+    refused_calls: RefusedCalls | None = app.state.refused_calls
+    on_error = None if refused_calls is None else refused_calls.note
+    limits = _body_limits(services.limits)
+    edge = Edge(guarded, services.metrics, limits, services.deferred_work, on_error)
     edge.openapi = app.openapi  # type: ignore[attr-defined]
     return edge
+
+
+def _install_openapi(app: FastAPI) -> None:
+    known = (
+        ChatCompletionRequest,
+        CompletionRequest,
+        *upload_routes.BODIES,
+        *adapter_bodies.BODIES,
+        *job_bodies.BODIES,
+        *organization_bodies.BODIES,
+        *notification_bodies.BODIES,
+        *billing_routes.BODIES,
+    )
+    contracts = {
+        operation_id: contract
+        for router in (*OPEN, *PROTECTED)
+        for operation_id, contract in router.contracts.items()
+    }
+    install(app, known, contracts)
+
+
+def _register_collectors(services: Services) -> None:
+    registry = services.metrics.registry
+    registry.register(EngineCollector(lambda: services.engine.stats, lambda: services.engine.ready))
+    registry.register(QuotaCollector(services.quotas))
+    if services.refusals is not None:
+        registry.register(RefusalCollector(services.refusals))
+    for collector in (services.payments_waiting, services.books, services.restarts):
+        if collector is not None:
+            registry.register(collector)
 
 
 def _body_limits(limits: RequestLimits) -> BodyLimits:
@@ -181,7 +198,11 @@ async def _to_console() -> Response:
 async def _show(request: Request, error: Exception) -> Response:
     """Returns the error envelope for any error."""
     shown = response_for(error)
-    request.app.state.services.metrics.failed(shown.code)
+    services: Services = request.app.state.services
+    services.metrics.failed(shown.code)
+    refused_calls: RefusedCalls | None = request.app.state.refused_calls
+    if refused_calls is not None:
+        refused_calls.note(request.scope, error)
     return Response(body_of(error), status_code=shown.status, headers=headers_of(error))
 
 

@@ -6,14 +6,18 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from tenants.validation import INVISIBLE, PRINTABLE
+
+FILENAME = {"pattern": rf"^[^{INVISIBLE}]*$", "not": {"pattern": r"^\.|[/\\]"}}
+"""JSON Schema of a file's name: no path, and not hidden."""
+
 Id = Annotated[str, Meta(pattern=r"^[!-~]{1,100}$")]
 Name = Annotated[
     str,
     Meta(
         min_length=1,
         max_length=100,
-        pattern=r"^[^\x00-\x1f\x7f]*$",
-        extra_json_schema={"format": "printable"},
+        extra_json_schema={"pattern": f"^{PRINTABLE}$", "not": {"pattern": "^ *$"}},
     ),
 ]
 

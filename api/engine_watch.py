@@ -99,7 +99,7 @@ class EngineWatch:
                 if await self._cache.exists(LOOKED):
                     await self.report()
             except RedisError as error:
-                log.warning("could not report the engine", reason=str(error))
+                log.warning("could not report the engine", error=str(error))
 
     async def report(self) -> None:
         """Stores a report of this process's engine, unless another process does or has a better view."""

@@ -35,6 +35,7 @@ from db.errors import DatabaseUnavailable, UnknownCursor, UnstorableText
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
 from tenants.errors import LimitReached, RightsNotHeld
+from tokenization.grammars.errors import GrammarsUnavailable
 
 
 class ApiError(Exception):
@@ -132,6 +133,10 @@ class MismatchedProject(ApiError):
     """`OpenAI-Project` is not the key's project."""
 
 
+class GrammarChecksBusy(ApiError):
+    """The tenant has too many grammars being checked."""
+
+
 class NoRoomForFlex(ApiError):
     """Other service tiers use all of the engine's capacity, so a flex request has to be retried later."""
 
@@ -172,6 +177,17 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     IdempotencyNotReplayable: ErrorResponse(409, "conflict_error", "idempotency_not_replayable", retry=False),
     IdempotencyKeyReused: ErrorResponse(422, INVALID, "idempotency_key_reused", retry=False),
     NoRoomForFlex: ErrorResponse(429, "rate_limit_error", "resource_unavailable", retry=True, retry_after=1),
+    GrammarChecksBusy: ErrorResponse(
+        429, "rate_limit_error", "rate_limit_exceeded", retry=True, retry_after=1
+    ),
+    GrammarsUnavailable: ErrorResponse(
+        503,
+        UNAVAILABLE,
+        "server_is_overloaded",
+        retry=True,
+        retry_after=2,
+        message="The grammar of this request cannot be checked at the moment. Try again.",
+    ),
     GenerationFailed: ErrorResponse(500, "server_error", "generation_failed", retry=False),
     GenerationAborted: BUSY,
     NotServing: BUSY,

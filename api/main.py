@@ -54,7 +54,7 @@ def run(settings: ApiSettings) -> int:
         try:
             runner.run(_serve(settings, connections, database, tenants, storage))
         except (OSError, ValueError, UnusableDatabase) as error:
-            log.critical("api cannot start", reason=str(error))
+            log.critical("api cannot start", error=str(error))
             return 1
     return 0
 

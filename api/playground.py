@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from api.openai.pipeline import chat_completion
 from api.openai.service_tier import requested_tier
+from api.refusals import refused_calls_of
 from api.services import Services
 from billing.rates import Rate
 from engine.protocol import PriorityClass
@@ -24,6 +25,7 @@ class Playground:
     def __init__(self, services: Services, callers: UserContexts) -> None:
         self._services = services
         self._callers = callers
+        self._refused_calls = refused_calls_of(services)
 
     async def terms(self, tenant_id: str, user_id: str) -> tuple[PriorityClass, Rate, Rate]:
         """Returns the service tier of requests that name none, and its current prices on the base model and
@@ -42,7 +44,12 @@ class Playground:
         authenticated. Raises what `api.openai.routes` does; UserNotFound, AccountSuspended.
         """
         caller = await self._callers.of(tenant_id, user_id)
-        if caller.billing_state == "suspended":
-            raise AccountSuspended
         request.state.log = {"tenant": tenant_id, "user_id": user_id}
-        return await chat_completion(request, self._services, caller)
+        try:
+            if caller.billing_state == "suspended":
+                raise AccountSuspended
+            return await chat_completion(request, self._services, caller)
+        except Exception as error:
+            if self._refused_calls is not None:
+                self._refused_calls.note(request.scope, error, caller)
+            raise

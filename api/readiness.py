@@ -81,7 +81,7 @@ class SchemaVersion:
             await assert_fit_to_serve(self._database)
             self._has_passed = True
         except DatabaseUnavailable as error:
-            log.warning("the schema is not checked yet", reason=str(error))
+            log.warning("the schema is not checked yet", error=str(error))
 
     async def check(self) -> str | None:
         """Returns why not, with both versions; logged when it begins. Raises DatabaseUnavailable before it

@@ -21,6 +21,7 @@ from adapters.storage import ObjectStore
 from adapters.submission import AdapterSubmission
 from api.deferred_work import DeferredWork
 from api.errors import NotServing
+from api.grammars.checks import GrammarChecks
 from api.metrics.payments import PaymentsCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
@@ -40,9 +41,11 @@ from sla.service import SlaReports
 from telemetry.metrics import ServingMetrics
 from tenants.idempotency.records import IdempotencyRecords
 from tenants.quotas import Quotas
+from tenants.refusals.recorder import RefusalRecorder
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
 from tokenization.codec import TextCodec
+from tokenization.tools.formats import ToolFormat
 
 ServiceT = TypeVar("ServiceT")
 Check = Callable[[], Awaitable[str | None]]
@@ -100,6 +103,10 @@ class Services:
     checks: Mapping[str, Check] = field(default_factory=dict)
     """By the name /readyz shows: postgres, redis, schema. The engine is asked directly."""
     limits: RequestLimits = field(default_factory=RequestLimits)
+    grammars: GrammarChecks | None = None
+    """None in a process that refuses requests with a grammar."""
+    tool_format: ToolFormat | None = None
+    """How the base model writes tool calls; None: it has no tools."""
     idempotency: IdempotencyRecords | None = None
     """None in a process that refuses requests with an idempotency key."""
     onboarding: Onboarding | None = None
@@ -119,6 +126,8 @@ class Services:
     """None in a process whose /metrics shows no reconciliation."""
     restarts: RestartsCollector | None = None
     """None in a process whose /metrics shows no restarts."""
+    refusals: RefusalRecorder | None = None
+    """None in a process that does not record refused requests."""
     incidents: Incidents | None = None
     """None in a process whose landing page shows no incidents."""
 

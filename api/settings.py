@@ -28,6 +28,8 @@ class ApiSettings(BaseSettings):
     """The base model's directory: its tokenizer and chat template are read, its weights are not."""
     base_name: str = Field(pattern=r"^[a-z0-9._-]{1,64}$")
     """Name the base model is sold under."""
+    tool_format: Literal["auto", "none", "hermes", "llama", "mistral", "mistral_args", "qwen_coder"] = "auto"
+    """How the base model writes tool calls: `auto` finds it in the chat template, `none` offers no tools."""
     redis_url: str
     name: str = Field(default_factory=lambda: f"api-{socket.gethostname()}-{os.getpid()}")
     """Name of this process in its log and the engine's. Default: from its host and process id."""

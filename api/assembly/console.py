@@ -15,6 +15,7 @@ from api.services import Services
 from db.session import Database
 from engine.client import EngineGone
 from tenants.object_names import NameService
+from tenants.refusals.service import RefusedRequests
 from tenants.user_contexts import UserContexts
 
 ERROR_MAPPING = ErrorMapping(
@@ -54,6 +55,7 @@ def console_over(
             models=services.models,
             playground=Playground(services, UserContexts(database)),
             sla=services.sla_reports,
+            refused=RefusedRequests(database),
             billing=billing,
             operation=operation,
             base_digest=base_digest,

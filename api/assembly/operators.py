@@ -17,6 +17,7 @@ from billing.reports.margin import MarginReports
 from billing.reports.margin_runs import MarginRuns
 from db.outbox import Outbox
 from db.session import Database
+from sla.failures import FailureCounts
 from sla.incidents.burning import ServiceBurn
 from sla.incidents.service import Incidents
 from tenants.operators.directory import TenantSearch
@@ -35,6 +36,7 @@ def operator_services(
         adapter_names=AdapterNameCache(database),
         directory=TenantSearch(database),
         customers=CustomerReports(database),
+        failures=FailureCounts(database),
         prices=PriceService(database, cache),
         previews=PricePreviews(database),
         margins=MarginRuns(MarginReports(database), cache),

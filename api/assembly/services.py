@@ -29,6 +29,7 @@ from api.assembly.sign_in import open_sign_in
 from api.deferred_work import DeferredWork
 from api.edge import AsgiApp
 from api.engine_watch import EngineWatch
+from api.grammars.checks import GrammarChecks
 from api.metrics.disk import DiskCollector
 from api.metrics.payments import PaymentsCollector
 from api.metrics.reconciliation import BooksCollector
@@ -60,12 +61,15 @@ from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from telemetry.disk import DiskSettings
+from telemetry.metrics import ServingMetrics
 from tenants.idempotency.records import IdempotencyRecords
 from tenants.quotas import Quotas
+from tenants.refusals.recorder import RefusalRecorder
 from tenants.resolver import KeyResolver
 from tenants.service import account_services
 from tenants.settings import TenantSettings
 from tokenization.codec import TextCodec
+from tokenization.tools.formats import ToolFormat
 
 LOG_DELAY_S = 0.01
 """By which lines of the log and counters may be late."""
@@ -92,10 +96,13 @@ class _Generation:
     models: ModelResolver
     prices: PriceBook
     sla: SlaRecorder
+    refusals: RefusalRecorder
     quotas: Quotas
     engine: EngineClient
     watch: EngineWatch
     deferred_work: DeferredWork
+    metrics: ServingMetrics
+    grammars: GrammarChecks
 
 
 @contextlib.asynccontextmanager
@@ -163,17 +170,20 @@ async def _start_generation(
     rows, cache = stores.database, stores.cache
     usage_exists = UsageExists(rows, WindowUsage(rows))
     opened.push_async_callback(usage_exists.close)
-    engine = EngineClient(settings.engine_endpoint, settings.name)
+    engine, metrics = EngineClient(settings.engine_endpoint, settings.name), ServingMetrics()
     generation = _Generation(
         text=text,
         keys=KeyResolver(rows, cache, tenants.key_secret.get_secret_value(), ttl=tenants.cache_seconds),
         models=ModelResolver(rows, cache, settings.base_name, ttl=tenants.cache_seconds),
         prices=PriceBook(rows, cache, ttl=tenants.cache_seconds),
         sla=SlaRecorder(cache),
-        quotas=Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}", seed=usage_exists),
+        refusals=RefusalRecorder(cache),
+        quotas=Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}", read_usage=usage_exists),
         engine=engine,
         watch=EngineWatch(engine, cache),
         deferred_work=DeferredWork(LOG_DELAY_S),
+        metrics=metrics,
+        grammars=GrammarChecks(settings.base_path, metrics),
     )
     # Closed in the opposite order: what the engine still says of requests is settled.
     for part in (
@@ -181,9 +191,11 @@ async def _start_generation(
         generation.models,
         generation.prices,
         generation.sla,
+        generation.refusals,
         generation.quotas,
         generation.engine,
         generation.watch,
+        generation.grammars,
     ):
         await part.start()
         opened.push_async_callback(part.close)
@@ -199,7 +211,7 @@ async def _start_sandbox(opened: AsyncExitStack, sandbox: Sandbox) -> None:
     try:
         await sandbox.start()
     except SandboxUnavailable as error:
-        log.error("uploads of adapter files are refused: the sandbox does not start", reason=str(error))
+        log.error("uploads of adapter files are refused: the sandbox does not start", error=str(error))
 
 
 def _billing(stores: _Stores, payments: PaymentService, quotas: Quotas) -> BillingServices:
@@ -239,6 +251,7 @@ def _services(
     services = Services(
         engine=generation.engine,
         text=generation.text,
+        tool_format=ToolFormat.of(generation.text, settings.tool_format),
         keys=generation.keys,
         models=generation.models,
         usage=UsageReports(rows),
@@ -248,6 +261,7 @@ def _services(
         prices=generation.prices,
         sla=generation.sla,
         sla_reports=SlaReports(rows),
+        refusals=generation.refusals,
         idempotency=IdempotencyRecords(cache),
         books=BooksCollector(ReconciliationService(rows, cache)),
         checks=_checks(stores, generation.engine, settings.base_name),
@@ -258,6 +272,8 @@ def _services(
             settings.min_file_rate,
             settings.ping_interval,
         ),
+        metrics=generation.metrics,
+        grammars=generation.grammars,
         deferred_work=generation.deferred_work,
         onboarding=onboarding,
         accounts=account_services(rows, cache, tenants.key_secret.get_secret_value()),

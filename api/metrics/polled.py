@@ -41,7 +41,7 @@ class PolledCollector(Collector):
             async with asyncio.timeout(ANSWER_WITHIN):
                 await self.ask()
         except (TimeoutError, DatabaseUnavailable, RedisError) as error:
-            log.warning(self.problem, reason=str(error))
+            log.warning(self.problem, error=str(error))
 
     @abstractmethod
     async def ask(self) -> None:

@@ -27,6 +27,10 @@ _GENERIC = {"Page": "List", "BucketPage": "Page", "Bucket": "Bucket"}
 def components_of(types: Iterable[Any]) -> dict[str, Any]:
     """Schemas of `types` and of all types within them, by their names in the document."""
     listed = list(types)
+    by_name: dict[str, Any] = {}
+    for kind in {kind for root in listed for kind in _classes_in(root)}:
+        if by_name.setdefault(_name(kind.__name__), kind) is not kind:
+            raise ValueError(f"{kind!r} and {by_name[_name(kind.__name__)]!r} have one name in the document")
     found = msgspec.json.schema_components(listed, ref_template="#/components/schemas/{name}")[1]
     described = {kind.__name__: kind for root in listed for kind in _classes_in(root)}
     return {
@@ -78,7 +82,9 @@ def _described(schema: dict[str, Any], kind: type | None) -> dict[str, Any]:
     if kind is None or "properties" not in schema:
         return schema
     texts = _texts(kind)
-    order = [name for name in get_type_hints(kind) if name in schema["properties"]]
+    hints = get_type_hints(kind)
+    tags = [name for name in schema["properties"] if name not in hints]  # which tell a union's structs apart
+    order = tags + [name for name in hints if name in schema["properties"]]
     schema["properties"] = {name: _with_text(schema["properties"][name], texts.get(name)) for name in order}
     if "required" in schema:
         schema["required"] = [name for name in order if name in schema["required"]]

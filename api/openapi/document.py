@@ -47,6 +47,7 @@ def _build(
         description=guide.DESCRIPTION,
         tags=[{"name": name, "description": text} for name, text in guide.TAGS.items()],
         routes=app.routes,
+        servers=[{"url": "/"}],
     )
     made["x-tagGroups"] = [{"name": name, "tags": tags} for name, tags in guide.GROUPS.items()]
     types = [kind for contract in contracts.values() for kind in contract.types]
@@ -75,12 +76,11 @@ def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str
 
 
 def _complete(path: str, verb: str, operation: dict[str, Any]) -> None:
-    """Summary, security and parameters. Every /v1 route wants a key unless it says otherwise."""
+    """Summary, security and parameters. Routes below /v1 need a key unless they say otherwise."""
     name = operation["operationId"]
     operation["summary"] = guide.SUMMARIES.get(name) or _sentence(name)
     operation["description"] = " ".join(operation.get("description", "").split())
-    if path.startswith("/v1/"):
-        operation.setdefault("security", [{"key": []}])
+    operation.setdefault("security", [{"key": []}] if path.startswith("/v1/") else [])
     for parameter in operation.get("parameters", ()):
         parameter["schema"] = _without_null(parameter["schema"])
         parameter["schema"].pop("title", None)
@@ -119,12 +119,16 @@ def _add_response(operation: dict[str, Any], contract: Contract) -> None:
 
 
 def _event_schema(contract: Contract) -> dict[str, Any]:
-    """The schema of one server-sent event, which has its JSON in `data`."""
-    kinds = [schema_of(event) for event in contract.events]
+    """The schema of one server-sent event, which has its JSON in `data`. The last event of a stream has an
+    error if it broke off, else `[DONE]`.
+    """
+    kinds = [*map(schema_of, contract.events), reference("Error")]
     data = {
         "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": kinds[0] if len(kinds) == 1 else {"anyOf": kinds},
+        "anyOf": [
+            {"contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}},
+            {"const": "[DONE]"},
+        ],
     }
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
@@ -134,7 +138,7 @@ def _add_errors(document: dict[str, Any], verb: str, operation: dict[str, Any], 
     # FastAPI's own is never sent: a parameter of the wrong form is a 400 here.
     if "HTTPValidationError" in str(operation["responses"].get("422")):
         del operation["responses"]["422"]
-    found: list[Exception] = []
+    found: list[Exception] = [*errors.EVERY]
     is_keyed = bool(operation.get("security"))
     if is_keyed:
         found += errors.KEYED
@@ -143,8 +147,6 @@ def _add_errors(document: dict[str, Any], verb: str, operation: dict[str, Any], 
     found += contract.errors
     if is_keyed and verb == "post":
         found += errors.IDEMPOTENT
-    if is_keyed or found:
-        found.append(errors.FAULT)
     for status, response in errors.error_responses(found).items():
         names = response["content"]["application/json"]["examples"]
         name = ".".join((status, *names))

@@ -11,6 +11,7 @@ from typing import Any
 
 from api.errors import (
     BodyTooLarge,
+    HeadersTooLarge,
     IdempotencyInProgress,
     IdempotencyKeyReused,
     IdempotencyNotReplayable,
@@ -18,6 +19,7 @@ from api.errors import (
     InvalidValue,
     MissingApiKey,
     SlowBody,
+    SlowHeaders,
     UnsupportedMediaType,
     UnsupportedParameter,
     envelope,
@@ -59,9 +61,16 @@ DESCRIPTIONS = {
     415: "The content type, character set or encoding of the request body is not supported.",
     422: "The request can be read and cannot be carried out.",
     429: "A rate limit, quota or limit of your plan is reached.",
+    431: "The request line and headers are too large.",
     500: "The server failed. Quote the response's `x-request-id` when you report it.",
     503: "The service is temporarily unavailable. Retry after the seconds in `retry-after`.",
 }
+EVERY = (
+    SlowHeaders("The request's headers did not arrive within 20 seconds."),
+    HeadersTooLarge("The request line and headers are larger than 64 kB; send smaller headers."),
+    RuntimeError("any fault of the server"),
+)
+"""Of every operation."""
 KEYED = (
     UnsupportedParameter("Unsupported parameter: 'colour'.", "colour"),
     MissingApiKey("no key"),
@@ -89,7 +98,6 @@ IDEMPOTENT = (
     ),
 )
 """Of every operation that takes an Idempotency-Key."""
-FAULT = RuntimeError("any fault of the server")
 
 
 def error_responses(errors: Iterable[Exception]) -> dict[str, dict[str, Any]]:

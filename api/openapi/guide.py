@@ -11,8 +11,7 @@ and manage adapters; admin keys manage the organization under `/v1/organization`
 
 **Errors.** A failed request is answered with a JSON object whose `error` has a `message` for people, a
 `code` for programs, and the `param` that caused it. `x-should-retry` says whether the same request can
-succeed later. Any request can also be refused before it is read: 408 when its headers arrive too slowly, 431
-when they are larger than 64 kB.
+succeed later.
 
 **Idempotent requests.** Send an `Idempotency-Key` header with any POST: repeated within a day with the same
 key, the request runs once and its first response is sent again, with `idempotency-replayed: true`.

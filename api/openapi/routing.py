@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints, is_typeddict
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
@@ -99,6 +99,14 @@ def json_body(name: str) -> dict[str, Any]:
 def form_body(schema: dict[str, Any]) -> dict[str, Any]:
     """`openapi_extra` of a route that takes a form with a file."""
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
+def texts_query(name: str, most: int, **limits: int) -> Any:
+    """A query parameter that comes at most `most` times, with or without brackets. Its values have no U+0000
+    and keep the `limits` of JSON Schema; the route checks them.
+    """
+    value = {"type": "string", "pattern": r"^[^\x00]*$", **limits}
+    return Query(alias=f"{name}[]", json_schema_extra={"items": value, "maxItems": most})
 
 
 def reference(name: str, kind: str = "schemas") -> dict[str, Any]:

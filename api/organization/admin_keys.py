@@ -21,7 +21,7 @@ from api.organization.response_objects import DeletedObject, deleted
 from api.organization.scopes import check_scopes
 from api.pagination import Page, Paged, page
 from tenants.errors import KeyNotActive, KeyNotFound, RightsNotHeld
-from tenants.key_terms import KeyTerms
+from tenants.key_restrictions import KeyRestrictions
 
 router = Router(prefix="/v1/organization/admin_api_keys", tags=["Keys"])
 
@@ -35,7 +35,7 @@ async def create_admin_key(request: Request) -> CreatedAdminKeyObject:
     who = await authenticated_admin(request, WRITE_KEYS)
     body = await read_body(request, CreateAdminKeyRequest)
     check_scopes("admin", body.scopes)
-    terms = KeyTerms(
+    restrictions = KeyRestrictions(
         scopes=frozenset(body.scopes),
         networks=tuple(body.networks),
         origins=tuple(body.origins),
@@ -43,7 +43,12 @@ async def create_admin_key(request: Request) -> CreatedAdminKeyObject:
     )
     with naming_fields():
         made = await who.accounts.keys.create(
-            who.tenant_id, body.name, who.actor, kind="admin", user_id=who.caller.user_id, terms=terms
+            who.tenant_id,
+            body.name,
+            who.actor,
+            kind="admin",
+            user_id=who.caller.user_id,
+            restrictions=restrictions,
         )
     return {**await _shown(who, made.id), "value": made.plaintext}
 

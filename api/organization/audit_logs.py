@@ -14,7 +14,7 @@ from fastapi import Depends, Query, Request
 
 from api.authentication import READ_AUDIT
 from api.errors import InvalidValue
-from api.openapi.routing import Router
+from api.openapi.routing import Router, texts_query
 from api.organization.admin_requests import authenticated_admin
 from api.pagination import Cursor, Page, Paged, page
 from db.errors import UnknownCursor
@@ -116,11 +116,11 @@ async def list_audit_logs(
     query: Paged,
     between: Annotated[Range, Depends(_range)],
     before: Cursor = None,
-    event_types: Annotated[Listed, Query(alias="event_types[]")] = None,
-    actor_ids: Annotated[Listed, Query(alias="actor_ids[]")] = None,
-    actor_emails: Annotated[Listed, Query(alias="actor_emails[]")] = None,
-    resource_ids: Annotated[Listed, Query(alias="resource_ids[]")] = None,
-    project_ids: Annotated[Listed, Query(alias="project_ids[]")] = None,
+    event_types: Annotated[Listed, texts_query("event_types", _MAX_VALUES)] = None,
+    actor_ids: Annotated[Listed, texts_query("actor_ids", _MAX_VALUES)] = None,
+    actor_emails: Annotated[Listed, texts_query("actor_emails", _MAX_VALUES)] = None,
+    resource_ids: Annotated[Listed, texts_query("resource_ids", _MAX_VALUES)] = None,
+    project_ids: Annotated[Listed, texts_query("project_ids", _MAX_VALUES)] = None,
 ) -> Page[AuditEntryObject]:
     """Lists changes in the organization, the newest first. Filters can be repeated."""
     who = await authenticated_admin(request, READ_AUDIT)

@@ -13,8 +13,8 @@ from msgspec import UNSET
 from api.json_bodies import unix
 from api.organization.admin_requests import in_seconds
 from api.organization.request_bodies import UpdateAdminKeyRequest, UpdateProjectKeyRequest
+from tenants.key_restrictions import KEEP, KeyChanges
 from tenants.key_service import CreatedKey, ShownKey
-from tenants.key_terms import KEEP, KeyChanges
 from tenants.models import ApiKey, ServiceAccount, User
 
 

@@ -35,8 +35,8 @@ from tenants.errors import (
     RightsNotHeld,
     UserNotFound,
 )
+from tenants.key_restrictions import KeyRestrictions
 from tenants.key_service import ShownKey
-from tenants.key_terms import KeyTerms
 
 router = Router(prefix="/v1/organization/projects/{project_id}/api_keys", tags=["Keys"])
 
@@ -57,7 +57,7 @@ async def create_project_key(request: Request, project_id: str) -> CreatedProjec
     check_scopes("inference", body.scopes)
     if body.user_id is not None:
         await who.accounts.members.project_member(who.tenant_id, project_id, body.user_id)
-    terms = KeyTerms(
+    restrictions = KeyRestrictions(
         scopes=frozenset(body.scopes),
         models=frozenset(body.models),
         networks=tuple(body.networks),
@@ -66,7 +66,12 @@ async def create_project_key(request: Request, project_id: str) -> CreatedProjec
     )
     with naming_fields():
         made = await who.accounts.keys.create(
-            who.tenant_id, body.name, who.actor, project_id=project_id, user_id=body.user_id, terms=terms
+            who.tenant_id,
+            body.name,
+            who.actor,
+            project_id=project_id,
+            user_id=body.user_id,
+            restrictions=restrictions,
         )
     return {**await _shown(who, project_id, made.id), "value": made.plaintext}
 

@@ -18,7 +18,7 @@ from api.organization.request_bodies import ModelPermissionsRequest, ServiceTier
 from api.organization.response_objects import RuleDeletedObject
 from engine.protocol import PriorityClass
 from tenants.errors import ProjectArchived, ProjectNotFound
-from tenants.key_terms import KEEP
+from tenants.key_restrictions import KEEP
 from tenants.models import Project
 from tenants.views import PlanView
 

@@ -13,8 +13,10 @@ from api.body_fields import Body, Id, Name
 from api.organization.scopes import SCOPES
 from billing.rates import MICRO_USD_PER_CENT
 from tenants.context import KeyKind
-from tenants.limits.kinds import MAX_AMOUNT, Metric
+from tenants.ip_networks import NETWORK
+from tenants.limits.kinds import COVERED_MODEL, MAX_AMOUNT, MAX_RATE, Metric
 from tenants.roles import ROLES
+from tenants.web_origins import ORIGIN
 
 
 def _scope_of(kind: KeyKind) -> Meta:
@@ -32,17 +34,21 @@ Seconds = Annotated[int, Meta(ge=1, le=10 * 366 * 86_400)]
 Scopes = Annotated[list[Annotated[str, _scope_of("inference")]], Meta(max_length=64)]
 AdminScopes = Annotated[list[Annotated[str, _scope_of("admin")]], Meta(max_length=64)]
 _Model = Annotated[
-    str, Meta(pattern=r"^[a-z0-9._:@*-]{1,200}$", extra_json_schema={"format": "model-pattern"})
+    str, Meta(min_length=1, max_length=200, extra_json_schema={"pattern": rf"^{COVERED_MODEL}$"})
 ]
-_Network = Annotated[str, Meta(min_length=2, max_length=50, extra_json_schema={"format": "cidr"})]
-_Origin = Annotated[str, Meta(min_length=4, max_length=300, extra_json_schema={"format": "web-origin"})]
+_Network = Annotated[
+    str, Meta(min_length=2, max_length=50, extra_json_schema={"format": "cidr", "pattern": rf"^{NETWORK}$"})
+]
+_Origin = Annotated[str, Meta(min_length=4, max_length=300, extra_json_schema={"pattern": rf"^{ORIGIN}$"})]
 Models = Annotated[list[_Model], Meta(max_length=256)]
 Networks = Annotated[list[_Network], Meta(max_length=64)]
 Origins = Annotated[list[_Origin], Meta(max_length=32)]
-Amount = Annotated[int, Meta(ge=0, le=2**62)]
+Amount = Annotated[int, Meta(ge=0, le=2**62, extra_json_schema={"maximum": MAX_AMOUNT})]
+_Rate = Annotated[int, Meta(ge=0, le=2**62, extra_json_schema={"maximum": MAX_RATE})]
 # Constraints for the OpenAPI document only: services check them with error messages of their own.
 _ROLE = Meta(extra_json_schema={"enum": [*ROLES, "reader"]})
 _ROLE_ID = Meta(extra_json_schema={"enum": [f"role-{role}" for role in ROLES]})
+_PROJECTS = Meta(max_length=100, extra_json_schema={"uniqueItems": True})
 ProjectRole = Literal["owner", "member"]
 
 
@@ -99,7 +105,7 @@ class RotateKeyRequest(Body, frozen=True, kw_only=True):
 # Users ----------------------------------------------------------------------------------------------------
 
 
-class InviteProject(Body, frozen=True, kw_only=True):
+class InvitedProject(Body, frozen=True, kw_only=True):
     id: Id
     role: ProjectRole
 
@@ -107,7 +113,7 @@ class InviteProject(Body, frozen=True, kw_only=True):
 class CreateInviteRequest(Body, frozen=True, kw_only=True):
     email: Email
     role: Annotated[str, _ROLE]
-    projects: Annotated[list[InviteProject], Meta(max_length=100)] | None = None
+    projects: Annotated[list[InvitedProject], _PROJECTS] | None = None
     """None: the default project, as a member."""
     expires_in_seconds: Annotated[int, Meta(ge=60, le=30 * 86_400)] = 7 * 86_400
 
@@ -176,17 +182,17 @@ class ServiceTierSettingsRequest(Body, frozen=True, kw_only=True):
 
 
 class RateLimitRequest(Body, frozen=True, kw_only=True):
-    max_requests_per_1_minute: Amount | None = None
-    max_tokens_per_1_minute: Amount | None = None
+    max_requests_per_1_minute: _Rate | None = None
+    max_tokens_per_1_minute: _Rate | None = None
     max_requests_per_1_day: Amount | None = None
 
 
 class SetLimitRequest(Body, frozen=True, kw_only=True):
     """A limit of the given project or key, else of the organization as a whole."""
 
-    metric: Annotated[str, Meta(extra_json_schema={"enum": [*Metric]})]
+    metric: Annotated[str, Meta(extra_json_schema={"enum": [one for one in Metric if one.kind != "ever"]})]
     amount: Amount
-    model: Annotated[str, Meta(max_length=200, extra_json_schema={"format": "model-pattern"})] = ""
+    model: Annotated[str, Meta(max_length=200, extra_json_schema={"pattern": rf"^({COVERED_MODEL})?$"})] = ""
     """Empty: all models together. `base`, `base:*`, `base:adapter`, `base:adapter@version`."""
     project_id: Id | None = None
     api_key_id: Id | None = None

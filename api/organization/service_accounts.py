@@ -23,7 +23,7 @@ from api.organization.response_objects import (
 from api.organization.scopes import check_scopes
 from api.pagination import Page, Paged, page
 from tenants.errors import ProjectArchived, ProjectNotFound, ServiceAccountNotFound
-from tenants.key_terms import KeyTerms
+from tenants.key_restrictions import KeyRestrictions
 
 
 class CreatedServiceAccountObject(ServiceAccountObject):
@@ -63,7 +63,7 @@ async def create_service_account(request: Request, project_id: str) -> CreatedSe
             who.actor,
             project_id=project_id,
             service_account_id=account.id,
-            terms=KeyTerms(expires_at=in_seconds(body.expires_in_seconds)),
+            restrictions=KeyRestrictions(expires_at=in_seconds(body.expires_in_seconds)),
         )
         shown["api_key"] = service_account_key_object(made)
     return shown
@@ -139,7 +139,7 @@ async def create_service_account_key(
     who = await authenticated_admin(request, WRITE_KEYS)
     body = await read_body(request, CreateServiceAccountKeyRequest)
     check_scopes("inference", body.scopes)
-    terms = KeyTerms(
+    restrictions = KeyRestrictions(
         scopes=frozenset(body.scopes),
         models=frozenset(body.models),
         networks=tuple(body.networks),
@@ -153,6 +153,6 @@ async def create_service_account_key(
             who.actor,
             project_id=project_id,
             service_account_id=service_account_id,
-            terms=terms,
+            restrictions=restrictions,
         )
     return service_account_key_object(made)

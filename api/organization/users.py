@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Query, Request
+from fastapi import Request
 
 from api.authentication import READ_MEMBERS, WRITE_MEMBERS
 from api.errors import InvalidValue, RouteNotFound
-from api.openapi.routing import Router, fails_with, json_body
+from api.openapi.routing import Router, fails_with, json_body, texts_query
 from api.organization.admin_requests import authenticated_admin, naming_fields, read_body
 from api.organization.request_bodies import UpdateUserRequest
 from api.organization.response_objects import DeletedObject, UserObject, deleted, user_object
@@ -32,7 +32,7 @@ _MAX_EMAILS = 100
 async def list_users(
     request: Request,
     query: Paged,
-    emails: Annotated[list[str] | None, Query(alias="emails[]")] = None,
+    emails: Annotated[list[str] | None, texts_query("emails", _MAX_EMAILS)] = None,
 ) -> Page[UserObject]:
     """Lists the members of the organization; with `emails`, those with these addresses."""
     who = await authenticated_admin(request, READ_MEMBERS)

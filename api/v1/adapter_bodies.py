@@ -93,7 +93,9 @@ class VersionObject(TypedDict):
     active: bool
     """Whether the adapter's name serves this version."""
     activate: bool
-    """Whether the version becomes active as soon as it is ready."""
+    """Whether the version becomes active as soon as it is ready, unless it measured worse than the active
+    one.
+    """
     rank: int | None
     """The rank of the adapter; null until it is inspected."""
     dtype: str | None

@@ -19,12 +19,15 @@ from api.services import served, services_of
 from billing.invoices.errors import BalanceEmpty, ModeNotAllowed
 from billing.payments.errors import PaymentsNotConfigured, ProviderRefused, ProviderUnavailable
 from billing.payments.service import AccountView, PaymentService
+from tenants.validation import PRINTABLE, PRINTABLE_LINES
 
 router = Router(prefix="/v1/organization/billing", tags=["Billing"])
 
 
 def _printable(length: int, description: str | None = None) -> msgspec.Meta:
-    return msgspec.Meta(max_length=length, description=description, extra_json_schema={"format": "printable"})
+    return msgspec.Meta(
+        max_length=length, description=description, extra_json_schema={"pattern": f"^{PRINTABLE}$"}
+    )
 
 
 class TopUpRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,7 +57,7 @@ class UpdateBillingRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defa
             msgspec.Meta(
                 max_length=600,
                 description="Lines of text.",
-                extra_json_schema={"format": "printable-lines"},
+                extra_json_schema={"pattern": f"^{PRINTABLE_LINES}$"},
             ),
         ]
         | None

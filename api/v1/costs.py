@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Query, Request
+from fastapi import Request
 
 from api.authentication import READ_USAGE, authenticate
 from api.openapi.routing import Router
 from api.services import services_of
-from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, at_most, repeated
+from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, at_most, matching, repeated
 from billing.reports.buckets import COST_WIDTHS, BucketPage
 from billing.reports.costs import GROUP_BYS, CostResult
 
@@ -28,9 +28,9 @@ async def costs(
     limit: Annotated[int | None, at_most(max(one.max_limit for one in COST_WIDTHS.values()))] = None,
     page: str | None = None,
     group_by: Annotated[Repeated, repeated("group_by", GROUP_BYS)] = None,
-    api_key_ids: Annotated[Repeated, Query(alias="api_key_ids[]")] = None,
-    project_ids: Annotated[Repeated, Query(alias="project_ids[]")] = None,
-    line_items: Annotated[Repeated, Query(alias="line_items[]")] = None,
+    api_key_ids: Annotated[Repeated, matching("api_key_ids")] = None,
+    project_ids: Annotated[Repeated, matching("project_ids")] = None,
+    line_items: Annotated[Repeated, matching("line_items")] = None,
 ) -> BucketPage[CostResult]:
     """Reports what usage cost, by day and by whatever `group_by` names. Storage and other charges are of no
     project and no key.

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Query, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.authentication import READ_USAGE, authenticate
 from api.file_responses import attachment, beginning_with
 from api.openapi.routing import Router
 from api.services import services_of
-from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, repeated
+from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, matching, repeated
 from billing.reports.buckets import USAGE_WIDTHS
 from billing.reports.exports import FORMATS
 from billing.reports.grouping import COLUMNS, slice_of
@@ -35,12 +35,12 @@ async def export(
     format: Annotated[str, among(FORMATS)] = "csv",
     bucket_width: Annotated[str | None, among(USAGE_WIDTHS)] = None,
     group_by: Annotated[Repeated, repeated("group_by", tuple(COLUMNS))] = None,
-    api_key_ids: Annotated[Repeated, Query(alias="api_key_ids[]")] = None,
-    models: Annotated[Repeated, Query(alias="models[]")] = None,
-    project_ids: Annotated[Repeated, Query(alias="project_ids[]")] = None,
-    user_ids: Annotated[Repeated, Query(alias="user_ids[]")] = None,
-    adapter_ids: Annotated[Repeated, Query(alias="adapter_ids[]")] = None,
-    service_tiers: Annotated[Repeated, Query(alias="service_tiers[]")] = None,
+    api_key_ids: Annotated[Repeated, matching("api_key_ids")] = None,
+    models: Annotated[Repeated, matching("models")] = None,
+    project_ids: Annotated[Repeated, matching("project_ids")] = None,
+    user_ids: Annotated[Repeated, matching("user_ids")] = None,
+    adapter_ids: Annotated[Repeated, matching("adapter_ids")] = None,
+    service_tiers: Annotated[Repeated, matching("service_tiers")] = None,
 ) -> Response:
     """Exports every request and charge as a file, or with `group_by` or `bucket_width` their sums. With
     filters, charges are left out; an empty value selects rows without one. The connection is closed early if

@@ -68,7 +68,7 @@ _PDF: dict[int | str, dict[str, Any]] = {
 @router.get("/invoices", operation_id="listInvoices")
 async def list_invoices(request: Request, query: Paged) -> Page[InvoiceObject]:
     """Lists final invoices, without their lines."""
-    tenant_id, invoices = await _asking(request)
+    tenant_id, invoices = await _authorize(request)
     found = await invoices.list(
         tenant_id, after=query.after, limit=query.limit + 1, newest_first=query.newest_first
     )
@@ -81,7 +81,7 @@ async def preview_invoice(request: Request, month: Month = None) -> InvoiceObjec
     """Previews the invoice of a month as if nothing more were used. For a month that has its invoice, returns
     that.
     """
-    tenant_id, invoices = await _asking(request)
+    tenant_id, invoices = await _authorize(request)
     return invoice_object(await _preview(invoices, tenant_id, month))
 
 
@@ -91,7 +91,7 @@ async def preview_invoice(request: Request, month: Month = None) -> InvoiceObjec
 @fails_with(MonthSettled(date(2026, 9, 1)))
 async def preview_invoice_pdf(request: Request, month: Month = None) -> Response:
     """Previews the invoice of a month as a PDF."""
-    tenant_id, invoices = await _asking(request)
+    tenant_id, invoices = await _authorize(request)
     return await _document(await _preview(invoices, tenant_id, month))
 
 
@@ -99,7 +99,7 @@ async def preview_invoice_pdf(request: Request, month: Month = None) -> Response
 @fails_with(InvoiceNotFound("inv_1"))
 async def retrieve_invoice(request: Request, invoice_id: str) -> InvoiceObject:
     """Retrieves an invoice with its lines, payments and credit notes."""
-    tenant_id, invoices = await _asking(request)
+    tenant_id, invoices = await _authorize(request)
     return invoice_object(await invoices.find(tenant_id, invoice_id))
 
 
@@ -109,7 +109,7 @@ async def retrieve_invoice(request: Request, invoice_id: str) -> InvoiceObject:
 @fails_with(InvoiceNotFound("inv_1"))
 async def retrieve_invoice_pdf(request: Request, invoice_id: str) -> Response:
     """Retrieves an invoice as a PDF."""
-    tenant_id, invoices = await _asking(request)
+    tenant_id, invoices = await _authorize(request)
     return await _document(await invoices.find(tenant_id, invoice_id))
 
 
@@ -137,7 +137,7 @@ async def list_credits(request: Request, query: Paged) -> Page[CreditObject]:
     return page([_credit(one) for one in found], query.limit)
 
 
-async def _asking(request: Request) -> tuple[str, InvoiceService]:
+async def _authorize(request: Request) -> tuple[str, InvoiceService]:
     """Returns the tenant and the invoice service. Raises NotServing if this process has none."""
     caller = await authenticate(request, READ_BILLING)
     return caller.tenant_id, served(services_of(request).invoices, "Invoices")

@@ -9,9 +9,12 @@ from msgspec import Meta, Struct
 
 from api.body_fields import Body, Name
 from api.json_bodies import BodyDecoders, read_json
+from billing.notifications.addresses import URL
 from billing.notifications.events import EVENTS
 
-Url = Annotated[str, Meta(min_length=1, max_length=2000, extra_json_schema={"format": "webhook-url"})]
+Url = Annotated[
+    str, Meta(min_length=1, max_length=2000, extra_json_schema={"format": "uri", "pattern": rf"^{URL}$"})
+]
 EventName = Annotated[str, Meta(pattern=r"^[a-z_.]{1,64}$", extra_json_schema={"enum": [*EVENTS]})]
 Email = Annotated[str, Meta(max_length=254, pattern=r"^[!-?A-~]{1,64}@[!-?A-~]{1,189}$")]
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request
 
-from billing.reports.buckets import MAX_TIME
+from api.openapi.routing import texts_query
+from billing.reports.buckets import MAX_FILTER, MAX_TIME, MAX_VALUE_LEN
 
 Repeated = list[str] | None
 # Constraints for the OpenAPI document only: `billing.reports` checks them with error messages of its own.
@@ -27,6 +28,11 @@ def among(values: Iterable[str]) -> Any:
 def repeated(name: str, values: Iterable[str]) -> Any:
     """A parameter that comes any number of times, each time as one of `values`."""
     return Query(alias=f"{name}[]", json_schema_extra={"items": {"type": "string", "enum": [*values]}})
+
+
+def matching(name: str) -> Any:
+    """A parameter that comes any number of times: only usage with one of the values is reported."""
+    return texts_query(name, MAX_FILTER, maxLength=MAX_VALUE_LEN)
 
 
 def at_most(largest: int) -> Any:

@@ -66,16 +66,16 @@ _BODY = json_body("SpendAlertRequest")
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
+class _Caller:
     tenant_id: str
     actor: Actor
     alerts: SpendAlertService
 
 
-async def _asking(request: Request, needed: Permission) -> _Asking:
+async def _authorize(request: Request, needed: Permission) -> _Caller:
     caller = await authenticate(request, needed)
     alerts = served(services_of(request).spend_alerts, "Spend alerts")
-    return _Asking(caller.tenant_id, actor_of(request, caller), alerts)
+    return _Caller(caller.tenant_id, actor_of(request, caller), alerts)
 
 
 @router.get("/spend_alerts", operation_id="listSpendAlerts")
@@ -156,9 +156,9 @@ async def delete_project_alert(request: Request, project_id: str, alert_id: str)
 
 
 async def _list(request: Request, project_id: str | None, query: Paged) -> Page[SpendAlertObject]:
-    who = await _asking(request, READ_LIMITS)
-    found = await who.alerts.list(
-        who.tenant_id,
+    caller = await _authorize(request, READ_LIMITS)
+    found = await caller.alerts.list(
+        caller.tenant_id,
         project_id,
         after=query.after,
         limit=query.limit + 1,
@@ -168,29 +168,29 @@ async def _list(request: Request, project_id: str | None, query: Paged) -> Page[
 
 
 async def _create(request: Request, project_id: str | None) -> SpendAlertObject:
-    who = await _asking(request, WRITE_LIMITS)
+    caller = await _authorize(request, WRITE_LIMITS)
     threshold = await _read(request)
     with naming_fields():
-        return alert_object(await who.alerts.create(who.tenant_id, project_id, who.actor, threshold))
+        return alert_object(await caller.alerts.create(caller.tenant_id, project_id, caller.actor, threshold))
 
 
 async def _retrieve(request: Request, project_id: str | None, alert_id: str) -> SpendAlertObject:
-    who = await _asking(request, READ_LIMITS)
-    return alert_object(await who.alerts.get(who.tenant_id, project_id, alert_id))
+    caller = await _authorize(request, READ_LIMITS)
+    return alert_object(await caller.alerts.get(caller.tenant_id, project_id, alert_id))
 
 
 async def _update(request: Request, project_id: str | None, alert_id: str) -> SpendAlertObject:
-    who = await _asking(request, WRITE_LIMITS)
+    caller = await _authorize(request, WRITE_LIMITS)
     threshold = await _read(request)
     with naming_fields():
         return alert_object(
-            await who.alerts.update(who.tenant_id, project_id, alert_id, who.actor, threshold)
+            await caller.alerts.update(caller.tenant_id, project_id, alert_id, caller.actor, threshold)
         )
 
 
 async def _delete(request: Request, project_id: str | None, alert_id: str) -> DeletedObject:
-    who = await _asking(request, WRITE_LIMITS)
-    await who.alerts.delete(who.tenant_id, project_id, alert_id, who.actor)
+    caller = await _authorize(request, WRITE_LIMITS)
+    await caller.alerts.delete(caller.tenant_id, project_id, alert_id, caller.actor)
     return deleted(_object_of(project_id), alert_id)
 
 

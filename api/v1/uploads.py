@@ -27,13 +27,14 @@ from adapters.inspection import InspectionRefused
 from adapters.storage.errors import StorageUnavailable
 from adapters.storage.receiving import Received
 from api.authentication import WRITE_FILES, actor_of, authenticate
-from api.body_fields import Body
+from api.body_fields import FILENAME, Body
 from api.json_bodies import decode, read_json, unix
 from api.multipart import read_form
 from api.openapi.routing import Router, fails_with, form_body, json_body
 from api.services import services_of
 from api.v1.files import FileObject, file_object, refuse_declared
 from tenants.errors import AccountSuspended
+from tenants.validation import PRINTABLE
 
 router = Router(prefix="/v1/uploads", tags=["Uploads"], errors=(AccountSuspended(),))
 
@@ -47,9 +48,11 @@ class ExpiresAfter(Body, frozen=True, kw_only=True):
 
 class CreateUploadRequest(Body, frozen=True, kw_only=True):
     bytes: Annotated[int, Meta(ge=1, le=2**60)]
-    filename: Annotated[str, Meta(min_length=1, max_length=255)]
+    filename: Annotated[str, Meta(min_length=1, max_length=255, extra_json_schema=FILENAME)]
     """`adapter_model.safetensors`, `adapter_config.json`, or a name that ends in `.jsonl`."""
-    mime_type: Annotated[str, Meta(min_length=1, max_length=255, extra_json_schema={"format": "printable"})]
+    mime_type: Annotated[
+        str, Meta(min_length=1, max_length=255, extra_json_schema={"pattern": f"^{PRINTABLE}$"})
+    ]
     purpose: Literal["adapter", "calibration"]
     expires_after: ExpiresAfter | None = None
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Query, Request
+from fastapi import Request
 
 from api.authentication import READ_USAGE, authenticate
 from api.openapi.routing import Router
 from api.services import services_of
-from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, at_most, repeated
+from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, at_most, matching, repeated
 from billing.reports.buckets import USAGE_WIDTHS, BucketPage
 from billing.service import GROUP_BYS, UsageResult
 
@@ -29,11 +29,11 @@ async def completions(
     batch: bool | None = None,
     page: str | None = None,
     group_by: Annotated[Repeated, repeated("group_by", GROUP_BYS)] = None,
-    api_key_ids: Annotated[Repeated, Query(alias="api_key_ids[]")] = None,
-    models: Annotated[Repeated, Query(alias="models[]")] = None,
-    project_ids: Annotated[Repeated, Query(alias="project_ids[]")] = None,
-    user_ids: Annotated[Repeated, Query(alias="user_ids[]")] = None,
-    adapter_ids: Annotated[Repeated, Query(alias="adapter_ids[]")] = None,
+    api_key_ids: Annotated[Repeated, matching("api_key_ids")] = None,
+    models: Annotated[Repeated, matching("models")] = None,
+    project_ids: Annotated[Repeated, matching("project_ids")] = None,
+    user_ids: Annotated[Repeated, matching("user_ids")] = None,
+    adapter_ids: Annotated[Repeated, matching("adapter_ids")] = None,
 ) -> BucketPage[UsageResult]:
     """Reports how many tokens and requests were used, by minute, hour or day and by whatever `group_by`
     names.

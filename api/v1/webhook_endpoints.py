@@ -107,31 +107,31 @@ class WebhookDeliveryObject(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
+class _Caller:
     tenant_id: str
     actor: Actor
     webhooks: WebhookService
 
 
-async def _asking(request: Request, needed: Permission) -> _Asking:
+async def _authorize(request: Request, needed: Permission) -> _Caller:
     caller = await authenticate(request, needed)
     webhooks = served(services_of(request).webhooks, "Webhooks")
-    return _Asking(caller.tenant_id, actor_of(request, caller), webhooks)
+    return _Caller(caller.tenant_id, actor_of(request, caller), webhooks)
 
 
 @router.get("/webhook_event_types", operation_id="listWebhookEventTypes")
 async def list_event_types(request: Request) -> EventTypeList:
     """Lists the types of events that a webhook endpoint can receive."""
-    await _asking(request, READ_WEBHOOKS)
+    await _authorize(request, READ_WEBHOOKS)
     return {"object": "list", "data": list(EVENTS)}
 
 
 @router.get("/webhook_endpoints", operation_id="listWebhookEndpoints")
 async def list_endpoints(request: Request, query: Paged) -> Page[WebhookEndpointObject]:
     """Lists webhook endpoints."""
-    who = await _asking(request, READ_WEBHOOKS)
-    found = await who.webhooks.list(
-        who.tenant_id, after=query.after, limit=query.limit + 1, newest_first=query.newest_first
+    caller = await _authorize(request, READ_WEBHOOKS)
+    found = await caller.webhooks.list(
+        caller.tenant_id, after=query.after, limit=query.limit + 1, newest_first=query.newest_first
     )
     return page([endpoint_object(endpoint) for endpoint in found], query.limit)
 
@@ -144,11 +144,11 @@ async def list_endpoints(request: Request, query: Paged) -> Page[WebhookEndpoint
 @fails_with(TooManyEndpoints(16))
 async def create_endpoint(request: Request) -> SecretWebhookEndpointObject:
     """Creates a webhook endpoint. The response is the only one that has its signing secret."""
-    who = await _asking(request, WRITE_WEBHOOKS)
+    caller = await _authorize(request, WRITE_WEBHOOKS)
     body = await read_body(request, CreateWebhookEndpointRequest)
     with naming_fields():
-        endpoint, secret = await who.webhooks.create(
-            who.tenant_id, who.actor, name=body.name, url=body.url, event_types=body.event_types
+        endpoint, secret = await caller.webhooks.create(
+            caller.tenant_id, caller.actor, name=body.name, url=body.url, event_types=body.event_types
         )
     return {**endpoint_object(endpoint), "signing_secret": secret}
 
@@ -157,8 +157,8 @@ async def create_endpoint(request: Request) -> SecretWebhookEndpointObject:
 @fails_with(WebhookEndpointNotFound("whep_1"))
 async def retrieve_endpoint(request: Request, webhook_endpoint_id: str) -> WebhookEndpointObject:
     """Retrieves a webhook endpoint."""
-    who = await _asking(request, READ_WEBHOOKS)
-    return endpoint_object(await who.webhooks.get(who.tenant_id, webhook_endpoint_id))
+    caller = await _authorize(request, READ_WEBHOOKS)
+    return endpoint_object(await caller.webhooks.get(caller.tenant_id, webhook_endpoint_id))
 
 
 @router.post(
@@ -171,13 +171,13 @@ async def update_endpoint(request: Request, webhook_endpoint_id: str) -> Webhook
     """Updates a webhook endpoint, and enables it if it was disabled. Fields that are left out stay as they
     are.
     """
-    who = await _asking(request, WRITE_WEBHOOKS)
+    caller = await _authorize(request, WRITE_WEBHOOKS)
     body = await read_body(request, UpdateWebhookEndpointRequest)
     with naming_fields():
-        endpoint = await who.webhooks.update(
-            who.tenant_id,
+        endpoint = await caller.webhooks.update(
+            caller.tenant_id,
             webhook_endpoint_id,
-            who.actor,
+            caller.actor,
             name=body.name,
             url=body.url,
             event_types=body.event_types,
@@ -189,8 +189,8 @@ async def update_endpoint(request: Request, webhook_endpoint_id: str) -> Webhook
 @fails_with(WebhookEndpointNotFound("whep_1"))
 async def delete_endpoint(request: Request, webhook_endpoint_id: str) -> DeletedObject:
     """Deletes a webhook endpoint and its deliveries."""
-    who = await _asking(request, WRITE_WEBHOOKS)
-    await who.webhooks.delete(who.tenant_id, webhook_endpoint_id, who.actor)
+    caller = await _authorize(request, WRITE_WEBHOOKS)
+    await caller.webhooks.delete(caller.tenant_id, webhook_endpoint_id, caller.actor)
     return deleted("webhook_endpoint", webhook_endpoint_id)
 
 
@@ -202,10 +202,10 @@ async def delete_endpoint(request: Request, webhook_endpoint_id: str) -> Deleted
 @fails_with(WebhookEndpointNotFound("whep_1"))
 async def rotate_secret(request: Request, webhook_endpoint_id: str) -> SecretWebhookEndpointObject:
     """Creates a new signing secret. The response is the only one that has it."""
-    who = await _asking(request, WRITE_WEBHOOKS)
+    caller = await _authorize(request, WRITE_WEBHOOKS)
     body = await read_body(request, RotateWebhookSecretRequest)
-    endpoint, secret = await who.webhooks.rotate_secret(
-        who.tenant_id, webhook_endpoint_id, who.actor, keep_old=body.keep_old_secret_active_for_24_hours
+    endpoint, secret = await caller.webhooks.rotate_secret(
+        caller.tenant_id, webhook_endpoint_id, caller.actor, keep_old=body.keep_old_secret_active_for_24_hours
     )
     return {**endpoint_object(endpoint), "signing_secret": secret}
 
@@ -218,10 +218,12 @@ async def rotate_secret(request: Request, webhook_endpoint_id: str) -> SecretWeb
 @fails_with(WebhookEndpointNotFound("whep_1"), EndpointUnreachable("no answer within 10 s"))
 async def test_endpoint(request: Request, webhook_endpoint_id: str) -> WebhookTestObject:
     """Sends a sample event now. If the endpoint answers well and was disabled, it is enabled."""
-    who = await _asking(request, WRITE_WEBHOOKS)
+    caller = await _authorize(request, WRITE_WEBHOOKS)
     body = await read_body(request, SampleEventRequest)
     with naming_fields():
-        status = await who.webhooks.test(who.tenant_id, webhook_endpoint_id, who.actor, body.event_type)
+        status = await caller.webhooks.test(
+            caller.tenant_id, webhook_endpoint_id, caller.actor, body.event_type
+        )
     return {
         "object": "webhook_endpoint.test",
         "webhook_endpoint_id": webhook_endpoint_id,
@@ -237,9 +239,9 @@ async def list_deliveries(
     request: Request, webhook_endpoint_id: str, query: Paged
 ) -> Page[WebhookDeliveryObject]:
     """Lists the deliveries of the last thirty days, those to come included."""
-    who = await _asking(request, READ_WEBHOOKS)
-    found = await who.webhooks.deliveries(
-        who.tenant_id,
+    caller = await _authorize(request, READ_WEBHOOKS)
+    found = await caller.webhooks.deliveries(
+        caller.tenant_id,
         webhook_endpoint_id,
         after=query.after,
         limit=query.limit + 1,
@@ -257,9 +259,9 @@ async def retry_delivery(
     request: Request, webhook_endpoint_id: str, delivery_id: str
 ) -> WebhookDeliveryObject:
     """Sends a delivery again, with the same `webhook-id`."""
-    who = await _asking(request, WRITE_WEBHOOKS)
+    caller = await _authorize(request, WRITE_WEBHOOKS)
     return delivery_object(
-        *await who.webhooks.retry(who.tenant_id, webhook_endpoint_id, delivery_id, who.actor)
+        *await caller.webhooks.retry(caller.tenant_id, webhook_endpoint_id, delivery_id, caller.actor)
     )
 
 

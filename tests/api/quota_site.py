@@ -105,7 +105,7 @@ async def quota_site(
         keys = KeyResolver(database, cache, SECRET)
         models = ModelResolver(database, cache, "sapling")
         prices = PriceBook(database, cache)
-        quotas = Quotas(redis_url, "test", seed=WindowUsage(database))
+        quotas = Quotas(redis_url, "test", read_usage=WindowUsage(database))
         for part in (keys, models, prices, quotas):
             await part.start()
             opened.push_async_callback(part.close)

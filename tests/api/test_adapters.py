@@ -23,7 +23,7 @@ from db.session import Database
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from tenants.actors import OPERATOR
-from tenants.key_service import KeyService, KeyTerms
+from tenants.key_service import KeyRestrictions, KeyService
 from tenants.plans import PlanChanges, PlanService
 from tenants.resolver import KeyResolver
 from tests.api.fakes import FakeEngine, FakePrices, FakeQuotas
@@ -369,7 +369,9 @@ async def test_scopes(site: Site) -> None:
     keys = KeyService(site.place.database, site.place.redis, SECRET)
     made = await site.create()
     for scope, status in (("adapters.read", 403), ("adapters.write", 200)):
-        key = await keys.create(site.place.tenants[0], scope, OPERATOR, terms=KeyTerms(frozenset({scope})))
+        key = await keys.create(
+            site.place.tenants[0], scope, OPERATOR, restrictions=KeyRestrictions(frozenset({scope}))
+        )
         headers = {"authorization": f"Bearer {key.plaintext}"}
         path = f"/v1/adapters/{made.json()['id']}"
         answer = await site.ours.post(path, json={"description": "new"}, headers=headers)

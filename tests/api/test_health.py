@@ -179,4 +179,7 @@ async def test_no_label_names_a_key_a_tenant_or_an_adapter(client: httpx.AsyncCl
         assert name not in text
     labels = set(re.findall(r'(\w+)="', "\n".join(line for line in text.split("\n") if "rootstock_" in line)))
     device = {"device", "quantization", "kv_dtype"}
-    assert labels <= {"service_tier", "outcome", "kind", "code", "method", "route", "status", "le"} | device
+    assert (
+        labels
+        <= {"service_tier", "outcome", "kind", "code", "result", "method", "route", "status", "le"} | device
+    )

@@ -15,7 +15,7 @@ from billing.rates import Rate
 from db.session import Database
 from engine.protocol import Usage
 from tenants.actors import OPERATOR
-from tenants.key_terms import KeyTerms
+from tenants.key_restrictions import KeyRestrictions
 from tests.api.everything import Everything, everything
 from tests.support import booked
 from tokenization.codec import TextCodec
@@ -116,7 +116,7 @@ async def _permissions(place: Everything) -> None:
         "narrow",
         OPERATOR,
         kind="admin",
-        terms=KeyTerms(scopes=frozenset({"usage.read"})),
+        restrictions=KeyRestrictions(scopes=frozenset({"usage.read"})),
     )
     transport = httpx.ASGITransport(place.app)
     headers = {"authorization": f"Bearer {made.plaintext}"}

@@ -43,6 +43,8 @@ FIELDS_NOT_IDS = {
     "model_ids",  # the same, of a project
     "base_model",  # the base, which everybody has
     "part_ids",  # of the upload in the path
+    "createChatCompletion.id",  # of a call in the request's own messages
+    "tool_call_id",  # the same
 }
 
 ALERT = {"currency": "USD", "interval": "month", "threshold_amount": 100}

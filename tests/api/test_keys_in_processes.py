@@ -13,7 +13,7 @@ import redis.asyncio
 
 from db.session import Database
 from tenants.actors import OPERATOR
-from tenants.key_terms import KeyTerms
+from tenants.key_restrictions import KeyRestrictions
 from tenants.service import account_services
 from tests.api.test_process import SECRET, Processes, processes  # noqa: F401  the fixture
 from tests.support.waiting import eventually
@@ -50,8 +50,8 @@ async def test_addresses_revocation_and_secrets_in_two_processes(
     accounts = account_services(database, redis_client, SECRET)
     tenant = await accounts.tenants.create_tenant("acme")
     admin = await accounts.keys.create(tenant.id, "admin", OPERATOR, kind="admin")
-    near = KeyTerms(networks=("203.0.113.0/24",))
-    bound = await accounts.keys.create(tenant.id, "office", OPERATOR, terms=near)
+    near = KeyRestrictions(networks=("203.0.113.0/24",))
+    bound = await accounts.keys.create(tenant.id, "office", OPERATOR, restrictions=near)
     keys = [await accounts.keys.create(tenant.id, str(n), OPERATOR) for n in range(3)]
     port = processes.port
     processes.start(

@@ -1,12 +1,16 @@
 """The OpenAPI document against the server: schemathesis sends what the document allows and what it forbids.
 
 The same cases at each run; `ROOTSTOCK_TEST_EXAMPLES=thorough` sends ten times as many. Bodies of
-successes, errors and events are compared with the document's schemas, too.
+successes, errors and events are compared with the document's schemas, too. The stateful phase, which follows
+the document's links from what one request created to the next, runs as its users run it: by the command line.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +21,6 @@ import pytest
 import redis.asyncio
 import schemathesis
 import uvicorn
-from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
@@ -25,39 +28,16 @@ from schemathesis.specs.openapi.checks import ignored_auth, positive_data_accept
 from api.connections import connections_with
 from db.session import Database
 from tests.api.everything import Everything, everything
+from tests.support.beyond_schema import is_beyond_a_schema
 from tests.support.examples import examples
 from tests.support.waiting import until
 from tokenization.codec import TextCodec
 
 CASES = examples(2)
 """For each operation and kind: of what fits the document and of what does not."""
-FORMATS = {
-    "printable": st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_size=100),
-    "model-pattern": st.sampled_from(["sapling", "sapling:*", "sapling:one", "sapling:one@1"]),
-    "email": st.sampled_from(["a@b.example", "first.last+tag@example.com"]),
-    "cidr": st.sampled_from(["10.0.0.0/8", "192.0.2.1", "2001:db8::/32"]),
-    "web-origin": st.sampled_from(["https://app.example", "http://localhost:3000"]),
-    "printable-lines": st.sampled_from(["1 Main Street\nSpringfield"]),
-    "webhook-url": st.sampled_from(["https://hooks.example/", "https://hooks.example/a?b=c"]),
-}
-"""What the document's own formats mean."""
-BEYOND_A_SCHEMA = {
-    "after": "must be in the list",
-    "before": "must be in the list",
-    "page": "must be a page of this very report",
-    "end_time": "is compared with start_time, another parameter",
-    "limit": "of a report is bounded by bucket_width, another parameter",
-    "month": "must have begun",
-    "base_model": "must be the one that is served",
-    "version": "is compared with the one in the model's name",
-    "best_of": "is compared with n",
-    "logit_bias": "takes tokens of the vocabulary",
-    "file": "has its name outside of the form's schema",
-    "filename": "is no path and has no invisible characters, which patterns cannot name portably",
-    "expires_after[seconds]": "is digits in a form, where a schema's integer may be 3600.0",
-    "amount": "is bounded by the metric",
-}
-"""Parameters that are refused for what no schema says: each with why."""
+SCENARIOS = examples(20)
+"""Sequences of requests for each key."""
+ROOT = Path(__file__).resolve().parents[2]
 ACCOUNT = ("/v1/organization", "/v1/sla", "/v1/webhook_")
 
 
@@ -98,12 +78,6 @@ def site(
         thread.join(20)
 
 
-@pytest.fixture(autouse=True)
-def formats() -> None:
-    for name, values in FORMATS.items():
-        schemathesis.openapi.format(name, values)
-
-
 def failures_of(operation: Any, mode: GenerationMode, keys: dict[str, str]) -> list[str]:
     """What schemathesis has against the answers to `CASES` requests of the operation."""
     found: dict[str, str] = {}
@@ -121,7 +95,7 @@ def failures_of(operation: Any, mode: GenerationMode, keys: dict[str, str]) -> l
     def send(case: schemathesis.Case) -> None:
         response = case.call(headers={"authorization": authorization}, timeout=30)
         excluded = [ignored_auth]  # of every route by a test of its own
-        if response.status_code in (400, 415) and response.json()["error"]["param"] in BEYOND_A_SCHEMA:
+        if is_beyond_a_schema(case, response):
             excluded.append(positive_data_acceptance)
         try:
             case.validate_response(response, excluded_checks=excluded)
@@ -150,3 +124,22 @@ def test_the_server_does_what_the_document_says(site: tuple[str, Everything]) ->
         for failure in failures_of(operation, mode, keys)
     ]
     assert failures == [], "\n".join(failures)
+
+
+@pytest.mark.parametrize("kind", ["admin", "inference"])
+def test_what_is_created_can_be_used_as_the_links_say(
+    site: tuple[str, Everything], kind: str, tmp_path: Path
+) -> None:
+    url, made = site
+    authorization = getattr(made.ours, kind).headers["authorization"]
+    command = [
+        *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
+        *("--header", f"Authorization: {authorization}", "--checks", "all", "--phases", "stateful"),
+        *("--max-examples", str(SCENARIOS), "--seed", "1", "--generation-database", "none", "--no-color"),
+    ]
+    environment = os.environ | {
+        "SCHEMATHESIS_HOOKS": "tests.support.beyond_schema",
+        "PYTHONPATH": str(ROOT),
+    }
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr

@@ -390,12 +390,12 @@ async def test_headers_that_name_the_key_s_own_are_fine_and_others_are_not(site:
 
 async def test_a_key_s_list_of_models_is_kept_to_and_shown(site: Site) -> None:
     from tenants.actors import OPERATOR
-    from tenants.key_service import KeyService, KeyTerms
+    from tenants.key_service import KeyRestrictions, KeyService
     from tests.api.quota_site import SECRET
 
     keys = KeyService(site.database, site.redis, SECRET)
     made = await keys.create(
-        site.tenant_id, "narrow", OPERATOR, terms=KeyTerms(models=frozenset({"sapling:pirate"}))
+        site.tenant_id, "narrow", OPERATOR, restrictions=KeyRestrictions(models=frozenset({"sapling:pirate"}))
     )
     headers = {"authorization": f"Bearer {made.plaintext}"}
     answer = await site.client.post("/v1/chat/completions", json=CHAT, headers=headers)

@@ -137,6 +137,7 @@ def test_a_connection_that_sends_nothing_is_closed(impatient: Served) -> None:
         assert opened.recv(1) == b""
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize("asked_before", [False, True])
 def test_a_head_that_dribbles_is_refused(impatient: Served, asked_before: bool) -> None:
     with connection(impatient) as opened:

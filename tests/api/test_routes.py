@@ -18,6 +18,7 @@ from tests.api.fakes import ADMIN_KEY, CONTEXT, KEY, RESTRICTED_KEY, Script
 from tests.support.speed import awaited_times_as_long, calls_of_nothing
 
 USER = {"role": "user", "content": "Hello there"}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 async def chat(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
@@ -131,7 +132,7 @@ async def test_a_prompt_counted_token_by_token_gives_the_exact_number(
         ("chat/completions", {"logit_bias": {"480": 1}}, "invalid_value", "logit_bias"),
         ("chat/completions", {"stop_token_ids": [480]}, "invalid_value", "stop_token_ids"),
         ("chat/completions", {"max_tokens": 2, "min_tokens": 3}, "invalid_value", "min_tokens"),
-        ("chat/completions", {"tools": [{}]}, "unsupported_parameter", "tools"),
+        ("chat/completions", {"tools": [TOOL]}, "unsupported_parameter", "tools"),
         ("completions", {"prompt": [480]}, "invalid_value", "prompt"),
         ("completions", {"prompt": ["a", 3]}, "invalid_value", "prompt"),
         ("completions", {"prompt": ["a"] * 129}, "invalid_value", "prompt"),

@@ -65,25 +65,25 @@ def test_what_is_not_offered_is_refused_by_name(field: str, value: Any) -> None:
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 IMAGE = {"image_url": {"url": "data:"}, "type": "image_url"}
 
 
 @pytest.mark.parametrize(
     ("fields", "param", "feature"),
     [
-        ({"tools": [CALL]}, "tools", "Tools are not supported yet"),
-        ({"tool_choice": "required"}, "tool_choice", "Tools are not supported yet"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "Structured outputs are not"),
+        ({"functions": [{"name": "f"}]}, "functions", "Functions in the form that preceded 'tools' are not"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "Only 'none' and 'auto' are supported"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+            "tools[0].function.strict",
+            "Strict functions are not supported yet",
+        ),
         ({"reasoning_effort": "low"}, "reasoning_effort", "Reasoning is not supported yet"),
         (
-            {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]},
-            "messages[1].tool_calls",
-            "Tools are not supported yet",
-        ),
-        (
-            {"messages": [{"tool_call_id": "c", "role": "tool", "content": "x"}]},
-            "messages[0].role",
-            "Tools are not supported yet",
+            {"messages": [USER, {"role": "function", "name": "f", "content": "x"}]},
+            "messages[1].role",
+            "Functions in the form that preceded 'tools' are not",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}]},

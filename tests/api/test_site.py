@@ -200,7 +200,8 @@ async def test_examples_of_the_reference_are_taken(client: httpx.AsyncClient) ->
     for path in ("/v1/chat/completions", "/v1/completions"):
         body = re.search(r"-d '(.*)'", examples[path])
         assert body is not None
-        assert (await client.post(path, json=json.loads(body[1]))).status_code == 200
+        answer = await client.post(path, json=json.loads(body[1]))
+        assert answer.status_code == 200, (body[1], answer.text)
 
 
 def test_fields_of_the_reference_are_those_of_the_schema() -> None:

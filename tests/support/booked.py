@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from billing.charges import CALIBRATION, STORAGE, ChargeBook, Due
+from billing.charges import CALIBRATION, STORAGE, ChargeBook, DueCharge
 from billing.folding import fold, measure
 from billing.rates import RATE_LABEL, Rate
 from billing.repository import LedgerWriter
@@ -82,7 +82,7 @@ async def charge(
     database: Database, tenant: str, number: int, kind: str, at: int, quantity: int, cost: int
 ) -> str:
     reference = "adp_a@1" if kind == STORAGE else f"job_{number}"
-    due = Due(
+    due = DueCharge(
         f"{kind}:{tenant}:{number}",
         tenant,
         kind,

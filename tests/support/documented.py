@@ -89,11 +89,9 @@ class _Document:
             return
         schema = content[media_type].get("schema", {})
         if media_type == "text/event-stream":
-            schema = schema["properties"]["data"]["contentSchema"]
+            schema = schema["properties"]["data"]["anyOf"][0]["contentSchema"]
         for value in _values(media_type, body):
-            is_error = set(value) == {"error"}  # the last event of a stream that broke off
-            wanted = {"$ref": "#/components/schemas/Error"} if is_error else schema
-            error = next(self._validator(wanted).iter_errors(value), None)
+            error = next(self._validator(schema).iter_errors(value), None)
             if error is not None:
                 yield f"{error.message} at {error.instance_path}"
 

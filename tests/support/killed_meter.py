@@ -33,7 +33,7 @@ class KilledMeter(JournalMeter):
     instant = ""
     num_batches = 0
 
-    async def _settle(self, entries: Sequence[metering.Entry], drained: metering.Drained) -> None:
+    async def _settle(self, entries: Sequence[metering.Entry], drained: metering.DrainResult) -> None:
         self.num_batches += 1
         if self.num_batches == 2 and self.instant == "taken":
             die()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from adapters.storage import S3Store
+from adapters.storage import AccessKey, RetryPolicy, S3Store
 
 BUCKET = "rootstock"
 
@@ -48,12 +48,8 @@ class S3Server:
             prefix,
             scratch=scratch,
             endpoint=self.endpoint,
-            access_key_id="test",
-            secret_access_key="test",
-            timeout=10,
-            connect_timeout=1,
-            retries=retries,
-            retry_timeout=3,
+            access_key=AccessKey("test", "test"),
+            retry_policy=RetryPolicy(timeout=10, connect_timeout=1, retries=retries, retry_timeout=3),
         )
 
     def kill(self) -> None:

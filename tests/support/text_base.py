@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,28 @@ _CORPUS = [
 ]
 
 
-def write_base(folder: Path, template: str | None = TEMPLATE) -> Path:
+TOOL_TEMPLATE = (
+    "{{ bos_token }}{% if tools %}<|system|>Tools: {{ tools | tojson }}<|end|>{% endif %}"
+    "{% for message in messages %}<|{{ message.role if message.role != 'tool' else 'user' }}|>"
+    "{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}{% if message.role == 'tool' %} of {{ message.name }} {{ message.tool_call_id }}"
+    "{% endif %}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Takes tools, in the format of Hermes."""
+
+
+def write_base(folder: Path, template: str | None = TEMPLATE, more_special: Sequence[str] = ()) -> Path:
     """A base model's directory without a model: a byte-level BPE tokenizer of some 500 tokens and its
-    template.
+    template. `more_special`: further special tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=480,
-        special_tokens=SPECIAL,
+        special_tokens=[*SPECIAL, *more_special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
