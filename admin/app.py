@@ -22,6 +22,7 @@ from admin.overview.routes import OverviewRoutes
 from admin.playground.routes import PlaygroundRoutes
 from admin.projects.routes import ProjectRoutes
 from admin.projects.service_account_routes import ServiceAccountRoutes
+from admin.search.routes import SearchRoutes
 from admin.service_levels.routes import ServiceLevelRoutes
 from admin.services import AdapterServices, BillingServices, ConsoleServices, ErrorMapping
 from admin.sign_in.join_routes import JoinRoutes
@@ -44,6 +45,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
     app = Starlette(
         routes=[
             *OverviewRoutes(console, services).routes(),
+            *SearchRoutes(console, services).routes(),
             *SignInRoutes(console, services).routes(),
             *UploadRoutes(console, services).routes(),
             *AdapterRoutes(console, services).routes(),

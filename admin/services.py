@@ -37,6 +37,7 @@ from tenants.accounts import UserAccounts
 from tenants.context import KeyKind
 from tenants.object_names import NameService
 from tenants.quotas import Quotas
+from tenants.refusals.service import RefusedRequests
 from tenants.service import AccountServices
 
 
@@ -113,6 +114,7 @@ class ConsoleServices:
     models: ModelResolver
     playground: Playground
     sla: SlaReports
+    refused: RefusedRequests
     billing: BillingServices
     operation: OperatorServices
     """Services of the operator's pages."""

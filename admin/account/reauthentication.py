@@ -51,12 +51,12 @@ class Reauthentication:
 
 
 async def redirect_with_new_session(
-    console: Console, request: Request, principal: Principal, path: str, said: str
+    console: Console, request: Request, principal: Principal, path: str, message: str
 ) -> Response:
     """Redirects with a message, in a new session; ends all other sessions of the user."""
     opened = await console.sessions.renew(principal.opened)
     await console.sessions.end_of_user(principal.account.user_id, but=opened.id)
-    await console.sessions.set_flash(opened, said)
+    await console.sessions.set_flash(opened, message)
     response = console.redirect(request, path)
     security.set_session(request, response, opened.id)
     return response

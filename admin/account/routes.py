@@ -79,8 +79,8 @@ class AccountRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             return await self._page(request, principal, {}, errors, status)
-        said = "Password changed. You've been signed out on all other devices."
-        return await redirect_with_new_session(self._console, request, principal, "/account", said)
+        message = "Password changed. You've been signed out on all other devices."
+        return await redirect_with_new_session(self._console, request, principal, "/account", message)
 
     async def unbind(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
         await self._identities.unbind(
@@ -95,8 +95,8 @@ class AccountRoutes:
         ended = await self._console.sessions.end_of_user(
             principal.account.user_id, handle=handle, but=principal.opened.id
         )
-        said = "Session signed out." if ended else "This session had already ended."
-        return await self._console.redirect_with_message(request, principal, "/account", said)
+        message = "Session signed out." if ended else "This session had already ended."
+        return await self._console.redirect_with_message(request, principal, "/account", message)
 
     async def end_others(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
         await self._credentials.end_sessions(principal.account)
@@ -112,10 +112,10 @@ class AccountRoutes:
         errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
-        shown = await self._pages.gather(principal.account, principal.opened)
-        connected = {one.provider for one in shown.identities}
+        account_page = await self._pages.gather(principal.account, principal.opened)
+        connected = {one.provider for one in account_page.identities}
         context: dict[str, Any] = {
-            "page": shown,
+            "page": account_page,
             "fields": {"name": fields.get("name", principal.account.name)},
             "errors": errors,
             "providers": [(one.name, one.title) for one in self._providers if one.title not in connected],

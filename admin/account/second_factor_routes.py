@@ -77,8 +77,8 @@ class SecondFactorRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, ("confirm",), self._error_mapping)
             return await self._about(request, principal, errors, status)
-        said = "Two-factor authentication disabled."
-        return await redirect_with_new_session(self._console, request, principal, "/account", said)
+        message = "Two-factor authentication disabled."
+        return await redirect_with_new_session(self._console, request, principal, "/account", message)
 
     async def _counted(
         self, request: Request, principal: Principal, form: dict[str, str], use: Any

@@ -13,8 +13,8 @@ from adapters.jobs.repository import OPEN
 from adapters.jobs.service import CANCELLED, JobService
 from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
+from adapters.regression import Regression, regression_of
 from admin import formatting
-from admin.adapters.regression import Regression, regression_of
 from admin.badge import Badge
 from admin.web.sorting import Column, Heading, Sort, headings, sort_rows
 
@@ -140,6 +140,8 @@ class AdapterDetail:
     state: Badge
     works: list[Work]
     versions: list[VersionRow]
+    rollback_regression: Regression | None
+    """Of the previous version beside the active one."""
     has_more_versions: bool
     refusal: Refusal | None
     events: list[AdapterEvent]
@@ -196,6 +198,7 @@ class AdaptersPage:
         )
         works = [work_of(job) for job in jobs if job.status in OPEN]
         active = next((one for one in versions if one.version == row.active_version), None)
+        previous = next((one for one in versions if one.version == row.previous_version), None)
         paused = {work.version for work in works if work.is_paused}
         state = state_of(row, shown.version)
         if shown.version is not None and shown.version.version in paused and state.tone == "busy":
@@ -206,6 +209,7 @@ class AdaptersPage:
             state=state,
             works=works,
             versions=[_version_row(one, active, one.version in paused) for one in versions[:MAX_VERSIONS]],
+            rollback_regression=None if previous is None else regression_of(previous, active),
             has_more_versions=len(versions) > MAX_VERSIONS,
             refusal=_refusal(versions[0]) if versions else None,
             events=_once(events[:EVENTS]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import overload
 
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -14,6 +15,7 @@ from starlette.routing import Route
 
 from adapters.model_names import ADAPTER_ID
 from admin import snippets
+from admin.adapters.comparison_page import ComparisonPage
 from admin.adapters.page import COLUMNS, AdaptersPage
 from admin.adapters.version_page import VersionPage
 from admin.services import ConsoleServices
@@ -42,6 +44,7 @@ class AdapterRoutes:
         self._console = console
         self._services = services.adapters
         self._list = AdaptersPage(services.adapters.catalogue, services.adapters.jobs)
+        self._comparison = ComparisonPage(services.adapters.catalogue)
         self._version = VersionPage(
             services.adapters.catalogue, services.adapters.jobs, services.adapters.reports
         )
@@ -52,6 +55,7 @@ class AdapterRoutes:
             self._page("/adapters", self.show_list),
             self._page(adapter, self.show),
             self._page(f"{adapter}/live", self.show_live),
+            self._page(f"{adapter}/compare", self.compare),
             self._page(version, self.show_version, middleware=_COMPRESSED),
             self._page(f"{version}/report.json", self.download_report, middleware=_COMPRESSED),
             self._action(f"{adapter}/rollback", self.rollback),
@@ -114,6 +118,15 @@ class AdapterRoutes:
             request, "adapter_version.html", principal=principal, section="adapters", page=shown
         )
 
+    async def compare(self, request: Request, principal: TenantUser) -> Response:
+        """Two versions beside each other, by the numbers `left` and `right` of the query."""
+        left, right = (_number(request.query_params.get(name)) for name in ("left", "right"))
+        adapter = request.path_params["adapter"]
+        shown = await self._comparison.gather(principal.tenant_id, adapter, left, right)
+        return self._console.render(
+            request, "adapter_compare.html", principal=principal, section="adapters", page=shown
+        )
+
     async def download_report(self, request: Request, principal: TenantUser) -> Response:
         adapter, number = _version_of(request)
         document = await self._version.document(principal.tenant_id, adapter, number)
@@ -126,9 +139,14 @@ class AdapterRoutes:
     # Actions ----------------------------------------------------------------------------------------------
 
     async def rollback(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
-        await self._services.adapters.rollback(
-            principal.tenant_id, request.path_params["adapter"], by=principal.acting(request)
-        )
+        """Asks as `activate` does if the previous version measured worse."""
+        adapter = request.path_params["adapter"]
+        previous = (await self._services.catalogue.get(principal.tenant_id, adapter)).adapter.previous_version
+        if previous is not None:
+            refusal = await self._refuse_regression(request, principal, form, adapter, previous)
+            if refusal is not None:
+                return refusal
+        await self._services.adapters.rollback(principal.tenant_id, adapter, by=principal.acting(request))
         return await self._back(request, principal, "Rolled back. New requests use the previous version.")
 
     async def disable(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
@@ -161,15 +179,24 @@ class AdapterRoutes:
     async def activate(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         """A version that measured worse than the active one only if the form says that this is intended."""
         adapter, number = _version_of(request)
-        found = await self._version.regression(principal.tenant_id, adapter, number)
-        if found is not None and form.get("accept_regression") != str(found.active_version):
-            said = f"Not activated: version {number} measured worse than version {found.active_version}."
-            place = f"/adapters/{adapter}/versions/{number}"
-            return await self._console.redirect_with_message(request, principal, place, said)
+        refusal = await self._refuse_regression(request, principal, form, adapter, number)
+        if refusal is not None:
+            return refusal
         await self._services.adapters.activate(
             principal.tenant_id, adapter, number, by=principal.acting(request)
         )
         return await self._back(request, principal, f"Version {number} is now active.")
+
+    async def _refuse_regression(
+        self, request: Request, principal: TenantUser, form: dict[str, str], adapter: str, number: int
+    ) -> Response | None:
+        """Leads to the version's page, which shows the difference and asks, unless the form accepts it."""
+        found = await self._version.regression(principal.tenant_id, adapter, number)
+        if found is None or form.get("accept_regression") == str(found.active_version):
+            return None
+        said = f"Not activated: version {number} measured worse than version {found.active_version}."
+        place = f"/adapters/{adapter}/versions/{number}"
+        return await self._console.redirect_with_message(request, principal, place, said)
 
     async def disable_version(
         self, request: Request, principal: TenantUser, form: dict[str, str]
@@ -210,7 +237,17 @@ class AdapterRoutes:
 
 def _version_of(request: Request) -> tuple[str, int]:
     """Raises `HTTPException` for what is no number of a version."""
-    number = request.path_params["version"]
-    if _NUMBER.fullmatch(number) is None:
+    return request.path_params["adapter"], _number(request.path_params["version"])
+
+
+@overload
+def _number(written: str) -> int: ...
+@overload
+def _number(written: str | None) -> int | None: ...
+def _number(written: str | None) -> int | None:
+    """Raises `HTTPException` for what is no number of a version."""
+    if written is None:
+        return None
+    if _NUMBER.fullmatch(written) is None:
         raise HTTPException(404, "This version doesn't exist.")
-    return request.path_params["adapter"], int(number)
+    return int(written)

@@ -23,10 +23,10 @@ from adapters.jobs.repository import OPEN
 from adapters.jobs.service import JobService
 from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
+from adapters.regression import Regression, regression_of
 from adapters.reports import ReportReader
 from admin import formatting
 from admin.adapters.page import MAX_JOBS, Work, version_state, work_of
-from admin.adapters.regression import Regression, regression_of
 from admin.badge import Badge
 from telemetry.svg import without_style
 

@@ -34,9 +34,9 @@ class AuditRoutes:
     async def show_log(self, request: Request, principal: TenantUser) -> Response:
         given = {name: request.query_params.get(name, "") for name in log.FIELDS}
         after = request.query_params.get("after")
-        errors, status, shown = form_errors.NO_ERRORS, 200, Entries([], None)
+        errors, status, entries = form_errors.NO_ERRORS, 200, Entries([], None)
         try:
-            shown = await self._audit.gather(principal.tenant_id, log.read_filter(given), after)
+            entries = await self._audit.gather(principal.tenant_id, log.read_filter(given), after)
         except form_errors.FieldError as error:
             errors, status = form_errors.FormErrors({error.field: error.message}), 422
         chosen = {name: value for name, value in given.items() if value}
@@ -44,7 +44,7 @@ class AuditRoutes:
             request,
             principal,
             status,
-            page=shown,
+            page=entries,
             fields=given,
             errors=errors,
             is_filtered=bool(chosen),

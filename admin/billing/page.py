@@ -11,7 +11,8 @@ from admin.amounts import read_dollars
 from admin.badge import Badge
 from admin.charts import layout
 from admin.charts.layout import Chart, Point, Series
-from admin.invoices.page import LineRow, cents, exact, line_row, month_words
+from admin.invoices.lines import LineGroup, exact, groups_of, rounded
+from admin.invoices.page import cents, month_words
 from admin.web.form_errors import FieldError
 from billing.invoices.accounts import DETAILS, BillingAccountView
 from billing.invoices.credits import Balance, CreditService
@@ -98,8 +99,9 @@ class Billing:
     forecast: str | None
     """None: it is too early to say."""
     forecast_note: str
-    lines: list[LineRow]
+    lines: list[LineGroup]
     total: str
+    exact_total: str
     chart: Chart
     is_prepaid: bool
     balance: str
@@ -148,8 +150,9 @@ class BillingPage:
                 used + rest if is_prepaid else expected
             ),
             forecast_note=f"Based on the last {PACE_DAYS} days",
-            lines=[line_row(line) for line in preview.lines],
-            total=exact(preview.total),
+            lines=groups_of(preview.lines),
+            total=rounded(preview.total),
+            exact_total=exact(preview.total),
             chart=_chart(own, month, root),
             is_prepaid=is_prepaid,
             balance=formatting.usd(balance.amount),

@@ -249,17 +249,17 @@ def _chart(
     slot = 100 / max(1, len(points))
     spots, rows = [], []
     for at, point in enumerate(points):
-        said = [(one.tone, one.name, unit.exact(one.values[at])) for one in series]
+        values = [(one.tone, one.name, unit.exact(one.values[at])) for one in series]
         total = [] if totals is None else [("", "Total", unit.exact(totals[at]))]
-        rows.append([point.title, *(value for *_, value in said), *(value for *_, value in total)])
+        rows.append([point.title, *(value for *_, value in values), *(value for *_, value in total)])
         # Of many, those that are something: the table has them all.
-        shown = [row for row, one in zip(said, series, strict=True) if len(said) <= 4 or one.values[at]]
+        tips = [row for row, one in zip(values, series, strict=True) if len(values) <= 4 or one.values[at]]
         spots.append(
             Spot(
                 round(slot * at, 3),
                 round(slot, 3),
                 point.title,
-                shown[:_TIP_ROWS] + (total if len(shown) > 1 else []),
+                tips[:_TIP_ROWS] + (total if len(tips) > 1 else []),
                 point.href,
             )
         )

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from functools import lru_cache
-from urllib.parse import urlencode
 
 from admin import formatting
 from admin.badge import Badge
-from billing.invoices.lines import Line
+from admin.invoices.lines import LineGroup, exact, groups_of, rounded
 from billing.invoices.service import InvoiceService
 from billing.invoices.verification import Finding, InvoiceVerification
-from billing.invoices.views import InvoiceView, dollars, note_name
+from billing.invoices.views import InvoiceView, note_name
 from billing.months import month_of
 from billing.rates import MICRO_USD_PER_CENT
 
 PAGE = 24
-_OF_LEDGER = ("usage", "storage", "calibration")
 _SETTLEMENTS = {"due": "Amount due reduced", "credit": "Credited to your balance", "refund": "Refunded"}
 
 
@@ -44,19 +41,12 @@ class InvoiceList:
 
 
 @dataclass(frozen=True)
-class LineRow:
-    text: str
-    quantity: str
-    amount: str
-    href: str | None
-    """Below the console's root: where the rows behind it are."""
-
-
-@dataclass(frozen=True)
 class Sums:
     """From the sum of the lines to what is left to pay."""
 
+    subtotal: str
     exact: str
+    """The subtotal with all six decimals."""
     total: str
     carried: str | None
     corrections: list[tuple[str, datetime, str]]
@@ -71,8 +61,8 @@ class Shown:
     view: InvoiceView
     month: str
     state: Badge
-    lines: list[LineRow]
-    late: list[LineRow]
+    lines: list[LineGroup]
+    late: list[LineGroup]
     """For months before."""
     sums: Sums
     customer: list[str]
@@ -144,8 +134,8 @@ def shown(view: InvoiceView) -> Shown:
         view=view,
         month=month_words(view.month),
         state=state_of(view),
-        lines=[line_row(line) for line in view.lines if line.month >= view.month],
-        late=[line_row(line) for line in view.lines if line.month < view.month],
+        lines=groups_of(line for line in view.lines if line.month >= view.month),
+        late=groups_of(line for line in view.lines if line.month < view.month),
         sums=_sums(view),
         customer=_party(view.customer),
         seller=_party(view.seller),
@@ -160,47 +150,12 @@ def state_of(view: InvoiceView) -> Badge:
     return Badge("Overdue", "bad") if view.due_at < datetime.now(UTC) else Badge("Open", "warn")
 
 
-def line_row(line: Line) -> LineRow:
-    return LineRow(line.description, _quantity(line), exact(line.amount), usage_link(line))
-
-
-def usage_link(line: Line) -> str | None:
-    """Where the usage that a line is of is shown: the month's, of its model and class."""
-    if line.kind not in _OF_LEDGER:
-        return None
-    details = line.details if line.kind == "usage" else {}
-    return _usage_link(line.month, details.get("model", ""), details.get("service_tier", ""))
-
-
-@lru_cache(maxsize=4096)
-def _usage_link(month: date, model: str, tier: str) -> str:
-    """Lines of input, cached input and output have one: escaping it takes longer than all else of a line."""
-    fields = {"month": f"{month:%Y-%m}", "show": "cost", "model": model, "tier": tier}
-    return f"/usage?{urlencode({name: value for name, value in fields.items() if value})}"
-
-
-def exact(amount: int) -> str:
-    """With all six places, as on the PDF: so that a column of them can be added up by eye."""
-    return f"{'−' if amount < 0 else ''}${dollars(abs(amount))}"
-
-
 def month_words(month: date) -> str:
     return f"{month:%B %Y}"
 
 
 def cents(amount: int) -> str:
     return formatting.usd(amount * MICRO_USD_PER_CENT)
-
-
-def _quantity(line: Line) -> str:
-    quantity = line.details.get("quantity")
-    if quantity is None:
-        return ""
-    if line.kind == "storage":
-        return f"{formatting.short(quantity / 10**9)} GB-days"
-    if line.kind == "calibration":
-        return f"{quantity:,} {'job' if quantity == 1 else 'jobs'}"
-    return f"{quantity:,}".replace("-", "−")
 
 
 def _sums(view: InvoiceView) -> Sums:
@@ -214,6 +169,7 @@ def _sums(view: InvoiceView) -> Sums:
         for one in view.payments
     ]
     return Sums(
+        subtotal=rounded(view.total),
         exact=exact(view.total),
         total=cents(view.total_cents),
         carried=formatting.usd(view.carried_out) if view.carried_out else None,

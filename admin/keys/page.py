@@ -12,7 +12,7 @@ from admin.badge import Badge
 from admin.web.form_errors import FieldError
 from admin.web.sorting import Column, Heading, Sort, headings, sort_rows
 from tenants.context import KeyKind
-from tenants.key_service import KEEP, KeyChanges, KeyService, KeyTerms, ShownKey
+from tenants.key_service import KEEP, KeyChanges, KeyRestrictions, KeyService, ShownKey
 from tenants.models import ApiKey, Project, User
 from tenants.projects.service import ProjectService
 
@@ -103,14 +103,14 @@ class KeysPage:
         self._keys = keys
         self._projects = projects
 
-    async def shown(
+    async def index(
         self, tenant_id: str, after: str | None, *, with_revoked: bool, sort: Sort | None = None
     ) -> KeyList:
         """Newest first, in pages; sorted, they come in one. Raises DatabaseUnavailable."""
         limit = PAGE if sort is None else MAX_SORTED
         found = await self._keys.list(tenant_id, with_revoked=with_revoked, after=after, limit=limit + 1)
         names = await self._names(tenant_id)
-        rows = [row_of(shown, names) for shown in found[:limit]]
+        rows = [row_of(one, names) for one in found[:limit]]
         has_more = len(found) > limit
         if sort is None:
             return KeyList(headings(COLUMNS, sort), rows, None, rows[-1].id if has_more else None)
@@ -150,9 +150,9 @@ def scope_words(scope: str) -> str:
     return f"{'Manage' if verb == 'write' else 'View'} {_THINGS.get(thing, thing)}"
 
 
-def read_terms(form: Mapping[str, str], scopes: Collection[str]) -> KeyTerms:
+def read_restrictions(form: Mapping[str, str], scopes: Collection[str]) -> KeyRestrictions:
     """What the form asks for; `scopes` are those of the key's kind. Raises Refused."""
-    return KeyTerms(
+    return KeyRestrictions(
         scopes=read_scopes(form, scopes),
         models=frozenset(_pieces(form.get("models", ""))),
         networks=tuple(_pieces(form.get("networks", ""))),
@@ -161,27 +161,29 @@ def read_terms(form: Mapping[str, str], scopes: Collection[str]) -> KeyTerms:
     )
 
 
-def fields_of(shown: KeyRow) -> dict[str, str]:
+def fields_of(key_row: KeyRow) -> dict[str, str]:
     """The form of a key as it is."""
     fields = {
-        "name": shown.name,
-        "all_scopes": "no" if shown.scopes else "yes",
-        "models": "\n".join(shown.models),
-        "networks": "\n".join(shown.networks),
-        "origins": "\n".join(shown.origins),
-        "expires_at": "" if shown.expires_at is None else shown.expires_at.astimezone(UTC).date().isoformat(),
+        "name": key_row.name,
+        "all_scopes": "no" if key_row.scopes else "yes",
+        "models": "\n".join(key_row.models),
+        "networks": "\n".join(key_row.networks),
+        "origins": "\n".join(key_row.origins),
+        "expires_at": ""
+        if key_row.expires_at is None
+        else key_row.expires_at.astimezone(UTC).date().isoformat(),
     }
-    return fields | {f"{SCOPE_FIELD}{scope}": "on" for scope in shown.scopes}
+    return fields | {f"{SCOPE_FIELD}{scope}": "on" for scope in key_row.scopes}
 
 
-def read_changes(form: Mapping[str, str], shown: KeyRow, scopes: Collection[str]) -> KeyChanges:
+def read_changes(form: Mapping[str, str], key_row: KeyRow, scopes: Collection[str]) -> KeyChanges:
     """What the form asks for, where that is not as it is already. Raises Refused."""
-    before = fields_of(shown)
-    chosen = read_scopes(form, frozenset(scopes) | frozenset(shown.scopes))
+    before = fields_of(key_row)
+    chosen = read_scopes(form, frozenset(scopes) | frozenset(key_row.scopes))
     ends = form.get("expires_at", "").strip()
     return KeyChanges(
         name=_changed(form, before, "name", form.get("name", "")),
-        scopes=None if chosen == frozenset(shown.scopes) else chosen,
+        scopes=None if chosen == frozenset(key_row.scopes) else chosen,
         models=_changed(form, before, "models", frozenset(_pieces(form.get("models", "")))),
         networks=_changed(form, before, "networks", tuple(_pieces(form.get("networks", "")))),
         origins=_changed(form, before, "origins", tuple(_pieces(form.get("origins", "")))),
@@ -233,8 +235,8 @@ def _thing(scope: str) -> str:
     return "" if scope == "model.request" else scope.rpartition(".")[0]
 
 
-def row_of(shown: ShownKey, projects: Mapping[str, str]) -> KeyRow:
-    key, user, account = shown
+def row_of(found: ShownKey, projects: Mapping[str, str]) -> KeyRow:
+    key, user, account = found
     now = datetime.now(UTC)
     live = key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
     return KeyRow(

@@ -52,7 +52,7 @@ class KeyRoutes:
             Route("/keys/new", view(self.show_form, "keys.write"), methods=["GET"]),
             Route("/keys/{key}", view(self.show, "keys.read"), methods=["GET"]),
             Route("/keys/{key}", action(self.change, "keys.write", members_alone=True), methods=["POST"]),
-            Route("/keys/{key}/edit", view(self.show_terms, "keys.write"), methods=["GET"]),
+            Route("/keys/{key}/edit", view(self.show_edit_form, "keys.write"), methods=["GET"]),
             Route(
                 "/keys/{key}/rotate",
                 action(self.rotate, "keys.write", members_alone=True),
@@ -65,13 +65,13 @@ class KeyRoutes:
         after = after_of(request, _KEY_ID)
         every = request.query_params.get("show") == "all"
         sort = sort_of(request, page.COLUMNS)
-        shown = await self._pages.shown(principal.tenant_id, after, with_revoked=every, sort=sort)
-        return self._page(request, "keys.html", principal, page=shown, is_first=after is None, every=every)
+        keys = await self._pages.index(principal.tenant_id, after, with_revoked=every, sort=sort)
+        return self._page(request, "keys.html", principal, page=keys, is_first=after is None, every=every)
 
     async def show(self, request: Request, principal: TenantUser) -> Response:
-        shown = await self._pages.one(principal.tenant_id, request.path_params["key"])
+        key = await self._pages.one(principal.tenant_id, request.path_params["key"])
         limits = await self._limits.list(principal.tenant_id) if principal.may("limits.read") else None
-        return self._one(request, principal, shown, limits)
+        return self._one(request, principal, key, limits)
 
     async def show_form(self, request: Request, principal: TenantUser) -> Response:
         kind = request.query_params.get("kind", "inference")
@@ -91,7 +91,7 @@ class KeyRoutes:
                 kind=kind,
                 project_id=form.get("project") or None if inference else None,
                 user_id=principal.account.user_id if inference and form.get("owner") == "me" else None,
-                terms=page.read_terms(form, self._scopes[kind]),
+                restrictions=page.read_restrictions(form, self._scopes[kind]),
             )
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
@@ -108,61 +108,61 @@ class KeyRoutes:
         return self._made(request, principal, made, await self._pages.one(principal.tenant_id, key_id))
 
     async def revoke(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
-        shown = await self._pages.one(principal.tenant_id, request.path_params["key"])
-        await self._keys.revoke(principal.tenant_id, shown.id, principal.acting(request))
-        said = f"{shown.name} was revoked."
-        return await self._console.redirect_with_message(request, principal, "/keys", said)
+        key = await self._pages.one(principal.tenant_id, request.path_params["key"])
+        await self._keys.revoke(principal.tenant_id, key.id, principal.acting(request))
+        message = f"{key.name} was revoked."
+        return await self._console.redirect_with_message(request, principal, "/keys", message)
 
-    async def show_terms(self, request: Request, principal: TenantUser) -> Response:
-        shown = await self._pages.one(principal.tenant_id, request.path_params["key"])
-        return self._terms(request, principal, shown, page.fields_of(shown), form_errors.NO_ERRORS)
+    async def show_edit_form(self, request: Request, principal: TenantUser) -> Response:
+        key = await self._pages.one(principal.tenant_id, request.path_params["key"])
+        return self._edit_form(request, principal, key, page.fields_of(key), form_errors.NO_ERRORS)
 
     async def change(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         """Changes only the fields that the form changed: another member may have changed others meanwhile."""
         key_id = request.path_params["key"]
-        shown = await self._pages.one(principal.tenant_id, key_id)
+        key = await self._pages.one(principal.tenant_id, key_id)
         try:
-            changes = page.read_changes(form, shown, self._scopes[shown.kind])
+            changes = page.read_changes(form, key, self._scopes[key.kind])
             await self._keys.update(principal.tenant_id, key_id, changes, principal.acting(request))
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
-            return self._terms(request, principal, shown, form, errors, status)
-        said = "API key updated. Changes take effect within a second."
-        return await self._console.redirect_with_message(request, principal, f"/keys/{key_id}", said)
+            return self._edit_form(request, principal, key, form, errors, status)
+        message = "API key updated. Changes take effect within a second."
+        return await self._console.redirect_with_message(request, principal, f"/keys/{key_id}", message)
 
-    def _terms(
+    def _edit_form(
         self,
         request: Request,
         principal: TenantUser,
-        shown: page.KeyRow,
+        key: page.KeyRow,
         fields: Mapping[str, str],
         errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
-        bounds = principal.acting(request).scopes if shown.kind == "admin" else frozenset()
-        held = self._scopes[shown.kind] & bounds if bounds else self._scopes[shown.kind]
+        bounds = principal.acting(request).scopes if key.kind == "admin" else frozenset()
+        held = self._scopes[key.kind] & bounds if bounds else self._scopes[key.kind]
         return self._page(
             request,
             "key_edit.html",
             principal,
             status,
-            key=shown,
-            kind=shown.kind,
+            key=key,
+            kind=key.kind,
             fields=fields,
             errors=errors,
-            choices=page.scope_choices(held | frozenset(shown.scopes)),
-            may_give_all=not (bounds and shown.scopes),
+            choices=page.scope_choices(held | frozenset(key.scopes)),
+            may_give_all=not (bounds and key.scopes),
             scope_field=page.SCOPE_FIELD,
             base=self._base,
         )
 
     def _one(
-        self, request: Request, principal: TenantUser, shown: page.KeyRow, limits: list[Limit] | None
+        self, request: Request, principal: TenantUser, key: page.KeyRow, limits: list[Limit] | None
     ) -> Response:
-        scopes = [(scope, page.scope_words(scope)) for scope in shown.scopes]
-        own = None if limits is None else limit_rows(limits, "key", shown.id)
+        scopes = [(scope, page.scope_words(scope)) for scope in key.scopes]
+        own = None if limits is None else limit_rows(limits, "key", key.id)
         return self._page(
-            request, "key.html", principal, key=shown, scopes=scopes, graces=page.GRACES, limits=own
+            request, "key.html", principal, key=key, scopes=scopes, graces=page.GRACES, limits=own
         )
 
     async def _form(

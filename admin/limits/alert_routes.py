@@ -48,14 +48,14 @@ class AlertRoutes:
         ]
 
     async def show_alerts(self, request: Request, principal: TenantUser) -> Response:
-        rows = await self._alert_pages.shown(principal.tenant_id)
+        rows = await self._alert_pages.index(principal.tenant_id)
         return self._page(
             request, "alerts.html", principal, tab="alerts", rows=rows, is_mailing=self._is_mailing
         )
 
     async def show_alert_form(self, request: Request, principal: TenantUser) -> Response:
-        shown = await self._alert_pages.form(principal.tenant_id, None)
-        return self._alert(request, principal, shown, {"kind": "amount"}, form_errors.NO_ERRORS)
+        alert_form = await self._alert_pages.form(principal.tenant_id, None)
+        return self._alert(request, principal, alert_form, {"kind": "amount"}, form_errors.NO_ERRORS)
 
     async def create_alert(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         try:
@@ -66,17 +66,17 @@ class AlertRoutes:
             )
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, alert_page.FIELDS, self._error_mapping)
-            shown = await self._alert_pages.form(principal.tenant_id, None)
-            return self._alert(request, principal, shown, form, errors, status)
-        said = "Alert created. Send a test to check delivery."
+            alert_form = await self._alert_pages.form(principal.tenant_id, None)
+            return self._alert(request, principal, alert_form, form, errors, status)
+        message = "Alert created. Send a test to check delivery."
         return await self._console.redirect_with_message(
-            request, principal, f"/limits/alerts/{made.id}", said
+            request, principal, f"/limits/alerts/{made.id}", message
         )
 
     async def show_alert(self, request: Request, principal: TenantUser) -> Response:
-        shown = await self._alert_pages.form(principal.tenant_id, request.path_params["alert"])
-        assert shown.alert is not None, "one was asked for"
-        return self._alert(request, principal, shown, shown.alert.fields, form_errors.NO_ERRORS)
+        alert_form = await self._alert_pages.form(principal.tenant_id, request.path_params["alert"])
+        assert alert_form.alert is not None, "one was asked for"
+        return self._alert(request, principal, alert_form, alert_form.alert.fields, form_errors.NO_ERRORS)
 
     async def change_alert(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         found = await self._alerts.find(principal.tenant_id, request.path_params["alert"])
@@ -87,8 +87,8 @@ class AlertRoutes:
             )
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, alert_page.FIELDS, self._error_mapping)
-            shown = await self._alert_pages.form(principal.tenant_id, found.id)
-            return self._alert(request, principal, shown, form, errors, status)
+            alert_form = await self._alert_pages.form(principal.tenant_id, found.id)
+            return self._alert(request, principal, alert_form, form, errors, status)
         return await self._console.redirect_with_message(
             request, principal, "/limits/alerts", "Alert updated."
         )
@@ -103,13 +103,13 @@ class AlertRoutes:
             now=datetime.now(UTC),
         )
         if to is None:
-            said = "A test was sent less than a minute ago. Wait a moment before you send another."
+            message = "A test was sent less than a minute ago. Wait a moment before you send another."
         elif not to:
-            said = "No recipients. Add an email address first."
+            message = "No recipients. Add an email address first."
         else:
-            said = f"Test sent to {', '.join(to[:3])}{' and others' if len(to) > 3 else ''}."
+            message = f"Test sent to {', '.join(to[:3])}{' and others' if len(to) > 3 else ''}."
         return await self._console.redirect_with_message(
-            request, principal, f"/limits/alerts/{found.id}", said
+            request, principal, f"/limits/alerts/{found.id}", message
         )
 
     async def delete_alert(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
@@ -123,7 +123,7 @@ class AlertRoutes:
         self,
         request: Request,
         principal: TenantUser,
-        shown: AlertForm,
+        alert_form: AlertForm,
         fields: Mapping[str, str],
         errors: form_errors.FormErrors,
         status: int = 200,
@@ -134,12 +134,12 @@ class AlertRoutes:
             principal,
             status,
             tab="alerts",
-            alert=shown.alert,
+            alert=alert_form.alert,
             fields=fields,
             errors=errors,
-            projects=shown.projects,
-            hears=shown.hears,
-            mailed=shown.mailed,
+            projects=alert_form.projects,
+            hears=alert_form.hears,
+            mailed=alert_form.mailed,
             is_mailing=self._is_mailing,
         )
 

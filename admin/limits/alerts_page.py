@@ -97,7 +97,7 @@ class AlertsPage:
         self._names = names
         self._projects = projects
 
-    async def shown(self, tenant_id: str) -> list[AlertRow]:
+    async def index(self, tenant_id: str) -> list[AlertRow]:
         """All there are: a tenant has a few. Raises DatabaseUnavailable."""
         found = await self._alerts.every(tenant_id, datetime.now(UTC))
         names = await self._names.of(tenant_id, [one.project_id for one, _ in found if one.project_id])

@@ -74,8 +74,10 @@ class LimitRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             return await self._form(request, principal, form, _of_scope(errors, status), status)
-        said = f"{page.title_of(limit.metric)}: limit set to {page.amount_words(limit.metric, limit.amount)}."
-        return await self._console.redirect_with_message(request, principal, _tab_path(limit.scope), said)
+        message = (
+            f"{page.title_of(limit.metric)}: limit set to {page.amount_words(limit.metric, limit.amount)}."
+        )
+        return await self._console.redirect_with_message(request, principal, _tab_path(limit.scope), message)
 
     async def set_spend(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         """The organisation's of a month: the one most often wanted has a form of its own."""
@@ -90,8 +92,8 @@ class LimitRoutes:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             told = next(iter(errors.values()))
             return await self._show(request, principal, form_errors.FormErrors(spend=told), written, status)
-        said = f"Monthly spend limit set to {page.amount_words(metric, limit.amount)}."
-        return await self._console.redirect_with_message(request, principal, "/limits", said)
+        message = f"Monthly spend limit set to {page.amount_words(metric, limit.amount)}."
+        return await self._console.redirect_with_message(request, principal, "/limits", message)
 
     async def remove(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         try:
@@ -107,8 +109,8 @@ class LimitRoutes:
             limit.metric,
         )
         title = page.title_of(limit.metric).lower()
-        said = f"Limit removed ({title}). Your plan's limit applies, if there is one."
-        return await self._console.redirect_with_message(request, principal, _tab_path(limit.scope), said)
+        message = f"Limit removed ({title}). Your plan's limit applies, if there is one."
+        return await self._console.redirect_with_message(request, principal, _tab_path(limit.scope), message)
 
     async def _show(
         self,
@@ -123,11 +125,18 @@ class LimitRoutes:
         number = int(written) if written.isdecimal() and len(written) < 4 else 0
         if tab not in page.SCOPES or not 1 <= number <= _MAX_PAGES:
             raise HTTPException(404, "This page of the list doesn't exist.")
-        shown = await self._pages.gather(principal.tenant_id, principal.account.plan, tab, number)  # type: ignore[arg-type]
+        limits = await self._pages.gather(principal.tenant_id, principal.account.plan, tab, number)  # type: ignore[arg-type]
         if spend is None:
-            spend = "" if shown.spend is None else shown.spend.written
+            spend = "" if limits.spend is None else limits.spend.written
         return self._page(
-            request, "limits.html", principal, status, page=shown, tab=shown.tab, errors=errors, spend=spend
+            request,
+            "limits.html",
+            principal,
+            status,
+            page=limits,
+            tab=limits.tab,
+            errors=errors,
+            spend=spend,
         )
 
     async def _form(

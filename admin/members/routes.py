@@ -23,7 +23,7 @@ from admin.services import ConsoleServices
 from admin.web import form_errors
 from admin.web.console import Console
 from admin.web.principals import TenantUser
-from admin.web.request_info import after_of, origin_of
+from admin.web.request_info import after_of, link_with_token
 from billing.notifications.errors import MailNotSent
 from tenants.errors import NameTaken
 from tenants.members.invites import CreatedInvite
@@ -119,7 +119,7 @@ class MemberRoutes:
         if await self._mailed(principal, made):
             said = f"Invitation sent to {made.invite.email}."
             return await self._console.redirect_with_message(request, principal, "/members", said)
-        link = self._link(request, "/join", made.token)
+        link = link_with_token(request, self._url, "/join", made.token)
         failed = self._mail is not None
         return self._page(
             request, "member_invited.html", principal, 201, invite=made.invite, link=link, failed=failed
@@ -143,11 +143,6 @@ class MemberRoutes:
             return False
         return True
 
-    def _link(self, request: Request, path: str, token: str) -> str:
-        """Returns a link with the token behind its #, which browsers do not send, so that no log has it."""
-        origin = self._url or origin_of(request)
-        return f"{origin}{request.scope.get('root_path', '')}{path}#{token}"
-
     async def reset(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         user_id = request.path_params["user"]
         made = await self._credentials.create_reset(principal.tenant_id, user_id, principal.acting(request))
@@ -162,7 +157,7 @@ class MemberRoutes:
             except MailNotSent as error:
                 log.warning("a reset was not mailed", user=user_id, reason=error.reason)
                 failed = True
-        link = self._link(request, "/reset", made.token)
+        link = link_with_token(request, self._url, "/reset", made.token)
         return self._page(
             request, "member_reset.html", principal, 201, made=made, link=link, user_id=user_id, failed=failed
         )

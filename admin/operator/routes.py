@@ -13,6 +13,7 @@ from admin.operator.margin.routes import MarginRoutes
 from admin.operator.plans.routes import PlanRoutes
 from admin.operator.prices.routes import PriceRoutes
 from admin.operator.reconciliation.routes import BookRoutes
+from admin.operator.tenants.creation_routes import TenantCreationRoutes
 from admin.operator.tenants.impersonation_routes import ImpersonationRoutes
 from admin.operator.tenants.routes import TenantRoutes
 from admin.services import ConsoleServices
@@ -23,6 +24,7 @@ def operator_routes(console: Console, services: ConsoleServices) -> list[Route]:
     return [
         *HomeRoutes(console).routes(),
         *EngineRoutes(console, services).routes(),
+        *TenantCreationRoutes(console, services).routes(),
         *TenantRoutes(console, services).routes(),
         *PlanRoutes(console, services).routes(),
         *PriceRoutes(console, services).routes(),

@@ -13,6 +13,7 @@ from billing.pricing import PriceService
 from billing.reconciliation.comparing import Comparisons
 from billing.reconciliation.service import ReconciliationService
 from billing.reports.margin_runs import MarginRuns
+from sla.failures import FailureCounts
 from sla.incidents.burning import ServiceBurn
 from sla.incidents.service import Incidents
 from tenants.operators.directory import TenantSearch
@@ -30,6 +31,7 @@ class OperatorServices:
     adapter_names: AdapterNameCache
     directory: TenantSearch
     customers: CustomerReports
+    failures: FailureCounts
     prices: PriceService
     previews: PricePreviews
     margins: MarginRuns

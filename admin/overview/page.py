@@ -21,7 +21,9 @@ from billing.reports.slices import REQUEST, UsageRow, UsageSlices
 from sla.service import RecentLevels, SlaReports
 from tenants.key_service import KeyService
 from tenants.limits.kinds import Metric
+from tenants.object_names import CALIBRATION_KEY
 from tenants.quotas.service import LimitService
+from tenants.refusals.service import RefusedRequests
 
 DAYS = 30
 MAX_ADAPTERS = 6
@@ -117,6 +119,10 @@ class Overview:
     chart: Chart
     spending: Spending | None
     levels: Levels | None
+    refused: int | None
+    """Calls that were refused within 24 hours."""
+    refused_since: date
+    """The first day of the list that has them."""
     adapters: list[AdapterRow] | None
 
 
@@ -130,15 +136,17 @@ class OverviewPage:
     keys: KeyService
     limits: LimitService
     credits: CreditService
+    refused: RefusedRequests
 
     async def gather(self, tenant_id: str, may: May, today: date | None = None) -> Overview:
         """As of now. Raises DatabaseUnavailable."""
         today = today or datetime.now(UTC).date()
         first = min(today - timedelta(days=DAYS - 1), today.replace(day=1))
-        (used, adapters), levels, spending = await asyncio.gather(
+        (used, adapters), levels, spending, refused = await asyncio.gather(
             self._used(tenant_id, may, first, today),
             self._levels(tenant_id, may),
             self._limits(tenant_id, may),
+            self._num_refused(tenant_id, may),
         )
         is_used = any(one.requests for one in used) or await self.usage.is_used(tenant_id)
         by_day = {one.bucket.astimezone(UTC).date(): one for one in used if one.kind == REQUEST}
@@ -150,6 +158,8 @@ class OverviewPage:
             chart=_chart(by_day, days, may),
             spending=None if spending is None else _spending(used, today, *spending),
             levels=levels,
+            refused=refused,
+            refused_since=today - timedelta(days=1),
             adapters=adapters,
         )
 
@@ -163,17 +173,23 @@ class OverviewPage:
             sum(one.failed for one in found),
         )
 
+    async def _num_refused(self, tenant_id: str, may: May) -> int | None:
+        return await self.refused.lately(tenant_id) if may("billing.read") else None
+
     async def _used(
         self, tenant_id: str, may: May, first: date, today: date
     ) -> tuple[list[UsageRow], list[AdapterRow] | None]:
         """Since `first`; and the adapters, with what was used of each in the last `DAYS` days."""
         sees = may("adapters.read")
-        shown = await self.catalogue.adapters(tenant_id, limit=MAX_ADAPTERS) if sees else []
+        adapters = await self.catalogue.adapters(tenant_id, limit=MAX_ADAPTERS) if sees else []
         since = midnight(today - timedelta(days=DAYS - 1))
-        ids = [one.adapter.id for one in shown]
-        whole, used = await self.usage.by_day(tenant_id, midnight(first), _end(today), ids, since)
+        ids = [one.adapter.id for one in adapters]
+        whole, used = await self.usage.by_day(
+            tenant_id, midnight(first), _end(today), ids, since, excluded_key_ids=(CALIBRATION_KEY,)
+        )
         rows = [
-            _adapter_row(one, [line for line in used if line.group == one.adapter.id], today) for one in shown
+            _adapter_row(one, [line for line in used if line.group == one.adapter.id], today)
+            for one in adapters
         ]
         return whole, rows if sees else None
 
@@ -252,14 +268,14 @@ def _class_row(lately: RecentLevels) -> ClassRow:
     )
 
 
-def _adapter_row(shown: AdapterWithVersion, used: Sequence[UsageRow], today: date) -> AdapterRow:
+def _adapter_row(found: AdapterWithVersion, used: Sequence[UsageRow], today: date) -> AdapterRow:
     by_day = {one.bucket.astimezone(UTC).date(): one for one in used if one.requests}
     tokens = [_tokens(by_day.get(today - timedelta(days=DAYS - 1 - number))) for number in range(DAYS)]
     return AdapterRow(
-        shown.adapter.id,
-        shown.adapter.name,
-        state_of(shown.adapter, shown.version),
-        shown.adapter.active_version,
+        found.adapter.id,
+        found.adapter.name,
+        state_of(found.adapter, found.version),
+        found.adapter.active_version,
         _ago(max(by_day, default=None), today),
         sum(tokens),
         layout.spark(tokens, "input"),

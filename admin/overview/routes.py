@@ -25,13 +25,14 @@ class OverviewRoutes:
             keys=services.account.keys,
             limits=services.account.limits,
             credits=services.billing.credits,
+            refused=services.refused,
         )
 
     def routes(self) -> list[Route]:
         return [Route("/", self._console.view(self.show), methods=["GET"])]
 
     async def show(self, request: Request, principal: TenantUser) -> Response:
-        shown = await self._page.gather(principal.tenant_id, principal.may)
+        overview = await self._page.gather(principal.tenant_id, principal.may)
         return self._console.render(
-            request, "overview.html", principal=principal, section=OVERVIEW.id, page=shown
+            request, "overview.html", principal=principal, section=OVERVIEW.id, page=overview
         )

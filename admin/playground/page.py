@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adapters.errors import ModelNotFound, ModelNotReady
 from adapters.resolver import ModelResolver
 from admin import formatting
 from billing.rates import Rate
@@ -16,6 +17,8 @@ class Stage:
     models: list[str]
     """The base first."""
     chosen: str
+    versus: str
+    """The model that answers beside it; empty: none."""
 
     @property
     def choices(self) -> list[tuple[str, str]]:
@@ -50,17 +53,28 @@ class PlaygroundPage:
     def __init__(self, models: ModelResolver) -> None:
         self._models = models
 
-    async def gather(self, tenant_id: str, wanted: str | None) -> Stage:
-        """`wanted` where it can be asked; else the newest adapter, or the base where there is none. Raises
-        DatabaseUnavailable.
+    async def gather(self, tenant_id: str, wanted: str | None, versus: str | None = None) -> Stage:
+        """`wanted` where it can be asked, also one version as `base:adapter@2`; else the newest adapter, or
+        the base where there is none. Raises DatabaseUnavailable.
         """
         cards = await self._models.list(tenant_id)
         adapters = [card for card in cards if card.adapter_id is not None]
-        names = [card.id for card in adapters]
-        if wanted is not None and (wanted == self._models.base or wanted in names):
+        names = [self._models.base, *(card.id for card in adapters)]
+        for name in (wanted, versus):
+            if name is not None and name not in names and await self._is_version(tenant_id, name):
+                names.append(name)
+        chosen = self._models.base
+        if wanted in names:
             chosen = wanted
         elif adapters:
             chosen = max(adapters, key=lambda card: card.created).id
-        else:
-            chosen = self._models.base
-        return Stage(self._models.base, [self._models.base, *names], chosen)
+        return Stage(self._models.base, names, chosen, versus if versus in names and versus != chosen else "")
+
+    async def _is_version(self, tenant_id: str, name: str) -> bool:
+        if "@" not in name:
+            return False
+        try:
+            await self._models.resolve(tenant_id, name)
+        except (ModelNotFound, ModelNotReady):
+            return False
+        return True

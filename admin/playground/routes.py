@@ -42,7 +42,8 @@ class PlaygroundRoutes:
 
     async def show(self, request: Request, principal: TenantUser) -> Response:
         terms = await self._playground.terms(principal.tenant_id, principal.account.user_id)
-        stage = await self._pages.gather(principal.tenant_id, request.query_params.get("model"))
+        wanted, versus = (request.query_params.get(name) for name in ("model", "versus"))
+        stage = await self._pages.gather(principal.tenant_id, wanted, versus)
         return self._console.render(
             request,
             "playground.html",
@@ -50,7 +51,6 @@ class PlaygroundRoutes:
             section=PLAYGROUND.id,
             stage=stage,
             prices=prices_of(*terms),
-            compared="compare" in request.query_params,
             origin=origin_of(request),
             snippets=snippets.ask(origin_of(request), stage.chosen),
         )

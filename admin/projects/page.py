@@ -98,7 +98,7 @@ class ProjectsPage:
         self._limits = limits
         self._accounts = accounts
 
-    async def shown(self, tenant_id: str, after: str | None, *, with_archived: bool) -> ProjectList:
+    async def index(self, tenant_id: str, after: str | None, *, with_archived: bool) -> ProjectList:
         """Raises DatabaseUnavailable."""
         found = await self._projects.list(
             tenant_id, with_archived=with_archived, after=after, limit=PAGE + 1, newest_first=False
@@ -125,7 +125,7 @@ class ProjectsPage:
         (members, others), (keys, has_more), accounts, limits = await asyncio.gather(
             self._people(tenant_id, project_id, may),
             self._its_keys(tenant_id, project, may),
-            self._accounts.shown(tenant_id, project_id, limit=MAX_ACCOUNTS),
+            self._accounts.index(tenant_id, project_id, limit=MAX_ACCOUNTS),
             self._its_limits(tenant_id, project_id, may),
         )
         return ProjectView(
@@ -166,7 +166,7 @@ class ProjectsPage:
         if not may("keys.read"):
             return None, False
         found = await self._keys.list(tenant_id, project_id=project.id, limit=MAX_KEYS + 1)
-        rows = [row_of(shown, {project.id: project.name}) for shown in found[:MAX_KEYS]]
+        rows = [row_of(key, {project.id: project.name}) for key in found[:MAX_KEYS]]
         return rows, len(found) > MAX_KEYS
 
     async def _its_limits(

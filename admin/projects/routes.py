@@ -61,9 +61,9 @@ class ProjectRoutes:
     async def show_list(self, request: Request, principal: TenantUser) -> Response:
         after = after_of(request, _PROJECT_ID)
         every = request.query_params.get("show") == "all"
-        shown = await self._pages.shown(principal.tenant_id, after, with_archived=every)
+        projects = await self._pages.index(principal.tenant_id, after, with_archived=every)
         return self._page(
-            request, "projects.html", principal, page=shown, is_first=after is None, every=every
+            request, "projects.html", principal, page=projects, is_first=after is None, every=every
         )
 
     async def show_form(self, request: Request, principal: TenantUser) -> Response:
@@ -93,14 +93,16 @@ class ProjectRoutes:
         except self._expected_errors as error:
             status, errors = self._explained(error)
             return await self._one(request, principal, form, errors, status)
-        said = f"Project renamed to {made.name}."
-        return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
+        message = f"Project renamed to {made.name}."
+        return await self._console.redirect_with_message(
+            request, principal, f"/projects/{project_id}", message
+        )
 
     async def archive(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id = request.path_params["project"]
         done = await self._projects.archive(principal.tenant_id, project_id, principal.acting(request))
-        said = f"{done.name} was archived and its keys revoked."
-        return await self._console.redirect_with_message(request, principal, "/projects", said)
+        message = f"{done.name} was archived and its keys revoked."
+        return await self._console.redirect_with_message(request, principal, "/projects", message)
 
     async def add_member(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id = request.path_params["project"]
@@ -108,8 +110,10 @@ class ProjectRoutes:
         _, user = await self._members.add_to_project(
             principal.tenant_id, project_id, form.get("user", ""), role, principal.acting(request)
         )
-        said = f"{user.email} was added to the project."
-        return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
+        message = f"{user.email} was added to the project."
+        return await self._console.redirect_with_message(
+            request, principal, f"/projects/{project_id}", message
+        )
 
     async def change_role(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id, user_id = request.path_params["project"], request.path_params["user"]
@@ -117,8 +121,10 @@ class ProjectRoutes:
         _, user = await self._members.update_in_project(
             principal.tenant_id, project_id, user_id, role, principal.acting(request)
         )
-        said = f"{user.email} is now a project {role}."
-        return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
+        message = f"{user.email} is now a project {role}."
+        return await self._console.redirect_with_message(
+            request, principal, f"/projects/{project_id}", message
+        )
 
     async def remove(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id, user_id = request.path_params["project"], request.path_params["user"]
@@ -126,8 +132,10 @@ class ProjectRoutes:
         await self._members.remove_from_project(
             principal.tenant_id, project_id, user_id, principal.acting(request)
         )
-        said = f"{user.email} was removed from the project and their keys for it revoked."
-        return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
+        message = f"{user.email} was removed from the project and their keys for it revoked."
+        return await self._console.redirect_with_message(
+            request, principal, f"/projects/{project_id}", message
+        )
 
     def _explained(self, error: Exception) -> tuple[int, form_errors.FormErrors]:
         if isinstance(error, NameTaken):
@@ -142,14 +150,14 @@ class ProjectRoutes:
         errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
-        shown = await self._pages.one(principal.tenant_id, request.path_params["project"], principal.may)
+        project = await self._pages.one(principal.tenant_id, request.path_params["project"], principal.may)
         return self._page(
             request,
             "project.html",
             principal,
             status,
-            project=shown,
-            name=fields.get("name", shown.name),
+            project=project,
+            name=fields.get("name", project.name),
             errors=errors,
             roles=page.ROLES,
         )

@@ -22,7 +22,7 @@ from admin.web import authorization, form_errors
 from admin.web.console import Console
 from admin.web.principals import TenantUser
 from admin.web.request_info import after_of, origin_of
-from tenants.key_service import KeyTerms
+from tenants.key_service import KeyRestrictions
 from tenants.models import ServiceAccount
 
 _ACCOUNT_ID = re.compile(r"svc_acct_[0-9a-zA-Z]{1,40}")
@@ -57,9 +57,14 @@ class ServiceAccountRoutes:
     async def show_list(self, request: Request, principal: TenantUser) -> Response:
         after = after_of(request, _ACCOUNT_ID)
         project = await self._pages.project(principal.tenant_id, request.path_params["project"])
-        shown = await self._pages.shown(principal.tenant_id, project.id, after)
+        accounts = await self._pages.index(principal.tenant_id, project.id, after)
         return self._page(
-            request, "service_accounts.html", principal, project=project, page=shown, is_first=after is None
+            request,
+            "service_accounts.html",
+            principal,
+            project=project,
+            page=accounts,
+            is_first=after is None,
         )
 
     async def show_form(self, request: Request, principal: TenantUser) -> Response:
@@ -70,14 +75,14 @@ class ServiceAccountRoutes:
         authorization.require_right(principal, "keys.write")
         project_id = request.path_params["project"]
         try:
-            terms = KeyTerms(expires_at=read_end(form.get("expires_at", "")))
+            restrictions = KeyRestrictions(expires_at=read_end(form.get("expires_at", "")))
             account = await self._accounts.create(
                 principal.tenant_id, project_id, form.get("name", ""), principal.acting(request)
             )
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             return await self._form(request, principal, form, errors, status)
-        return await self._made(request, principal, account, page.FIRST_KEY, terms)
+        return await self._made(request, principal, account, page.FIRST_KEY, restrictions)
 
     async def show(self, request: Request, principal: TenantUser) -> Response:
         return await self._one(request, principal, {}, form_errors.NO_ERRORS)
@@ -95,15 +100,15 @@ class ServiceAccountRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             return await self._one(request, principal, form, errors, status)
-        said = f"Service account renamed to {account.name}."
-        return await self._console.redirect_with_message(request, principal, self._path(account), said)
+        message = f"Service account renamed to {account.name}."
+        return await self._console.redirect_with_message(request, principal, self._path(account), message)
 
     async def add_key(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id, account_id = self._named(request)
         account = await self._accounts.get(principal.tenant_id, project_id, account_id)
         try:
-            terms = KeyTerms(expires_at=read_end(form.get("expires_at", "")))
-            return await self._made(request, principal, account, form.get("key_name", ""), terms)
+            restrictions = KeyRestrictions(expires_at=read_end(form.get("expires_at", "")))
+            return await self._made(request, principal, account, form.get("key_name", ""), restrictions)
         except self._expected_errors as error:
             status, errors = form_errors.explain(_of_key(error), page.FIELDS, self._error_mapping)
             return await self._one(request, principal, form, errors, status)
@@ -112,11 +117,18 @@ class ServiceAccountRoutes:
         project_id, account_id = self._named(request)
         account = await self._accounts.get(principal.tenant_id, project_id, account_id)
         await self._accounts.delete(principal.tenant_id, project_id, account_id, principal.acting(request))
-        said = f"{account.name} was deleted and its keys revoked."
-        return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
+        message = f"{account.name} was deleted and its keys revoked."
+        return await self._console.redirect_with_message(
+            request, principal, f"/projects/{project_id}", message
+        )
 
     async def _made(
-        self, request: Request, principal: TenantUser, account: ServiceAccount, name: str, terms: KeyTerms
+        self,
+        request: Request,
+        principal: TenantUser,
+        account: ServiceAccount,
+        name: str,
+        restrictions: KeyRestrictions,
     ) -> Response:
         made = await self._keys.create(
             principal.tenant_id,
@@ -124,7 +136,7 @@ class ServiceAccountRoutes:
             principal.acting(request),
             project_id=account.project_id,
             service_account_id=account.id,
-            terms=terms,
+            restrictions=restrictions,
         )
         texts = snippets.ask(origin_of(request), self._base, made.plaintext)
         return self._page(
@@ -168,14 +180,14 @@ class ServiceAccountRoutes:
     ) -> Response:
         project_id, account_id = self._named(request)
         with_keys = principal.may("keys.read")
-        shown = await self._pages.one(principal.tenant_id, project_id, account_id, with_keys=with_keys)
+        view = await self._pages.one(principal.tenant_id, project_id, account_id, with_keys=with_keys)
         return self._page(
             request,
             "service_account.html",
             principal,
             status,
-            shown=shown,
-            here=self._path(shown.account),
+            view=view,
+            here=self._path(view.account),
             fields=fields,
             errors=errors,
         )
@@ -198,7 +210,7 @@ class ServiceAccountRoutes:
 
 def _of_key(error: Exception) -> Exception:
     """The same of the form's field for the name of a key: on this page `name` is the account's."""
-    said = str(error)
-    if isinstance(error, ValueError) and said.startswith("name "):
-        return ValueError(f"key_{said}")
+    message = str(error)
+    if isinstance(error, ValueError) and message.startswith("name "):
+        return ValueError(f"key_{message}")
     return error

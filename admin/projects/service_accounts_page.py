@@ -53,7 +53,7 @@ class ServiceAccountsPage:
         """Raises ProjectNotFound, DatabaseUnavailable."""
         return await self._projects.get(tenant_id, project_id)
 
-    async def shown(
+    async def index(
         self, tenant_id: str, project_id: str, after: str | None = None, *, limit: int = PAGE
     ) -> AccountList:
         """Raises ProjectNotFound, DatabaseUnavailable."""
@@ -71,4 +71,4 @@ class ServiceAccountsPage:
         if not with_keys:
             return AccountView(project, account, None)
         found = await self._keys.list(tenant_id, service_account_id=account_id, limit=MAX_KEYS)
-        return AccountView(project, account, [row_of(shown, {project.id: project.name}) for shown in found])
+        return AccountView(project, account, [row_of(key, {project.id: project.name}) for key in found])

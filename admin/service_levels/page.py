@@ -163,13 +163,13 @@ def _with(value: float | None, unit: str) -> str:
     return formatting.NOTHING if value is None else f"{value:,.0f} {unit}"
 
 
-def _months(shown: str) -> list[tuple[str, str]]:
+def _months(selected: str) -> list[tuple[str, str]]:
     now = datetime.now(UTC)
     year, month = now.year, now.month
     found = []
     for _ in range(MONTHS):
         found.append(f"{year:04d}-{month:02d}")
         year, month = (year, month - 1) if month > 1 else (year - 1, 12)
-    if shown not in found:
-        found.append(shown)
+    if selected not in found:
+        found.append(selected)
     return [(one, datetime.strptime(one, "%Y-%m").strftime("%B %Y")) for one in found]

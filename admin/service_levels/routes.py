@@ -33,10 +33,10 @@ class ServiceLevelRoutes:
     async def show_levels(self, request: Request, principal: TenantUser) -> Response:
         month = request.query_params.get("month") or None
         try:
-            shown = await self._sla.gather(principal.tenant_id, month)
+            report = await self._sla.gather(principal.tenant_id, month)
         except InvalidMonth as error:
             raise HTTPException(404, f"There's no report for this month: {error}.") from None
-        return self._console.render(request, "sla.html", principal=principal, section=SLA.id, page=shown)
+        return self._console.render(request, "sla.html", principal=principal, section=SLA.id, page=report)
 
     async def download(self, request: Request, principal: TenantUser) -> Response:
         """The document that the API serves."""

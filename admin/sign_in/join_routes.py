@@ -72,9 +72,9 @@ class JoinRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, _FIELDS, self._error_mapping)
             return await self._form(request, opened, form, errors, status)
-        said = f"Welcome to {account.tenant_name}. Your role is {account.role}."
+        message = f"Welcome to {account.tenant_name}. Your role is {account.role}."
         return await self._completion.open_session(
-            request, opened, account, "invitation", began_at, message=said
+            request, opened, account, "invitation", began_at, message=message
         )
 
     async def _form(

@@ -58,13 +58,13 @@ class RecoveryRoutes:
         ]
 
     async def show(self, request: Request) -> Response:
-        return await self._page(request, await self._found(request), "forgot.html", problem="", asked="")
+        return await self._page(request, await self._found(request), "forgot.html", problem="", email="")
 
     async def ask(self, request: Request) -> Response:
         submission = await read_submission(request, self._sessions)
         form, opened = submission.fields, submission.accepted
         if opened is None:
-            return await self._page(request, submission.opened, "forgot.html", 403, problem=EXPIRED, asked="")
+            return await self._page(request, submission.opened, "forgot.html", 403, problem=EXPIRED, email="")
         if self._mail is None:
             raise HTTPException(
                 404,
@@ -74,14 +74,14 @@ class RecoveryRoutes:
         wait_s = await self._lockout.attempt(f"reset:{email}", address_of(request))
         if wait_s:
             problem = waiting_words(wait_s)
-            response = await self._page(request, opened, "forgot.html", 429, problem=problem, asked="")
+            response = await self._page(request, opened, "forgot.html", 429, problem=problem, email="")
             response.headers["Retry-After"] = str(wait_s)
             return response
         # Looked up and sent while the answer is on its way, so that its timing reveals nothing.
         sending = asyncio.create_task(self._send(self._mail, email))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
-        return await self._page(request, opened, "forgot.html", problem="", asked=email)
+        return await self._page(request, opened, "forgot.html", problem="", email=email)
 
     async def show_reset(self, request: Request) -> Response:
         return await self._form(request, await self._found(request), "", form_errors.NO_ERRORS)
@@ -122,7 +122,7 @@ class RecoveryRoutes:
             if made is not None:
                 await mail.reset(made.email, made.token, until=formatting.moment(made.expires_at))
         except (MailNotSent, DatabaseUnavailable) as error:
-            log.error("a mail with leave to choose another password was not sent", reason=str(error))
+            log.error("a mail with leave to choose another password was not sent", error=str(error))
 
     async def _found(self, request: Request) -> OpenSession | None:
         return await self._sessions.find(security.session_id(request))

@@ -145,7 +145,7 @@ class SignInRoutes:
         status: int = 200,
     ) -> Response:
         opened = opened or await self._sessions.begin()
-        said = opened.session.flash if opened.session.user_id is None else ""
+        message = opened.session.flash if opened.session.user_id is None else ""
         response = self._console.render(
             request,
             "sign_in.html",
@@ -153,10 +153,10 @@ class SignInRoutes:
             csrf_token=opened.session.csrf_token,
             email=email[:254],
             problem=problem,
-            said=said,
+            message=message,
             providers=self._providers,
         )
-        if said:
+        if message:
             await self._sessions.set_flash(opened, "")
         if opened.fresh:
             security.set_session(request, response, opened.id)

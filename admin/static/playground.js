@@ -1,12 +1,12 @@
-// The playground: one conversation, or the same with an adapter and with its base side by side. Answers come
+// The playground: one conversation, or the same with two models side by side. Answers come
 // through the visitor's session; everything of theirs is put in as text, never as markup.
 
 import { languages } from "./code.js";
 import { Broken, stream } from "./stream.js";
 
 const form = document.getElementById("playground");
-const { model, compare, message } = form.elements;
-const { chat, base, origin } = form.dataset;
+const { model, versus, message } = form.elements;
+const { chat, origin } = form.dataset;
 const room = form.querySelector("[data-sides]");
 const problem = form.querySelector("[data-problem]");
 const status = form.querySelector("[data-status]");
@@ -117,8 +117,10 @@ let asking = null;
 function begin() {
   asking?.abort();
   room.replaceChildren();
-  compare.disabled = model.value === base;
-  const names = compare.checked && !compare.disabled ? [model.value, base] : [model.value];
+  // No model is compared with itself.
+  for (const option of versus.options) option.disabled = option.value === model.value;
+  if (versus.selectedOptions[0]?.disabled) versus.value = "";
+  const names = versus.value ? [model.value, versus.value] : [model.value];
   sides = names.map((name) => new Side(name));
   settle();
   write();
@@ -177,7 +179,7 @@ clear.addEventListener("click", () => {
   status.textContent = "Conversation cleared.";
   message.focus();
 });
-for (const field of [model, compare]) field.addEventListener("change", begin);
+for (const field of [model, versus]) field.addEventListener("change", begin);
 form.addEventListener("input", write);
 addEventListener("pagehide", () => asking?.abort());
 begin();

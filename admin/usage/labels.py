@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from adapters.catalogue import AdapterCatalogue
-from tenants.object_names import NamedObject
+from tenants.object_names import CALIBRATION_KEY, NamedObject
 from tenants.roles import Right
 
 TIERS = {"priority": "Priority", "default": "Default", "flex": "Flex"}
@@ -57,8 +57,14 @@ class Labels:
             return Label(TIERS.get(value, value))
         if dimension == "adapter":
             return self._adapter(value)
+        if value == CALIBRATION_KEY:
+            return Label("Calibration")
         named = self._names.get(value)
         return Label(_GONE[dimension], value) if named is None else self._named(dimension, value, named)
+
+    def is_deleted(self, key_id: str) -> bool:
+        """Whether there is no key, or person in place of one, with this id."""
+        return key_id not in self._names and key_id not in ("", CALIBRATION_KEY)
 
     def _adapter(self, id: str) -> Label:
         found = self._adapters.get(id)

@@ -1,6 +1,7 @@
 """Gathers the usage page: figures, a chart and a table, by any grouping and filter.
 
-The figures equal those that the API reports.
+The figures equal those that the API reports, but for requests that calibrated adapters: they have no price,
+and count only if they are asked for.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from admin.usage.totals import (
 )
 from admin.web.sorting import Column, Heading, headings, sort_rows
 from billing.reports.slices import REQUEST, UsageSlices
+from tenants.object_names import CALIBRATION_KEY
 
 MAX_ROWS = 200
 MAX_CHOICES = 50
@@ -110,6 +112,8 @@ class UsageView:
     chips: list[Chip]
     is_used: bool
     """Whether anything ever was."""
+    has_calibration: bool
+    """Whether adapters were calibrated in this time."""
 
 
 class UsagePage:
@@ -128,8 +132,7 @@ class UsagePage:
         values = looked.values
         sums = gathered(looked.used, asked)
         ranked = sums.ranked(asked.show)
-        named = {(one.id, value) for one in DIMENSIONS for value, _ in values[one.column][:MAX_CHOICES]}
-        named |= {(id, value) for id, chosen in asked.chosen.items() for value in chosen}
+        named = names_of(asked, values)
         if asked.group:
             named |= {(asked.group, value) for _, value in ranked[:MAX_ROWS]}
         labels = await self._labels.of(tenant_id, named, may)
@@ -138,7 +141,7 @@ class UsagePage:
         return UsageView(
             asked=asked,
             ranges=[(title, asked.over(id).query, asked.over(id) == asked) for id, title in RANGES.items()],
-            months=_months(asked),
+            months=months_of(asked),
             groups=[("", "None"), *((one.id, one.title) for one in DIMENSIONS)],
             tiles=[_tile(measure, sums.whole, asked) for measure in MEASURES],
             chart=chart_of(sums, buckets, asked, labels),
@@ -149,10 +152,23 @@ class UsagePage:
             ),
             total=sums.whole,
             rest=(len(left), added(sums.groups[group] for group in left)) if left else None,
-            filters=[_filter(one, values[one.column], asked, labels) for one in DIMENSIONS],
+            filters=filters_of(asked, values, labels),
             chips=chips_of(asked, labels),
             is_used=looked.has_any_usage,
+            has_calibration=any(value == CALIBRATION_KEY for value, _ in values["api_key_id"]),
         )
+
+
+def names_of(asked: UsageQuery, values: Mapping[str, list[tuple[str, int]]]) -> set[tuple[str, str]]:
+    """Returns what the filters name, as `LabelLookup.of` takes it."""
+    named = {(one.id, value) for one in DIMENSIONS for value, _ in values[one.column][:MAX_CHOICES]}
+    return named | {(id, value) for id, chosen in asked.chosen.items() for value in chosen}
+
+
+def filters_of(
+    asked: UsageQuery, values: Mapping[str, list[tuple[str, int]]], labels: Labels
+) -> list[Filter]:
+    return [_filter(one, values[one.column], asked, labels) for one in DIMENSIONS]
 
 
 def chips_of(asked: UsageQuery, labels: Labels) -> list[Chip]:
@@ -254,7 +270,7 @@ def _filter(
     )
 
 
-def _months(asked: UsageQuery) -> list[tuple[str, str]]:
+def months_of(asked: UsageQuery) -> list[tuple[str, str]]:
     found, at = [], asked.today.replace(day=1)
     for _ in range(MONTHS):
         found.append((f"{at:%Y-%m}", f"{at:%B %Y}"))

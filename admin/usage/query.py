@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
@@ -13,6 +14,7 @@ from admin.web.form_errors import FieldError
 from admin.web.sorting import Column, Sort, read_sort
 from billing.reports.slices import Slice
 from db.rollup_intervals import Unit
+from tenants.object_names import CALIBRATION_KEY
 
 Step = Literal["hour", "day", "month"]
 
@@ -49,6 +51,7 @@ MAX_DAYS = 366
 MAX_VALUES = 100
 _MAX_VALUE_LEN = 512
 _HOURS_UP_TO, _DAYS_UP_TO = 2, 92
+_STATUS = re.compile(r"[a-z0-9_]{3,60}")
 _FIRST, _LAST = date(2000, 1, 1), date(2099, 12, 31)
 SORTABLE = (
     Column("", "name"),
@@ -58,7 +61,8 @@ SORTABLE = (
     ),
 )
 """Columns of the table; the first has the title of what is grouped by."""
-FIELDS = ("from", "to", "month", "range", "group", "show", "sort", "hour", *BY_ID)
+STATUSES = {"": "All", "succeeded": "Succeeded", "failed": "Refused or failed"}
+"""Requests by how they ended. Besides these, a request can have a status code or an error's code."""
 
 
 class Params(Protocol):
@@ -86,6 +90,12 @@ class UsageQuery:
     """Of the table's rows."""
     hour: int | None = None
     """Of the one day, where only that counts."""
+    status: str = ""
+    """Of the list of requests: one of `STATUSES`, an HTTP status, or the code of an error."""
+    calibration: bool = False
+    """Whether requests that calibrated adapters count."""
+    deleted: bool = False
+    """Whether the list of requests has those of deleted keys."""
 
     @property
     def num_days(self) -> int:
@@ -125,11 +135,17 @@ class UsageQuery:
 
     @property
     def slice(self) -> Slice:
-        return Slice(**{BY_ID[id].filter: values for id, values in self.chosen.items() if values})
+        chosen = {BY_ID[id].filter: values for id, values in self.chosen.items() if values}
+        return Slice(**chosen, excluded_key_ids=self.hidden_keys)
+
+    @property
+    def hidden_keys(self) -> tuple[str, ...]:
+        """Keys whose requests do not count, unless keys are chosen."""
+        return () if self.calibration or self.chosen.get("key") else (CALIBRATION_KEY,)
 
     @property
     def is_filtered(self) -> bool:
-        return any(self.chosen.values())
+        return any(self.chosen.values()) or bool(self.status)
 
     # Other views ------------------------------------------------------------------------------------------
 
@@ -166,7 +182,19 @@ class UsageQuery:
         return replace(self, sort=read_sort(sort, SORTABLE))
 
     def unfiltered(self) -> UsageQuery:
-        return replace(self, chosen={})
+        return replace(self, chosen={}, status="")
+
+    def of_status(self, status: str) -> UsageQuery:
+        return replace(self, status=status)
+
+    def with_calibration(self, shown: bool) -> UsageQuery:
+        return replace(self, calibration=shown)
+
+    def with_deleted(self, shown: bool) -> UsageQuery:
+        return replace(self, deleted=shown)
+
+    def at_hour(self, hour: int | None) -> UsageQuery:
+        return replace(self, hour=hour)
 
     @property
     def fields(self) -> list[tuple[str, str]]:
@@ -191,6 +219,9 @@ class UsageQuery:
             found += [(id, value or NONE) for value in self.chosen.get(id, ())]
         if self.hour is not None:
             found.append(("hour", str(self.hour)))
+        if self.status:
+            found.append(("status", self.status))
+        found += [(name, "1") for name in ("calibration", "deleted") if getattr(self, name)]
         return found
 
     @property
@@ -217,6 +248,9 @@ def read(params: Params, today: date) -> UsageQuery:
     hour = params.get("hour", "")
     if hour and not (hour.isdecimal() and int(hour) < 24 and asked.first == asked.last):
         raise FieldError("hour", "Choose an hour of a single day.")
+    status = params.get("status", "")
+    if status not in STATUSES and _STATUS.fullmatch(status) is None:
+        raise FieldError("status", "Unknown status. Choose a status, or enter a code such as 429.")
     chosen = {id: _values(id, params.getlist(id)) for id in BY_ID}
     return replace(
         asked,
@@ -224,6 +258,9 @@ def read(params: Params, today: date) -> UsageQuery:
         show=show,
         sort=read_sort(params.get("sort", ""), SORTABLE),
         hour=int(hour) if hour else None,
+        status=status,
+        calibration=bool(params.get("calibration", "")),
+        deleted=bool(params.get("deleted", "")),
         chosen={id: values for id, values in chosen.items() if values},
     )
 

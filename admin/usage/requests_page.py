@@ -1,286 +1,284 @@
-"""Gathers the list of requests, and the receipt of one request."""
+"""Gathers the list of requests: those in the ledger and those that were refused, in one order."""
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from heapq import merge
 
 from admin import formatting
 from admin.badge import Badge
 from admin.usage.labels import Label, LabelLookup, Labels, May
-from admin.usage.page import Chip, chips_of
-from admin.usage.query import UsageQuery
+from admin.usage.page import Chip, Filter, chips_of, filters_of, months_of, names_of
+from admin.usage.query import RANGES, STATUSES, UsageQuery
+from admin.usage.receipt_page import state_word
 from admin.web.form_errors import FieldError
 from billing.models import UsageRecord
-from billing.reports.receipts import ReceiptObject, Receipts
-from billing.reports.slices import RequestPosition, UsageSlices
+from billing.reports.repository import Outcome
+from billing.reports.slices import RequestPosition, Requests, UsageSlices
+from tenants.object_names import CALIBRATION_KEY
+from tenants.refusals.models import RefusedCall
+from tenants.refusals.repository import RefusedFilter
+from tenants.refusals.service import CodeCount, RefusedRequests
 
 PAGE = 50
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_PLACE = re.compile(r"(\d{1,16})~([\x21-\x7e]{1,200})")
-_ENDS = {
-    "stop": "Finished",
-    "length": "Hit max_tokens",
-    "abort": "Cancelled",
-    "error": "Failed",
-}
-_KINDS = (("input", "Input"), ("cached_input", "Cached input"), ("output", "Output"))
+_TICK = timedelta(microseconds=1)
+RAN, REFUSED = "~", "!"
+"""In an address, between the time and the id of a request's position."""
+_PLACE = re.compile(r"(\d{1,16})([~!])([\x21-\x7e]{1,200})")
+_OUTCOMES: Mapping[str, Outcome | None] = {"": None, "succeeded": "succeeded", "failed": "failed"}
+_NO_REQUESTS = Requests([], frozenset(), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A request's position in the list. Of two at the same moment, the one that was refused comes first."""
+
+    at: datetime
+    kind: str
+    id: str
+
+    @property
+    def address(self) -> str:
+        return f"{(self.at - _EPOCH) // _TICK}{self.kind}{self.id}"
+
+    @property
+    def below_ran(self) -> RequestPosition:
+        if self.kind == RAN:
+            return RequestPosition(self.at, self.id)
+        return RequestPosition(self.at + _TICK, "")
+
+    @property
+    def below_refused(self) -> tuple[datetime, str]:
+        return (self.at, self.id) if self.kind == REFUSED else (self.at, "")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    id: str
-    at: datetime
+    """A request as the list shows it. What a refused one has no value of is empty."""
+
+    position: Position
+    path: str
+    """Of its own page, below the list's."""
     model: str
     key: Label
-    state: Badge | None
-    """None: it ended, and is billed."""
-    input: int
-    cached: int
-    output: int
-    first_token: str
-    total: str
-    cost: int
+    state: Badge
+    code: str = ""
+    message: str = ""
+    input: int | None = None
+    cached: int = 0
+    output: int = 0
+    first_token: str = ""
+    total: str = ""
+    cost: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatusChoice:
+    value: str
+    title: str
+    query: str
+    count: int | None
+    is_chosen: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RequestList:
     asked: UsageQuery
+    ranges: list[tuple[str, str, bool]]
+    """(title, query, whether it is this)."""
+    months: list[tuple[str, str]]
+    statuses: list[StatusChoice]
+    filters: list[Filter]
     chips: list[Chip]
     rows: list[RequestRow]
     next_after: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Of what a request is billed for."""
-
-    title: str
-    tokens: int
-    price: int
-    """Micro-USD a million."""
-    cost: int
-
-
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """A stretch of the time that a request took."""
-
-    title: str
-    tone: str
-    x: float
-    width: float
-    """Per cent."""
-    took: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    title: str
-    label: Label
-
-
-@dataclass(frozen=True, slots=True)
-class TakenBack:
-    id: str
-    at: datetime
-    reason: str
-    cost: int
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    id: str
-    at: datetime
-    state: Badge
-    lines: list[Line]
-    percent: int | None
-    """What the class pays of the prices; None: nothing is priced."""
-    tier: str
-    cost: int
-    billed: int
-    reversals: list[TakenBack]
-    legs: list[Leg]
-    rate: str | None
-    facts: list[Fact]
-    parts: list[str]
-    """Ids of the prompts of a list, where there was one."""
+    num_unlisted: int
+    """Refused requests of the time range that are counted but not listed."""
+    has_deleted: bool
+    """Whether requests of deleted keys are in the time range."""
+    leaves_out_refused: bool
+    """Whether a filter by adapter leaves them out: they reached none."""
 
 
 class RequestsPage:
-    """Gathers both."""
+    """Gathers the list."""
 
-    def __init__(self, slices: UsageSlices, receipts: Receipts, labels: LabelLookup) -> None:
+    def __init__(self, slices: UsageSlices, refused: RefusedRequests, labels: LabelLookup) -> None:
         self._slices = slices
-        self._receipts = receipts
+        self._refused = refused
         self._labels = labels
 
     async def list(self, tenant_id: str, asked: UsageQuery, after: str, may: May) -> RequestList:
-        """Raises Refused, InvalidReportQuery, DatabaseUnavailable."""
-        page = await self._slices.requests(
-            tenant_id, asked.start, asked.end, slice=asked.slice, after=_place(after), limit=PAGE
+        """Raises FieldError, InvalidReportQuery, DatabaseUnavailable."""
+        position = _position(after)
+        values = await self._slices.values(tenant_id, asked.start, asked.end)
+        labels = await self._labels.of(tenant_id, _keys(value for value, _ in values["api_key_id"]), may)
+        deleted = tuple(value for value, _ in values["api_key_id"] if labels.is_deleted(value))
+        hidden = asked.hidden_keys
+        if not asked.deleted and not asked.chosen.get("key"):
+            hidden += deleted
+        ran, (refused, counts) = await asyncio.gather(
+            self._ran(tenant_id, asked, hidden, position),
+            self._refused.page(
+                *(tenant_id, asked.start, asked.end),
+                wanted=_wanted(asked, hidden),
+                before=None if position is None else position.below_refused,
+                limit=PAGE + 1,
+            ),
         )
-        named = {("key", row.key_id) for row in page.rows}
-        named |= {(id, value) for id, chosen in asked.chosen.items() for value in chosen}
+        named = names_of(asked, values) | {("key", call.key_id) for call in refused}
+        named |= {("key", row.key_id) for row in ran.rows}
         labels = await self._labels.of(tenant_id, named, may)
-        rows = [_row(row, labels, row.request_id in page.reversed_ids) for row in page.rows]
-        return RequestList(
-            asked, chips_of(asked, labels), rows, None if page.next is None else _name(page.next)
-        )
-
-    async def receipt(self, tenant_id: str, request_id: str, may: May) -> Receipt:
-        """Raises GenerationNotFound, DatabaseUnavailable."""
-        found = await self.document(tenant_id, request_id)
-        adapter = found["adapter"]
-        of = {
-            "project": found["project_id"] or "",
-            "user": found["user_id"] or "",
-            "key": found["api_key_id"] or "",
-            "adapter": "" if adapter is None else adapter["id"],
-        }
-        labels = await self._labels.of(tenant_id, of.items(), may)
-        return _receipt(found, {dimension: labels.of(dimension, value) for dimension, value in of.items()})
-
-    async def document(self, tenant_id: str, request_id: str) -> ReceiptObject:
-        """As the API has it."""
-        return await self._receipts.of(tenant_id, request_id)
-
-
-def _row(row: UsageRecord, labels: Labels, is_reversed: bool) -> RequestRow:
-    state = None
-    if is_reversed:
-        state = Badge("Reversed", "warn")
-    elif row.finish_reason is None:
-        state = Badge("Running", "busy")
-    elif row.finish_reason not in ("stop", "length"):
-        state = Badge(_state_word(row.finish_reason), "off")
-    return RequestRow(
-        row.request_id,
-        row.submitted_at,
-        row.model or labels.of("model", "").text,
-        labels.of("key", row.key_id),
-        state,
-        row.prompt_tokens,
-        row.cached_tokens,
-        row.completion_tokens,
-        formatting.seconds(row.first_token_seconds),
-        formatting.seconds(row.total_seconds),
-        row.cost,
-    )
-
-
-def _state_word(reason: str) -> str:
-    return {"abort": "Cancelled", "error": "Failed"}.get(reason, reason.capitalize())
-
-
-def _receipt(found: Mapping[str, Any], labels: Mapping[str, Label]) -> Receipt:
-    usage, price = found["usage"], found["price"]
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    tokens = {
-        "input": usage["prompt_tokens"] - cached,
-        "cached_input": cached,
-        "output": usage["completion_tokens"],
-    }
-    reversals = [
-        TakenBack(one["id"], datetime.fromisoformat(one["at"]), one["reason"], one["cost_micro_usd"])
-        for one in found["reversals"]
-    ]
-    tier = found["service_tier"] or "default"
-    return Receipt(
-        id=found["id"],
-        at=datetime.fromisoformat(found["submitted_at"]),
-        state=_whole_state(found, reversals),
-        lines=[
-            Line(title, tokens[kind], (price or {}).get(kind, 0), found["cost_details"][kind])
-            for kind, title in _KINDS
-        ],
-        percent=None if price is None else price["percent"],
-        tier=tier,
-        cost=found["cost_micro_usd"],
-        billed=found["billed_micro_usd"],
-        reversals=reversals,
-        legs=_legs(found["timings"]),
-        rate=_rate(found, usage["completion_tokens"]),
-        facts=_facts(found, labels),
-        parts=found["requests"] if len(found["requests"]) > 1 else [],
-    )
-
-
-def _whole_state(found: Mapping[str, Any], reversals: Sequence[TakenBack]) -> Badge:
-    if reversals:
-        return (
-            Badge("Reversed", "warn") if not found["billed_micro_usd"] else Badge("Partly reversed", "warn")
-        )
-    if found["status"] != "completed":
-        return Badge("Running", "busy")
-    reasons = set(str(found["finish_reason"]).split(","))
-    if reasons <= {"stop", "length"}:
-        return Badge("Completed", "good")
-    return Badge(_state_word((reasons - {"stop", "length"}).pop()), "off")
-
-
-def _facts(found: Mapping[str, Any], labels: Mapping[str, Label]) -> list[Fact]:
-    adapter = labels["adapter"]
-    if found["adapter"] is not None and found["adapter"]["version"] is not None:
-        version = f"version {found['adapter']['version']}"
-        adapter = Label(adapter.text, ", ".join(filter(None, (version, adapter.detail))), adapter.path)
-    reason = found["finish_reason"]
-    ended = "In progress" if reason is None else ", ".join(_ENDS.get(one, one) for one in reason.split(","))
-    facts = [
-        Fact("Model", Label(found["model"] or "unknown")),
-        Fact("Adapter", adapter),
-        Fact("API key", labels["key"]),
-        Fact("Project", labels["project"]),
-        Fact("Member", labels["user"]),
-        Fact("Endpoint", Label(found["endpoint"] or formatting.NOTHING)),
-        Fact("Choices", Label(formatting.count(found["num_choices"]))),
-        Fact("Finish reason", Label(ended)),
-    ]
-    if found["preemptions"]:
-        facts.append(Fact("Preemptions", Label(f"{found['preemptions']}")))
-    return facts
-
-
-def _legs(timings: Mapping[str, float | None]) -> list[Leg]:
-    """Waiting, reading the prompt, writing: as far as they are known."""
-    queued, first, total = (timings[f"{name}_seconds"] for name in ("queue", "first_token", "total"))
-    if queued is None or first is None or total is None or not 0 <= queued <= first <= total or not total:
-        return []
-    ends = ((queued, "Queued", "rest"), (first, "Prefill", "input"), (total, "Decode", "output"))
-    legs, begins = [], 0.0
-    for ends_at, title, tone in ends:
-        width = 100 * (ends_at - begins) / total
-        legs.append(
-            Leg(
-                title,
-                tone,
-                round(100 * begins / total, 3),
-                round(width, 3),
-                formatting.seconds(ends_at - begins),
+        rows = list(
+            merge(
+                (_refused_row(call, labels) for call in refused),
+                (_ran_row(row, labels, row.request_id in ran.reversed_ids) for row in ran.rows),
+                key=lambda row: _EPOCH - row.position.at,
             )
         )
-        begins = ends_at
-    return legs
+        page = rows[:PAGE]
+        seen = _with_seen(values, refused)
+        return RequestList(
+            asked=asked,
+            ranges=[
+                (title, asked.over(id).query, asked.over(id).query == asked.query)
+                for id, title in RANGES.items()
+            ],
+            months=months_of(asked),
+            statuses=_statuses(asked, counts),
+            filters=[one for one in filters_of(asked, seen, labels) if one.choices],
+            chips=_status_chip(asked) + chips_of(asked, labels),
+            rows=page,
+            next_after=page[-1].position.address if len(rows) > PAGE else None,
+            num_unlisted=sum(count.unlisted for count in counts),
+            has_deleted=bool(deleted),
+            leaves_out_refused=bool(asked.chosen.get("adapter")),
+        )
+
+    async def _ran(
+        self, tenant_id: str, asked: UsageQuery, hidden: tuple[str, ...], position: Position | None
+    ) -> Requests:
+        if asked.status not in _OUTCOMES:
+            return _NO_REQUESTS
+        return await self._slices.requests(
+            *(tenant_id, asked.start, asked.end),
+            slice=replace(asked.slice, excluded_key_ids=hidden),
+            outcome=_OUTCOMES[asked.status],
+            after=None if position is None else position.below_ran,
+            limit=PAGE + 1,
+        )
 
 
-def _rate(found: Mapping[str, Any], output: int) -> str | None:
-    first, total = found["timings"]["first_token_seconds"], found["timings"]["total_seconds"]
-    if first is None or total is None or total <= first or output < 2 or len(found["requests"]) > 1:
+def _keys(ids: Iterable[str]) -> set[tuple[str, str]]:
+    return {("key", id) for id in ids if id != CALIBRATION_KEY}
+
+
+def _wanted(asked: UsageQuery, hidden: tuple[str, ...]) -> RefusedFilter | None:
+    """Returns the filter of refused calls, None if none of them can match."""
+    if asked.status == "succeeded" or asked.chosen.get("adapter"):
         return None
-    return f"{(output - 1) / (total - first):,.0f} tokens/s"
+    code = "" if asked.status in STATUSES else asked.status
+    return RefusedFilter(
+        status=int(code) if code.isdecimal() else None,
+        code="" if code.isdecimal() else code,
+        models=asked.chosen.get("model", ()),
+        key_ids=asked.chosen.get("key", ()),
+        excluded_key_ids=hidden,
+        project_ids=asked.chosen.get("project", ()),
+        user_ids=asked.chosen.get("user", ()),
+        service_tiers=asked.chosen.get("tier", ()),
+    )
 
 
-def _place(written: str) -> RequestPosition | None:
+def _with_seen(
+    values: Mapping[str, list[tuple[str, int]]], refused: Sequence[RefusedCall]
+) -> dict[str, list[tuple[str, int]]]:
+    """Adds models and keys that were only refused, of those that are shown: the ledger does not have them."""
+    found = {name: list(counted) for name, counted in values.items()}
+    for name, seen in (
+        ("model", [call.model for call in refused]),
+        ("api_key_id", [call.key_id for call in refused]),
+    ):
+        known = {value for value, _ in found[name]}
+        found[name] += [(value, 0) for value in dict.fromkeys(seen) if value and value not in known]
+    return found
+
+
+def _statuses(asked: UsageQuery, counts: Sequence[CodeCount]) -> list[StatusChoice]:
+    titles: dict[str, tuple[str, int | None]] = {value: (title, None) for value, title in STATUSES.items()}
+    for count in counts:
+        _, before = titles.get(count.code, ("", 0))
+        titles[count.code] = (f"{count.status} {count.code}", (before or 0) + count.refused)
+    if asked.status not in titles:
+        titles[asked.status] = (asked.status, 0)
+    return [
+        StatusChoice(value, title, asked.of_status(value).query, count, value == asked.status)
+        for value, (title, count) in titles.items()
+    ]
+
+
+def _status_chip(asked: UsageQuery) -> list[Chip]:
+    if not asked.status:
+        return []
+    return [Chip("Status", STATUSES.get(asked.status, asked.status), asked.of_status("").query)]
+
+
+def _refused_row(call: RefusedCall, labels: Labels) -> RequestRow:
+    position = Position(call.at, REFUSED, call.request_id)
+    return RequestRow(
+        position,
+        f"refused/{position.address}",
+        call.model or f"{call.method} {call.path}",
+        labels.of("key", call.key_id),
+        Badge(f"{call.status} {call.code}", "bad" if call.status >= 500 else "warn"),
+        call.code,
+        call.message,
+    )
+
+
+def _ran_row(row: UsageRecord, labels: Labels, is_reversed: bool) -> RequestRow:
+    return RequestRow(
+        Position(row.submitted_at, RAN, row.request_id),
+        row.request_id,
+        row.model or labels.of("model", "").text,
+        labels.of("key", row.key_id),
+        _state(row, is_reversed),
+        input=row.prompt_tokens,
+        cached=row.cached_tokens,
+        output=row.completion_tokens,
+        first_token=formatting.seconds(row.first_token_seconds),
+        total=formatting.seconds(row.total_seconds),
+        cost=row.cost,
+    )
+
+
+def _state(row: UsageRecord, is_reversed: bool) -> Badge:
+    if is_reversed:
+        return Badge("Reversed", "warn")
+    if row.finish_reason is None:
+        return Badge("Running", "busy")
+    if row.finish_reason in ("stop", "length"):
+        return Badge("200 Completed", "good")
+    return Badge(state_word(row.finish_reason), "bad" if row.finish_reason == "error" else "off")
+
+
+def _position(written: str) -> Position | None:
     if not written:
         return None
-    found = _PLACE.fullmatch(written)
+    found = position_of(written)
     if found is None:
         raise FieldError("after", "This page of the list doesn't exist. Start with the newest requests.")
-    return RequestPosition(_EPOCH + timedelta(microseconds=int(found[1])), found[2])
+    return found
 
 
-def _name(place: RequestPosition) -> str:
-    return f"{(place.submitted_at - _EPOCH) // timedelta(microseconds=1)}~{place.request_id}"
+def position_of(written: str) -> Position | None:
+    """Returns the position that an address names, or None if it names none."""
+    found = _PLACE.fullmatch(written)
+    if found is None:
+        return None
+    return Position(_EPOCH + int(found[1]) * _TICK, found[2], found[3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime
+from urllib.parse import quote
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -17,10 +18,19 @@ from admin.usage import query
 from admin.usage.labels import LabelLookup
 from admin.usage.page import UsagePage
 from admin.usage.query import UsageQuery
+from admin.usage.receipt_page import ReceiptPage
+from admin.usage.refused_page import RefusedPage
 from admin.usage.requests_page import RequestsPage
 from admin.web import form_errors
 from admin.web.console import Console
 from admin.web.principals import TenantUser
+from billing.errors import GenerationNotFound
+from billing.request_ids import submitted_at_of
+
+NOT_FOUND = (
+    "No request with this ID. Requests that ran are found by the ID of their response (chatcmpl-…), "
+    "refused ones of the last 30 days by their x-request-id."
+)
 
 
 class UsageRoutes:
@@ -31,7 +41,9 @@ class UsageRoutes:
         self._reports = services.usage
         labels = LabelLookup(services.adapters.catalogue)
         self._usage = UsagePage(services.usage.slices, labels)
-        self._requests = RequestsPage(services.usage.slices, services.usage.receipts, labels)
+        self._requests = RequestsPage(services.usage.slices, services.refused, labels)
+        self._receipts = ReceiptPage(services.usage.receipts, labels)
+        self._refused = RefusedPage(services.refused, labels)
 
     def routes(self) -> list[Route]:
         view, right = self._console.view, USAGE.right
@@ -40,6 +52,7 @@ class UsageRoutes:
             Route("/usage", view(self.show, right), methods=["GET"]),
             Route("/usage/export", view(self.export, right), methods=["GET"]),
             Route("/usage/requests", view(self.show_requests, right), methods=["GET"]),
+            Route("/usage/requests/refused/{position}", view(self.show_refused, right), methods=["GET"]),
             Route(f"{one}/receipt.json", view(self.download, right), methods=["GET"]),
             Route(one, view(self.show_receipt, right), methods=["GET"]),
         ]
@@ -58,10 +71,13 @@ class UsageRoutes:
         )
 
     async def show_requests(self, request: Request, principal: TenantUser) -> Response:
+        asked, errors, status = _read(request)
         wanted = request.query_params.get("id", "").strip()
         if wanted:
-            return self._console.redirect(request, f"/usage/requests/{query.quoted(wanted)}")
-        asked, errors, status = _read(request)
+            path = await self._find(principal, wanted)
+            if path is not None:
+                return self._console.redirect(request, f"/usage/requests/{path}")
+            errors, status = form_errors.FormErrors({"id": NOT_FOUND}), 404
         after = request.query_params.get("after", "")
         try:
             shown = await self._requests.list(principal.tenant_id, asked, after, principal.may)
@@ -76,18 +92,41 @@ class UsageRoutes:
             section=USAGE.id,
             page=shown,
             is_first=not after,
+            wanted=wanted,
             errors=errors,
         )
 
     async def show_receipt(self, request: Request, principal: TenantUser) -> Response:
-        shown = await self._requests.receipt(principal.tenant_id, request.path_params["id"], principal.may)
+        shown = await self._receipts.gather(principal.tenant_id, request.path_params["id"], principal.may)
         return self._console.render(
             request, "receipt.html", principal=principal, section=USAGE.id, page=shown
         )
 
+    async def show_refused(self, request: Request, principal: TenantUser) -> Response:
+        position = request.path_params["position"]
+        shown = await self._refused.gather(principal.tenant_id, position, principal.may)
+        if shown is None:
+            raise HTTPException(404)
+        return self._console.render(
+            request, "refused.html", principal=principal, section=USAGE.id, page=shown
+        )
+
+    async def _find(self, principal: TenantUser, id: str) -> str | None:
+        """Returns the path, below the list, of the request with this id; None if there is none."""
+        if "\x00" in id:
+            return None
+        if submitted_at_of(id) is not None:
+            try:
+                await self._receipts.document(principal.tenant_id, id)
+            except GenerationNotFound:
+                return None
+            return query.quoted(id)
+        path = await self._refused.find(principal.tenant_id, id[:200])
+        return None if path is None else quote(path)
+
     async def download(self, request: Request, principal: TenantUser) -> Response:
         """The receipt that the API serves."""
-        document = await self._requests.document(principal.tenant_id, request.path_params["id"])
+        document = await self._receipts.document(principal.tenant_id, request.path_params["id"])
         headers = {"content-disposition": f'attachment; filename="receipt-{document["id"]}.json"'}
         return Response(msgspec.json.encode(document), media_type="application/json", headers=headers)
 

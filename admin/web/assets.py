@@ -40,13 +40,13 @@ class Assets:
         return Mount("/static", routes=[Route("/{name}", self.serve, methods=["GET"])])
 
     async def serve(self, request: Request) -> Response:
-        asked = request.path_params["name"]
-        found = _HASHED.fullmatch(asked)
-        name = asked if found is None else found["stem"] + found["suffix"]
+        requested = request.path_params["name"]
+        found = _HASHED.fullmatch(requested)
+        name = requested if found is None else found["stem"] + found["suffix"]
         if name not in self._hashed_names:
             raise HTTPException(404)
         # A page of another release asks for its own digest: it gets this release's file, but may not keep it.
-        may_keep = asked == self._hashed_names[name]
+        may_keep = requested == self._hashed_names[name]
         file = await self._files.get(name)
         return respond(
             request, replace(file, cache_control=UNCHANGING if may_keep else REVALIDATED), headers={}

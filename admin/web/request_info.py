@@ -45,3 +45,10 @@ def path_to_return_to(request: Request) -> str:
 def origin_of(request: Request) -> str:
     """Returns this server's origin, as the browser sees it."""
     return f"{request.url.scheme}://{request.url.netloc}"
+
+
+def link_with_token(request: Request, origin: str, path: str, token: str) -> str:
+    """Returns a link to a page of the console with the token behind its #, which browsers do not send, so
+    that no log has it. `origin`: the configured one; empty: the request's.
+    """
+    return f"{origin or origin_of(request)}{request.scope.get('root_path', '')}{path}#{token}"

@@ -72,7 +72,7 @@ class DeliveryRow:
     state: Badge
     attempts: int
     answer: str
-    """What the endpoint said last."""
+    """The endpoint's last response."""
     created_at: datetime
     next_at: datetime | None
     ended_at: datetime | None
@@ -94,7 +94,7 @@ class WebhooksPage:
     def __init__(self, webhooks: WebhookService) -> None:
         self._webhooks = webhooks
 
-    async def shown(self, tenant_id: str) -> list[EndpointRow]:
+    async def index(self, tenant_id: str) -> list[EndpointRow]:
         """All there are: a tenant has a few. Raises DatabaseUnavailable."""
         found = await self._webhooks.list(tenant_id, after=None, limit=MAX_ENDPOINTS, newest_first=True)
         return [endpoint_row(endpoint) for endpoint in found]

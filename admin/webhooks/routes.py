@@ -55,8 +55,8 @@ class WebhookRoutes:
         ]
 
     async def show_list(self, request: Request, principal: TenantUser) -> Response:
-        shown = await self._pages.shown(principal.tenant_id)
-        return self._page(request, "webhooks.html", principal, rows=shown)
+        endpoints = await self._pages.index(principal.tenant_id)
+        return self._page(request, "webhooks.html", principal, rows=endpoints)
 
     async def show(self, request: Request, principal: TenantUser) -> Response:
         return await self._one(request, principal, form_errors.NO_ERRORS)
@@ -80,15 +80,15 @@ class WebhookRoutes:
         return self._made(request, principal, page.endpoint_row(made), secret, "made")
 
     async def show_change(self, request: Request, principal: TenantUser) -> Response:
-        shown = await self._pages.one(principal.tenant_id, request.path_params["endpoint"])
-        return self._form(request, principal, shown, page.fields_of(shown), form_errors.NO_ERRORS)
+        endpoint = await self._pages.one(principal.tenant_id, request.path_params["endpoint"])
+        return self._form(request, principal, endpoint, page.fields_of(endpoint), form_errors.NO_ERRORS)
 
     async def change(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
-        shown = await self._pages.one(principal.tenant_id, request.path_params["endpoint"])
+        endpoint = await self._pages.one(principal.tenant_id, request.path_params["endpoint"])
         try:
             await self._webhooks.update(
                 principal.tenant_id,
-                shown.id,
+                endpoint.id,
                 principal.acting(request),
                 name=form.get("name", ""),
                 url=form.get("url", "").strip(),
@@ -96,9 +96,11 @@ class WebhookRoutes:
             )
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
-            return self._form(request, principal, shown, form, errors, status)
-        said = "Endpoint updated."
-        return await self._console.redirect_with_message(request, principal, f"/webhooks/{shown.id}", said)
+            return self._form(request, principal, endpoint, form, errors, status)
+        message = "Endpoint updated."
+        return await self._console.redirect_with_message(
+            request, principal, f"/webhooks/{endpoint.id}", message
+        )
 
     async def rotate(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         made, secret = await self._webhooks.rotate_secret(
@@ -127,20 +129,24 @@ class WebhookRoutes:
             return await self._one(
                 request, principal, form_errors.FormErrors(event_type=words), event_type, 422
             )
-        said = f"Test event delivered: the endpoint responded with {status}."
-        return await self._console.redirect_with_message(request, principal, f"/webhooks/{endpoint_id}", said)
+        message = f"Test event delivered: the endpoint responded with {status}."
+        return await self._console.redirect_with_message(
+            request, principal, f"/webhooks/{endpoint_id}", message
+        )
 
     async def resend(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         endpoint_id, delivery_id = request.path_params["endpoint"], request.path_params["delivery"]
         await self._webhooks.retry(principal.tenant_id, endpoint_id, delivery_id, principal.acting(request))
-        said = "The event will be resent within seconds with the same ID."
-        return await self._console.redirect_with_message(request, principal, f"/webhooks/{endpoint_id}", said)
+        message = "The event will be resent within seconds with the same ID."
+        return await self._console.redirect_with_message(
+            request, principal, f"/webhooks/{endpoint_id}", message
+        )
 
     async def delete(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
-        shown = await self._pages.one(principal.tenant_id, request.path_params["endpoint"])
-        await self._webhooks.delete(principal.tenant_id, shown.id, principal.acting(request))
-        said = f"{shown.name} was deleted."
-        return await self._console.redirect_with_message(request, principal, "/webhooks", said)
+        endpoint = await self._pages.one(principal.tenant_id, request.path_params["endpoint"])
+        await self._webhooks.delete(principal.tenant_id, endpoint.id, principal.acting(request))
+        message = f"{endpoint.name} was deleted."
+        return await self._console.redirect_with_message(request, principal, "/webhooks", message)
 
     async def _one(
         self,
@@ -151,17 +157,17 @@ class WebhookRoutes:
         status: int = 200,
     ) -> Response:
         after = after_of(request, _DELIVERY_ID)
-        shown = await self._pages.one(principal.tenant_id, request.path_params["endpoint"])
-        deliveries = await self._pages.deliveries(principal.tenant_id, shown.id, after)
+        endpoint = await self._pages.one(principal.tenant_id, request.path_params["endpoint"])
+        deliveries = await self._pages.deliveries(principal.tenant_id, endpoint.id, after)
         return self._page(
             request,
             "webhook.html",
             principal,
             status,
-            endpoint=shown,
+            endpoint=endpoint,
             page=deliveries,
             errors=errors,
-            chosen=chosen or shown.events[0],
+            chosen=chosen or endpoint.events[0],
             types=[(name, name) for name, _ in page.CHOICES],
             is_first=after is None,
         )

@@ -48,6 +48,7 @@ from tenants.accounts import UserAccounts
 from tenants.key_service import KeyService
 from tenants.object_names import NameService
 from tenants.quotas import Quotas
+from tenants.refusals.service import RefusedRequests
 from tenants.service import AccountServices, TenantService, account_services
 from tenants.user_contexts import UserContexts
 from tests.admin.browsing import Visit, chromium, visit
@@ -130,7 +131,7 @@ async def playground(
 ) -> AsyncIterator[tuple[Playground, FakeEngine, Quotas]]:
     """The true one, over an engine that plays a script."""
     engine = FakeEngine(codec)
-    quotas = Quotas(redis_url, "test", seed=WindowUsage(database))
+    quotas = Quotas(redis_url, "test", read_usage=WindowUsage(database))
     await quotas.start()
     services = Services(
         engine=engine,  # type: ignore[arg-type]
@@ -215,6 +216,7 @@ async def site(
                 models=models,
                 playground=talking,
                 sla=SlaReports(database),
+                refused=RefusedRequests(database),
                 billing=billing,
                 operation=operation,
                 base_digest=lambda: BASE_DIGEST,

@@ -28,6 +28,8 @@ from db.session import EVERY_TENANT
 from engine.protocol import Usage
 from sla.incidents.service import Incidents
 from tenants.actors import OPERATOR
+from tenants.refusals.recorder import RefusedRequest
+from tenants.refusals.repository import RefusalWriter
 from tests.admin.conftest import Site
 from tests.admin.reports import finish_with_report, report_of
 from tests.admin.test_billing import invoiced
@@ -171,6 +173,22 @@ async def _billing(site: Site, named: Naming, made: Furnished) -> None:
         url="https://hooks.example/'onerror='alert(7)//javascript:alert(7)",
         event_types=[SPEND_ALERT],
     )
+    call = RefusedRequest(
+        tenant_id=tenant,
+        at=round((now - timedelta(seconds=90)).timestamp() * 1_000_000),
+        request_id="req_of_every_page",
+        status=404,
+        code="model_not_found",
+        message=named("message of an error"),
+        key_id=made.things["key"],
+        project_id=made.things["project"],
+        method="POST",
+        path=named("path"),
+        model=named("model asked for"),
+    )
+    async with site.place.database.write(EVERY_TENANT) as session:
+        await RefusalWriter(session).add([call])
+    made.things["position"] = f"{call.at}!{call.request_id}"
     made.things |= {"id": event.request_id, "alert": alert.id, "endpoint": endpoint.id}
 
 

@@ -207,6 +207,28 @@ async def test_a_regression_is_activated_only_if_that_is_confirmed(
     assert "measured worse" not in (await visitor.get(here)).text, "version 2 is better than version 1"
 
 
+async def test_a_rollback_to_a_worse_version_asks(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    adapter = await two_ready_versions(site.place)
+    here = f"/adapters/{adapter}"
+    for version in (1, 2):
+        await act(visitor, here, f"{here}/versions/{version}/activate")
+    assert "Roll back to version 1?" in (await visitor.get(here)).text
+    await measured(site, adapter, v1=0.38, v2=0.5)
+    page = (await visitor.get(here)).text
+    question = page[page.index('id="rollback"') :].partition("</form>")[0]
+    assert "Roll back to version 1 although it measured worse?" in question
+    assert "gains 0.120 nats per token less over the base model than version 2" in question
+    assert 'name="accept_regression" value="2"' in question
+    refused = await act(visitor, here, f"{here}/rollback")
+    assert refused.headers["location"] == f"/console{here}/versions/1"
+    assert "serving version 2" in (await visitor.get(here)).text
+    await act(visitor, here, f"{here}/rollback", accept_regression="2")
+    assert "serving version 1" in (await visitor.get(here)).text
+    await act(visitor, here, f"{here}/rollback")
+    assert "serving version 2" in (await visitor.get(here)).text, "which is better"
+
+
 @pytest.mark.parametrize(("new", "old"), [(0.5, 0.5), (0.4996, 0.5), (None, 0.5), (0.1, None)])
 async def test_what_is_no_regression_is_activated_as_ever(
     site: Site, visitor: httpx.AsyncClient, new: float | None, old: float | None

@@ -14,7 +14,9 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from admin.billing.page import rest_of_month
+from admin.invoices.lines import OTHERS, groups_of, rounded
 from billing.invoices.documents import invoice_object
+from billing.invoices.lines import Line
 from billing.invoices.models import Invoice
 from billing.invoices.service import record_payment
 from billing.invoices.settings import InvoiceSettings
@@ -94,10 +96,12 @@ async def test_a_month_so_far_is_the_apis_preview(site: Site, visitor: httpx.Asy
     for words in (
         "$49.500008",
         "$49.00 ",
-        "$1.500001",
-        "−$1.000000",
+        'title="$1.500001">$1.50<',
+        'title="−$1.000000">−$1.00<',
+        'title="$0.000007">&lt;$0.01<',
         "team",
-        "sapling, default, input tokens",
+        "<code>sapling</code>",
+        "Input tokens, default",
     ):
         assert words in page, words
     assert f"from={THIS_MONTH.isoformat()}&amp;to={THIS_MONTH.isoformat()}&amp;show=cost" in page
@@ -106,6 +110,36 @@ async def test_a_month_so_far_is_the_apis_preview(site: Site, visitor: httpx.Asy
     assert "Preview" in shown
     document = await visitor.get("/invoices/preview.json")
     assert document.json()["total_micro_usd"] == preview.total
+
+
+def test_lines_are_grouped_by_model_the_most_expensive_first() -> None:
+    def used(model: str, item: str, amount: int) -> Line:
+        details = {"item": item, "model": model, "service_tier": "default", "quantity": 1}
+        return Line("usage", THIS_MONTH, f"{model}, default, {item}", amount, details)
+
+    lines = [
+        Line("fee", THIS_MONTH, "Plan team, monthly fee", 49_000_000),
+        used("base:a@1", "input", 4_999),
+        used("base:a@2", "output", 20_000),
+        used("base:b@7", "input", 1_234_500),
+        Line("credit", THIS_MONTH, "Taken from your balance", -15_000),
+    ]
+    groups = groups_of(lines)
+    assert [one.title for one in groups] == ["base:b", "base:a", OTHERS]
+    assert [(one.amount, one.exact) for one in groups] == [
+        ("$1.23", "$1.234500"),
+        ("$0.02", "$0.024999"),
+        ("$48.99", "$48.985000"),
+    ]
+    assert [row.text for row in groups[0].rows] == ["Input tokens, default"]
+    assert [row.text for row in groups[1].rows] == [
+        "Input tokens, default, version 1",
+        "Output tokens, default, version 2",
+    ]
+    assert [row.amount for row in groups[1].rows] == ["<$0.01", "$0.02"]
+    assert [row.amount for row in groups[2].rows] == ["$49.00", "−$0.02"]
+    assert rounded(0) == "$0.00"
+    assert groups_of([]) == []
 
 
 def test_the_forecast_is_the_pace_of_the_last_days() -> None:
@@ -127,7 +161,7 @@ async def test_an_invoice_is_shown_whole_and_handed_out(site: Site, visitor: htt
     for words in (f"{LAST_MONTH:%B %Y}", "INV-000001", "$12.35", "/invoices/preview"):
         assert words in listed, words
     page = (await visitor.get(f"/invoices/{invoice.id}")).text
-    behind = re.search(r'href="/console(/usage\?[^"]+)">sapling:pirate@1, default, input', page)
+    behind = re.search(r'href="/console(/usage\?[^"]+)">Input tokens, default<', page)
     assert behind is not None
     usage = await visitor.get(html.unescape(behind[1]))
     assert usage.status_code == 200
@@ -158,7 +192,7 @@ async def test_usage_that_came_late_stands_apart(site: Site, visitor: httpx.Asyn
     invoice = await invoiced(site)
     page = (await visitor.get(f"/invoices/{invoice.id}")).text
     earlier, late = page.split("Late usage from earlier months")
-    assert "recorded late: sapling, default" in late
+    assert f"{before:%B %Y}, recorded late: Input tokens, default" in late
     assert "70,000" not in earlier
     assert f"/usage?month={before:%Y-%m}&amp;show=cost" in late
 

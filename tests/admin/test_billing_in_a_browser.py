@@ -36,7 +36,12 @@ async def test_an_owner_sees_what_is_owed_and_bounds_it(
     )  # less what rounding added
     await page.get_by_role("link", name="Invoices").first.click()
     await page.get_by_role("link", name=f"{LAST_MONTH:%B %Y}").click()
-    await page.get_by_text("$12.345733").first.wait_for()
+    await page.get_by_title("$12.345733").first.wait_for()
+    await page.emulate_media(media="print")
+    assert await page.get_by_text("Line items").is_visible()
+    for screen_only in (page.locator("nav"), page.get_by_role("link", name="Download PDF")):
+        assert not await screen_only.first.is_visible()
+    await page.emulate_media(media="screen")
     async with page.expect_download() as downloading:
         await page.get_by_role("link", name="Download PDF").click()
     document = await downloading.value

@@ -4,12 +4,18 @@ who hear or type instead of looking get along.
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
+
 from playwright.async_api import Browser, expect
 
+from billing.rates import Rate
+from engine.protocol import Usage
 from tenants.actors import OPERATOR
 from tests.admin.browsing import Visit, visit
 from tests.admin.conftest import PASSWORD, Site
 from tests.admin.test_keys import XSS
+from tests.support.booked import request, write
 from tests.support.waiting import eventually
 
 ANSWER = "Hello there, hello world."
@@ -115,7 +121,7 @@ async def test_an_adapter_answers_beside_its_base(site: Site, seen: Visit) -> No
     site.engine.script = lambda submit: site.engine.says(submit, ANSWER)
     page = seen.page
     await seen.go("/playground?model=sapling:pirate")
-    await page.get_by_label("Compare with base model").check()
+    await page.get_by_label("Compare with").select_option("sapling")
     await page.fill("#message", f"It's {XSS}")
     await page.keyboard.press("Enter")
     measured = page.locator("[data-measured]:not(:empty)")
@@ -161,3 +167,30 @@ async def test_an_answer_can_be_stopped_and_begun_anew(site: Site, seen: Visit) 
     assert await page.input_value("#message") == "Are you there?"
     assert [one for one in seen.complaints if "503" not in one] == []
     seen.complaints.clear()
+
+
+async def test_a_working_snippet_is_three_clicks_away_and_the_cost_by_adapter_one(
+    site: Site, seen: Visit
+) -> None:
+    made = await site.place.create("pirate")
+    await site.place.make_ready(made, "1")
+    usage = {"usage": Usage(1000, 0, 100), "rate": Rate("prc_1", 3_000_000, 1_000_000, 5_000_000)}
+    named = {"model": "sapling:pirate@1", "adapter_id": made.adapter.id}
+    used = request(site.tenant_id, datetime.now(UTC).timestamp(), **named, **usage)
+    await write(site.place.database, [used])
+    page = seen.page
+    await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await page.get_by_role("link", name="Create API key").click()
+    await page.get_by_label("Name").fill("demo")
+    await page.get_by_role("button", name="Create key").click()
+    await page.locator(".snippets [data-copy-code]").click()
+    copied = await page.evaluate("navigator.clipboard.readText()")
+    (key,) = re.findall(r"Bearer (rs_inference_\w+)", copied)
+    shown = await site.keys.list(site.tenant_id)
+    assert [row.name for row, *_ in shown if key.startswith(row.prefix)] == ["demo"]
+    assert "/v1/chat/completions" in copied
+    await seen.go("/")
+    await page.get_by_role("link", name="Spent in").click()
+    row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="pirate"))
+    assert "$0.003500" in (await row.text_content() or "")
+    assert not await seen.serious()

@@ -192,7 +192,7 @@ async def test_a_change_is_looked_at_before_it_is_made(site: Site, visitor: http
     # What was promised until then stays what that time is judged by.
     async with site.place.database.read(site.tenant_id) as session:
         end = datetime.now(UTC) + timedelta(seconds=1)
-        before, after = await SlaRepository(session, site.tenant_id).in_force(began, end)
+        before, after = await SlaRepository(session, site.tenant_id).terms_between(began, end)
     assert before.terms == {}
     assert after.terms == {"flex": {"allowed": False, "availability_ppm": 995_000}}
     assert before.end == after.start

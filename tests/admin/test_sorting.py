@@ -10,7 +10,7 @@ import pytest
 from admin.web.form_errors import FieldError
 from admin.web.sorting import Column, Sort, headings, read_sort, sort_rows
 from tenants.actors import OPERATOR
-from tenants.key_terms import KeyTerms
+from tenants.key_restrictions import KeyRestrictions
 from tests.admin.conftest import Site, sign_in
 from tests.admin.test_usage import table
 
@@ -57,6 +57,8 @@ async def test_adapters_are_sorted_and_totalled(site: Site, visitor: httpx.Async
     assert 'aria-sort="descending"><a class="sort" href="/console/adapters?sort=size">Size' in page.text
     assert [*table(page)][3] == "oak", "which has no size yet"
     assert table(page)["4 adapters"][3] == "300 B"
+    assert "1–4 of 4 adapters, by size." in page.text
+    assert "of 4 adapters" not in (await visitor.get("/adapters")).text
     assert (await visitor.get("/adapters?sort=secret")).status_code == 404
 
 
@@ -64,7 +66,9 @@ async def test_keys_are_sorted(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     soon = datetime.now(UTC) + timedelta(days=1)
     for name, expires_at in (("Beech", None), ("ash", soon + timedelta(days=9)), ("cedar", soon)):
-        await site.keys.create(site.tenant_id, name, OPERATOR, terms=KeyTerms(expires_at=expires_at))
+        await site.keys.create(
+            site.tenant_id, name, OPERATOR, restrictions=KeyRestrictions(expires_at=expires_at)
+        )
     for sort, first in (("name", "ash"), ("-name", "cedar"), ("expires_at", "cedar"), ("-expires_at", "ash")):
         page = await visitor.get(f"/keys?sort={sort}&show=all")
         names = [name for name in table(page) if name in ("Beech", "ash", "cedar")]

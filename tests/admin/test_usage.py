@@ -123,7 +123,7 @@ async def test_rows_lead_to_less_and_to_their_requests(site: Site, visitor: http
     requests = await visitor.get(f"http://127.0.0.1:8000{behind}")
     rows = table(requests)
     assert len(rows) == 4
-    assert all(row[1] == "robot <i>" and row[2] == "2,000 in, 300 out" for row in rows.values())
+    assert all(row[2:4] == ["robot <i>", "2,000 in, 300 out"] for row in rows.values())
     (one, *_) = links(requests, next(iter(rows)).rpartition(" 20")[0])  # how long ago, and when
     receipt = await visitor.get(f"http://127.0.0.1:8000{one}")
     assert table(receipt)["Output"] == ["300", "$5.00", "$0.000750"]
@@ -213,10 +213,9 @@ async def test_a_receipt_says_what_was_taken_back(site: Site, visitor: httpx.Asy
     await sign_in(visitor)
     day = days_ago(using, 5)
     rows = await visitor.get(f"/usage/requests?range=days&from={day}&to={day}&key=key_gone")
-    assert sum("Reversed" in head for head in table(rows)) == 1
-    one = links(rows, next(head for head in table(rows) if "Reversed" in head).split(" Reversed")[0])
-    receipts = [await visitor.get(f"http://127.0.0.1:8000{path}") for path in one]
-    (taken,) = [page for page in receipts if "Reversed" in page.text]
+    (row,) = [row for row in rows.text.split("<tr>") if ">Reversed</span>" in row]
+    (path,) = re.findall(r'href="(/console/usage/requests/[^"]+)"', row)
+    taken = await visitor.get(f"http://127.0.0.1:8000{path}")
     assert table(taken)["Billed"][-1] == "$0.000000"
     assert "=cmd|" in html.unescape(taken.text)
     assert "Deleted key" in taken.text

@@ -96,7 +96,7 @@ class ShareRow:
 
 
 @dataclass(frozen=True)
-class Shown:
+class EngineDetail:
     """Of an engine that was seen at least once."""
 
     tiles: list[Tile]
@@ -128,7 +128,7 @@ class EnginePage:
     heed: str
     """What is to be known of how true the page is; empty when it is."""
     is_live: bool
-    shown: Shown | None
+    detail: EngineDetail | None
     announcement: str
 
 
@@ -152,7 +152,7 @@ class EnginePages:
         report = next((one for one in reports if one.key == key), reports[0])
         state = STATES[report.state]
         tabs = [Tab(one.key, STATES[one.state], one.key == report.key) for one in reports]
-        shown = None if report.view is None else await self._show(report.view)
+        detail = None if report.view is None else await self._show(report.view)
         now = self._clock()
         return EnginePage(
             tabs=tabs,
@@ -161,7 +161,7 @@ class EnginePages:
             lead=_lead(report),
             heed=_heed(report, now),
             is_live=report.state != "gone",
-            shown=shown,
+            detail=detail,
             announcement=f"{report.key}: {state.word}",
         )
 
@@ -184,7 +184,7 @@ class EnginePages:
         digests = {slot.digest for slot in view.slots} | {one.digest for one in view.shares if one.digest}
         return await self._names.of(digests, {share.tenant for share in view.shares})
 
-    async def _show(self, view: EngineView) -> Shown:
+    async def _show(self, view: EngineView) -> EngineDetail:
         adapters, tenants = await self._named(view)
         stats = view.stats
         columns = pictures.columns_of(view)
@@ -206,7 +206,7 @@ class EnginePages:
                 f"of {stats.blocks_total:,}",
             ),
         ]
-        return Shown(
+        return EngineDetail(
             tiles=tiles,
             rows=pictures.rows_of(view),
             step=_step(view),

@@ -81,12 +81,12 @@ class IncidentRoutes:
     async def set_public(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         incident_id, is_public = request.path_params["incident"], form.get("public") == "yes"
         await self._incidents.set_public(incident_id, is_public, operator.acting(request))
-        said = (
+        message = (
             "The incident is now visible to tenants."
             if is_public
             else "The incident is no longer visible to tenants."
         )
-        return await self._console.redirect_with_message(request, operator, f"{HERE}/{incident_id}", said)
+        return await self._console.redirect_with_message(request, operator, f"{HERE}/{incident_id}", message)
 
     async def close(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         incident_id = request.path_params["incident"]

@@ -56,8 +56,8 @@ class JobRoutes:
     async def cancel(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         job_id, tenant_id = await self._whose(request)
         job = await self._jobs.cancel(tenant_id, job_id, by=operator.acting(request))
-        said = "Job cancelled." if job.wanted is None else "Cancelling the job."
-        return await self._console.redirect_with_message(request, operator, HERE, said)
+        message = "Job cancelled." if job.wanted is None else "Cancelling the job."
+        return await self._console.redirect_with_message(request, operator, HERE, message)
 
     async def retry(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         job_id, tenant_id = await self._whose(request)

@@ -36,7 +36,7 @@ class MarginRoutes:
         now = datetime.now(UTC)
         months = page.months(now)
         given = {name: request.query_params.get(name, "") for name in ("month", "price", "gpus")}
-        run, shown, errors, status = None, None, form_errors.NO_ERRORS, 200
+        run, margin, errors, status = None, None, form_errors.NO_ERRORS, 200
         if given["price"]:
             try:
                 run = await self._margins.look(*_question(given, now))
@@ -45,7 +45,7 @@ class MarginRoutes:
             else:
                 if run.report is not None:
                     tenant_ids = {line["tenant_id"] for line in run.report["lines"]}
-                    shown = page.margin(run.report, await self._directory.names([*tenant_ids]))
+                    margin = page.margin(run.report, await self._directory.names([*tenant_ids]))
         return self._console.render(
             request,
             "operator/margin.html",
@@ -53,7 +53,7 @@ class MarginRoutes:
             principal=operator,
             section=MARGIN.id,
             run=run,
-            page=shown,
+            page=margin,
             months=months,
             fields={**given, "month": given["month"] or months[0][0]},
             errors=errors,

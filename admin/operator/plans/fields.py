@@ -66,7 +66,7 @@ class Field:
     optional: bool = False
 
     @property
-    def asked(self) -> str:
+    def form_label(self) -> str:
         """The label of the field of a form."""
         return f"{self.label}, in {self.unit.name}" if self.unit.name else self.label
 

@@ -48,7 +48,7 @@ class PlanPage:
 
 
 @dataclass(frozen=True)
-class Draft:
+class PlanDraft:
     """A change that is looked at, and not made yet."""
 
     plan: PlanView
@@ -93,15 +93,15 @@ class PlanPages:
         ]
         return PlanPage(plan, counts.get(plan.id, 0), groups)
 
-    async def draft(self, plan_id: str, values: Mapping[str, Any] | None) -> Draft:
+    async def draft(self, plan_id: str, values: Mapping[str, Any] | None) -> PlanDraft:
         """`values`: by the names of fields; None while they cannot be read. Raises PlanNotFound,
         DatabaseUnavailable.
         """
         plan, counts = await asyncio.gather(self._plans.find_by_id(plan_id), self._plans.num_tenants())
         differences = [] if values is None else fields.differences(plan, values)
-        return Draft(plan, counts.get(plan.id, 0), differences, revision(plan))
+        return PlanDraft(plan, counts.get(plan.id, 0), differences, revision(plan))
 
-    async def effect(self, draft: Draft, values: Mapping[str, Any], now: datetime) -> Preview | None:
+    async def effect(self, draft: PlanDraft, values: Mapping[str, Any], now: datetime) -> Preview | None:
         """What the change would have made of the last month's bills; None where it changes none. Raises
         DatabaseUnavailable.
         """

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from admin.navigation import PLANS, TENANTS
 from admin.operator.plans import fields
 from admin.operator.plans.fields import GROUPS, MAX_FIELDS
-from admin.operator.plans.page import Draft, PlanPages
+from admin.operator.plans.page import PlanDraft, PlanPages
 from admin.services import ConsoleServices
 from admin.web import form_errors
 from admin.web.console import Console
@@ -85,8 +85,8 @@ class PlanRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, _NAMES, self._error_mapping)
             return self._new(request, operator, form, status, errors)
-        said = f"Plan {made.name} created."
-        return await self._console.redirect_with_message(request, operator, f"{HERE}/{made.id}", said)
+        message = f"Plan {made.name} created."
+        return await self._console.redirect_with_message(request, operator, f"{HERE}/{made.id}", message)
 
     async def edit(self, request: Request, operator: Operator) -> Response:
         """The form, with what its fields would change above it once there are any."""
@@ -133,8 +133,8 @@ class PlanRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, _NAMES, self._error_mapping)
             return self._edit(request, operator, draft, form, status, errors)
-        said = f"Plan {draft.plan.name} updated for {_tenants(draft.tenants)}."
-        return await self._console.redirect_with_message(request, operator, f"{HERE}/{plan_id}", said)
+        message = f"Plan {draft.plan.name} updated for {_tenants(draft.tenants)}."
+        return await self._console.redirect_with_message(request, operator, f"{HERE}/{plan_id}", message)
 
     async def show_move(self, request: Request, operator: Operator) -> Response:
         """What another plan would change for a tenant."""
@@ -148,9 +148,9 @@ class PlanRoutes:
         tenant = await self._tenants.find_tenant(request.path_params["tenant"])
         plan = form.get("plan", "")
         await self._plans.set_tenant_plan(tenant.id, plan, operator.acting(request))
-        said = f"{tenant.name} is now on the {plan} plan."
+        message = f"{tenant.name} is now on the {plan} plan."
         return await self._console.redirect_with_message(
-            request, operator, f"{TENANTS.path}/{tenant.id}", said
+            request, operator, f"{TENANTS.path}/{tenant.id}", message
         )
 
     def _new(
@@ -167,7 +167,7 @@ class PlanRoutes:
         self,
         request: Request,
         operator: Operator,
-        draft: Draft,
+        draft: PlanDraft,
         given: Mapping[str, str],
         status: int = 200,
         errors: form_errors.FormErrors = form_errors.NO_ERRORS,

@@ -95,8 +95,8 @@ class PriceRoutes:
             return self._form(request, operator, form, 409, errors)
         except self._expected_errors as error:
             return self._problem(request, operator, form, error)
-        said = f"Prices published. Effective from {made.effective_from:%Y-%m-%d %H:%M} UTC."
-        return await self._console.redirect_with_message(request, operator, HERE, said)
+        message = f"Prices published. Effective from {made.effective_from:%Y-%m-%d %H:%M} UTC."
+        return await self._console.redirect_with_message(request, operator, HERE, message)
 
     async def _read(self, given: Mapping[str, str]) -> PriceReview:
         """Raises what the form explains."""

@@ -80,7 +80,7 @@ class BookRoutes:
         page = int(number) if number.isascii() and number.isdecimal() and len(number) < 6 else 0
         if page < 1:
             raise HTTPException(404, "This page of the list doesn't exist.")
-        shown = rows[ROWS * (page - 1) : ROWS * page]
+        rows_of_page = rows[ROWS * (page - 1) : ROWS * page]
         return self._console.render(
             request,
             "operator/books_one.html",
@@ -92,8 +92,8 @@ class BookRoutes:
             not_there=NOT_THERE,
             a_day=timedelta(days=1),
             chosen=chosen,
-            rows=shown,
-            names=await self._directory.names([*{one.tenant_id for one in shown}]),
+            rows=rows_of_page,
+            names=await self._directory.names([*{one.tenant_id for one in rows_of_page}]),
             page=page,
             has_more=len(rows) > ROWS * page,
             num_rows=len(rows),

@@ -1,9 +1,8 @@
-"""Gathers the tenants pages: the list with this month's usage, and one tenant."""
+"""Gathers the page of one tenant."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -11,56 +10,18 @@ from typing import Any
 from adapters.catalogue import AdapterCatalogue
 from admin.badge import Badge
 from admin.operator.services import OperatorServices
-from admin.web.form_errors import FieldError
+from admin.operator.tenants.state import state_of
 from billing.customers.service import CustomerUse
 from billing.invoices.accounts import BillingAccountView
 from billing.invoices.credits import Balance
 from billing.invoices.views import InvoiceView
 from tenants.limits.kinds import Limit
 from tenants.models import Tenant, User
-from tenants.operators.directory import KeyCount, TenantFilter
+from tenants.operators.directory import KeyCount
 from tenants.service import AccountServices
 from tenants.views import PlanView
 
-PAGE = 50
-FIELDS = ("search", "plan", "standing")
-STANDINGS = (
-    ("", "Any"),
-    ("active", "Active"),
-    ("grace", "Payment overdue"),
-    ("suspended", "Unpaid"),
-    ("disabled", "Suspended"),
-)
 MEMBERS = INVOICES = ADAPTERS = 20
-_STATES = {
-    "active": Badge("Active", "good"),
-    "grace": Badge("Overdue", "warn"),
-    "suspended": Badge("Unpaid", "bad"),
-}
-SHUT_OUT = Badge("Suspended", "off")
-
-
-@dataclass(frozen=True)
-class TenantRow:
-    """Of the list."""
-
-    id: str
-    name: str
-    plan: str
-    state: Badge
-    use: CustomerUse
-
-
-@dataclass(frozen=True)
-class TenantList:
-    rows: list[TenantRow]
-    count: int
-    """Of all that the filter lets pass."""
-    spend: int
-    """Of those shown."""
-    next_after: str | None
-    plans: list[tuple[str, str]]
-    """To choose from."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +44,7 @@ class TenantPage:
 
 
 class TenantPages:
-    """Gathers the pages."""
+    """Gathers the page."""
 
     def __init__(
         self,
@@ -95,23 +56,6 @@ class TenantPages:
         self._catalogue = catalogue
         self._directory = operation.directory
         self._customers = operation.customers
-
-    async def list(self, wanted: TenantFilter, after: str | None) -> TenantList:
-        """Raises DatabaseUnavailable."""
-        found, count = await self._directory.page(wanted, after=after, limit=PAGE + 1)
-        shown = found[:PAGE]
-        uses = await self._customers.month([one.tenant.id for one in shown], datetime.now(UTC))
-        rows = [
-            TenantRow(one.tenant.id, one.tenant.name, one.plan, state_of(one.tenant), uses[one.tenant.id])
-            for one in shown
-        ]
-        return TenantList(
-            rows,
-            count,
-            sum(row.use.spend for row in rows),
-            rows[-1].name if len(found) > PAGE else None,
-            [("", "Any"), *((plan.name, plan.name) for plan in await self._account.plans.list())],
-        )
 
     async def one(self, tenant_id: str) -> TenantPage:
         """Raises TenantNotFound, DatabaseUnavailable."""
@@ -135,21 +79,6 @@ class TenantPages:
             customer.invoices,
             adapters,
         )
-
-
-def state_of(tenant: Tenant) -> Badge:
-    return SHUT_OUT if tenant.disabled_at is not None else _STATES[tenant.billing_state]
-
-
-def read_filter(fields: Mapping[str, str]) -> TenantFilter:
-    """Raises Refused."""
-    given = {name: fields.get(name, "").strip() for name in FIELDS}
-    for name, value in given.items():
-        if len(value) > 200 or "\x00" in value:
-            raise FieldError(name, "This value is too long or contains invalid characters.")
-    if given["standing"] not in {name for name, _ in STANDINGS}:
-        raise FieldError("standing", "Unknown status.")
-    return TenantFilter(**given)  # type: ignore[arg-type]
 
 
 def _whose(limit: Limit) -> str:

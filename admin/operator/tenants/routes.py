@@ -13,12 +13,14 @@ from starlette.routing import Route
 
 from admin.amounts import read_dollars
 from admin.navigation import TENANTS
-from admin.operator.tenants import page
+from admin.operator.tenants import list_page
+from admin.operator.tenants.list_page import TenantListPage
 from admin.operator.tenants.page import TenantPages
 from admin.services import ConsoleServices
 from admin.web import form_errors
 from admin.web.console import Console
 from admin.web.principals import Operator
+from admin.web.sorting import sort_of
 
 HERE = TENANTS.path
 _CREDIT_FIELDS = ("amount", "reason")
@@ -31,6 +33,7 @@ class TenantRoutes:
         self._console = console
         self._account = services.account
         self._credits = services.billing.credits
+        self._list = TenantListPage(services.account.plans, services.operation)
         self._pages = TenantPages(services.account, services.adapters.catalogue, services.operation)
         self._error_mapping = services.error_mapping
         self._expected_errors = form_errors.expected_errors(services.error_mapping)
@@ -46,15 +49,17 @@ class TenantRoutes:
         ]
 
     async def show(self, request: Request, operator: Operator) -> Response:
-        given = {name: request.query_params.get(name, "") for name in page.FIELDS}
+        given = {name: request.query_params.get(name, "") for name in list_page.FIELDS}
+        sort = sort_of(request, list_page.COLUMNS)
         after = request.query_params.get("after") or None
-        errors, status = form_errors.NO_ERRORS, 200
-        shown = page.TenantList([], 0, 0, None, [])
+        errors, status, shown = form_errors.NO_ERRORS, 200, list_page.NOTHING
         try:
-            wanted = page.read_filter(given)
-            shown = await self._pages.list(wanted, None if after is None else after[:200].replace("\x00", ""))
+            wanted = list_page.read_filter(given)
+            begin = None if after is None else after[:200].replace("\x00", "")
+            shown = await self._list.gather(wanted, begin, sort)
         except form_errors.FieldError as error:
             errors, status = form_errors.FormErrors({error.field: error.message}), 422
+        filters = {name: value for name, value in given.items() if value}
         return self._console.render(
             request,
             "operator/tenants.html",
@@ -64,10 +69,12 @@ class TenantRoutes:
             page=shown,
             fields=given,
             errors=errors,
-            standings=page.STANDINGS,
-            is_filtered=any(given.values()),
+            standings=list_page.STANDINGS,
+            is_filtered=bool(filters),
             is_first=after is None,
-            query=urlencode({name: value for name, value in given.items() if value}),
+            sort=sort,
+            filters=urlencode(filters),
+            query=urlencode(filters | ({"sort": str(sort)} if sort else {})),
         )
 
     async def show_one(self, request: Request, operator: Operator) -> Response:

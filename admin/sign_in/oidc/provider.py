@@ -143,8 +143,8 @@ class Provider:
         party = claims.get("azp")
         if (several or party is not None) and party != self._settings.client_id:
             raise self._refused("the ID token is for another party")
-        said = claims.get("nonce")
-        if not isinstance(said, str) or not hmac.compare_digest(said.encode(), nonce.encode()):
+        returned = claims.get("nonce")
+        if not isinstance(returned, str) or not hmac.compare_digest(returned.encode(), nonce.encode()):
             raise self._refused("the ID token is of another sign-in")
         if not claims["sub"] or len(claims["sub"]) > 255:
             raise self._refused("the ID token has no subject")

@@ -151,7 +151,7 @@ class OidcRoutes:
         flow: Flow,
     ) -> Response:
         try:
-            account = await self._invites.accept_vouched(
+            account = await self._invites.accept_with_identity(
                 flow.invite, identity, address=address_of(request), request_id=request_id_of(request)
             )
         except InviteInvalid:
@@ -160,9 +160,9 @@ class OidcRoutes:
             return self._told(request, "Email doesn't match", _NOT_THEIRS.format(provider.title), 403)
         except NameTaken:
             return self._told(request, "Already connected", _TAKEN.format(provider.title), 409)
-        said = f"Welcome to {account.tenant_name}. Your role is {account.role}."
+        message = f"Welcome to {account.tenant_name}. Your role is {account.role}."
         return await self._completion.complete(
-            request, opened, account, provider.name, flow.began_at, message=said
+            request, opened, account, provider.name, flow.began_at, message=message
         )
 
     async def _connected(
@@ -176,8 +176,8 @@ class OidcRoutes:
         except IdentityTaken:
             taken = _TAKEN.format(provider.title)
             return self._told(request, "Not connected", taken, 409, "/account")
-        said = f"{provider.title} connected."
-        return await redirect_with_new_session(self._console, request, principal, "/account", said)
+        message = f"{provider.title} connected."
+        return await redirect_with_new_session(self._console, request, principal, "/account", message)
 
     async def _asked(self, request: Request) -> tuple[OpenSession, dict[str, str]]:
         """Reads a form that needs no signed-in user. Raises `HTTPException` 403."""

@@ -1,0 +1,1 @@
+"""Search over sections, adapters, keys and projects."""

@@ -1,0 +1,32 @@
+"""Refused requests in a browser: two clicks from sign-in to the reason, accessible, on any screen."""
+
+from __future__ import annotations
+
+from tests.admin.browsing import chromium, visit
+from tests.admin.conftest import EMAIL, PASSWORD, Site
+from tests.admin.test_refused_requests import furnished
+from tests.support.serving import served
+
+
+async def test_why_a_request_was_refused_in_two_clicks(site: Site) -> None:
+    await furnished(site)
+    async with chromium() as browser, served(site.whole) as origin:
+        context = await browser.new_context(viewport={"width": 1280, "height": 900})
+        seen = await visit(context, origin)
+        await seen.sign_in(EMAIL, PASSWORD)
+        page = seen.page
+        await page.get_by_role("link", name="Refused requests").click()
+        await page.locator(".requests th a").first.click()
+        await page.get_by_text("Rate limit reached").wait_for()
+        refused = page.url.removeprefix(seen.console)
+        found = []
+        for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390)):
+            await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            await page.set_viewport_size({"width": width, "height": 900})
+            for path in ("/", "/usage/requests?range=today", refused):
+                await seen.go(path)
+                found += [f"{path} {scheme}: {one}" for one in await seen.serious()]
+                beyond = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+                assert beyond <= 0, f"{path} is {beyond} px wider than a screen of {width}"
+        assert not found
+        assert not seen.complaints
