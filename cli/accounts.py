@@ -108,7 +108,7 @@ def create_key(
 
     async def work(services: Services) -> str:
         from tenants.actors import OPERATOR
-        from tenants.key_terms import KeyTerms
+        from tenants.key_restrictions import KeyRestrictions
 
         owner = await _tenant(services, tenant)
         expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
@@ -118,7 +118,9 @@ def create_key(
             OPERATOR,
             kind=kind,
             project_id=None if project is None else (await _project(services, owner, project)).id,
-            terms=KeyTerms(frozenset(scopes), frozenset(models), tuple(networks), expires_at, tuple(origins)),
+            restrictions=KeyRestrictions(
+                frozenset(scopes), frozenset(models), tuple(networks), expires_at, tuple(origins)
+            ),
         )
         return created.plaintext
 

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
+OPERATOR_COMMAND = "add an account with `rootstock operator add`, and sign in at the console"
+
 
 @dataclass(frozen=True)
 class Welcome:
@@ -27,6 +29,9 @@ class Welcome:
     api_key: str | None = None
     """Only the demo's key is shown: other keys are shown once, by `rootstock key create`."""
     sign_in: str | None = None
+    """A tenant's user, of the demo."""
+    operator_sign_in: str | None = None
+    """The demo's operator."""
     payments: str | None = None
     """The payment provider, unless that is Stripe."""
 
@@ -59,6 +64,7 @@ class Welcome:
         rows = [("API", self.base_url), ("Console", self.console_url), ("Metrics", self.metrics_url)]
         if self.sign_in:
             rows.append(("Sign in", self.sign_in))
+        rows.append(("Operator", self.operator_sign_in or OPERATOR_COMMAND))
         if self.payments:
             rows.append(("Payments", self.payments))
         return [*rows, ("Data, logs", self.data_dir)]

@@ -238,6 +238,9 @@ class _Up:
                 prompt=prompt,
                 api_key=facts.get("api_key"),
                 sign_in=f"{facts['email']}, password {facts['password']}" if facts else None,
+                operator_sign_in=(
+                    f"{facts['operator_email']}, password {facts['operator_password']}" if facts else None
+                ),
                 payments=f"test mode, by a double of Stripe at {payments_url}" if payments_url else None,
             )
         )

@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 
-from cli.display import LiveDisplay, PlainDisplay, Welcome, open_display
+from cli.display import OPERATOR_COMMAND, LiveDisplay, PlainDisplay, Welcome, open_display
 
 DEMO = Welcome(
     base_url="http://127.0.0.1:8000/v1",
@@ -86,3 +86,9 @@ def test_the_snippet_is_python(key: str | None) -> None:
         assert (
             '"Authorization: Bearer $ROOTSTOCK_API_KEY"' in welcome.curl()
         )  # double quotes: the shell expands it
+
+
+def test_the_panel_says_where_operators_sign_in() -> None:
+    assert ("Operator", OPERATOR_COMMAND) in DEMO.places()
+    known = Welcome(**{**DEMO.__dict__, "operator_sign_in": "operator@rootstock.example, password secret"})
+    assert ("Operator", "operator@rootstock.example, password secret") in known.places()
