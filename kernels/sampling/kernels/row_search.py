@@ -64,7 +64,7 @@ def _search_row(
     WIDTH: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Semantics: max { t in [low, high) : the tokens with keys >= max(t, floor) measure what is wanted }, or low."""
+    """Returns max { t in [low, high) : tokens with keys >= max(t, floor) measure what is wanted }, or low."""
     while high - low > 1:
         step = tl.maximum((high - low) // 4, 1)
         first = (low + step).to(tl.int32)
