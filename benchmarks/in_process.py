@@ -96,7 +96,7 @@ class InProcessEngine:
         grammars = None
         if tokenizer is not None:
             compiler = GrammarCompiler(
-                tokenizer, config.eos_ids, self._wake.set, max_lanes=options.mask_threads
+                tokenizer, config.eos_ids, self._wake.set, mask_threads=options.mask_threads
             )
             grammars = GrammarAdmission(compiler)
         self.core = EngineCore(scheduler, runner, grammars=grammars)

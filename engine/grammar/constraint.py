@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from llguidance import LLMatcher
 
-CHOICES_PER_LANE = 4
+CHOICES_PER_LANE = 2
 
 
 class CompiledGrammar:

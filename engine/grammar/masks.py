@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor
+from llguidance import LLExecutor, LLMatcher
 
 from engine.grammar.constraint import Constraint
 
@@ -23,10 +25,13 @@ class MaskFiller:
 
     def __init__(self, num_threads: int) -> None:
         self._executor = LLExecutor(num_threads)
+        self._waiting = ThreadPoolExecutor(1, "masks")
 
-    def fill(self, constraints: Sequence[Constraint], bits_MW: Words) -> None:
-        """Advances the constraints by their pending tokens, and sets bit v % 32 of `bits_MW[i, v // 32]`
-        where constraint i allows token v next.
+    def start(
+        self, constraints: Sequence[Constraint], bits_MW: Words, then: Callable[[], None] = lambda: None
+    ) -> Future[None]:
+        """Advances the constraints by their pending tokens, and begins to set bit v % 32 of
+        `bits_MW[i, v // 32]` where constraint i allows token v next. `then` is called when all are set.
 
         A constraint that is over, or too complex to follow, allows nothing: its row then fails.
         """
@@ -42,13 +47,29 @@ class MaskFiller:
                 constraints[place].pending = None
         if advanced:
             self._executor.consume_token_par(advanced)
-        if places:
+        begun = threading.Event()
+        filling = self._waiting.submit(
+            self._fill, begun, [(matchers[place], place) for place in places], bits_MW, then
+        )
+        # Nothing holds the interpreter while masks are filled, but a busy caller would be asked for it only
+        # after milliseconds: so it waits until it is not needed any more.
+        begun.wait()
+        return filling
+
+    def _fill(
+        self,
+        begun: threading.Event,
+        matchers: list[tuple[LLMatcher, int]],
+        bits_MW: Words,
+        then: Callable[[], None],
+    ) -> None:
+        begun.set()
+        if matchers:
             self._executor.unsafe_compute_mask_ptr(
-                [(matchers[place], place) for place in places],
-                bits_MW.ctypes.data,
-                bits_MW.strides[0],
-                len(bits_MW),
+                matchers, bits_MW.ctypes.data, bits_MW.strides[0], len(bits_MW)
             )
-        for place in range(len(constraints)):
-            if place not in matchers or matchers[place].is_error():
+        allowing = {place for matcher, place in matchers if not matcher.is_error()}
+        for place in range(len(bits_MW)):
+            if place not in allowing:
                 bits_MW[place] = 0
+        then()
