@@ -18,8 +18,6 @@ FORBIDDEN_FOLDERS = {"utils", "common", "helpers", "core"}
 FORBIDDEN_NAME_ENDINGS = ("Manager", "Handler", "Helper", "Impl", "Utils")
 MAX_SETTINGS_FIELDS = 20
 MAX_CONSTRUCTOR_PARAMETERS = 8
-LONG_CONSTRUCTORS_LEFT = ("engine", "kernels")
-"""Packages whose constructors still take more parameters than that."""
 LOG_LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
@@ -151,7 +149,7 @@ def test_constructors_take_few_parameters() -> None:
     """What belongs together is a small dataclass with a name (whose own constructor is generated)."""
     offenders = [
         f"{path}:{node.lineno}: {count} parameters"
-        for path, tree in modules(*(one for one in PACKAGES if one not in LONG_CONSTRUCTORS_LEFT))
+        for path, tree in modules()
         for node in walked(tree)
         if isinstance(node, ast.FunctionDef)
         and node.name == "__init__"
