@@ -164,8 +164,9 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     tools: Tools | None = None
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
-    """`none`: the model does not see the tools. `auto`, the default: it calls functions as it sees fit. Other
-    choices are not supported yet.
+    """`none`: the model does not see the tools. `auto`, the default: it calls functions as it sees fit.
+    `required`: the message consists of calls. A function: of one call of it. `allowed_tools`: the model sees
+    all tools, and calls these.
     """
     parallel_tool_calls: bool | None = None
     """False: at most one call in a message. True is the default."""
