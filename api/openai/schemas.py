@@ -19,7 +19,15 @@ from msgspec import Meta, Struct
 
 from api.errors import ApiError, InvalidValue, UnsupportedParameter
 from api.json_bodies import decode
-from api.openai.tool_schemas import CallId, ToolCalls, ToolChoice, Tools, check_messages, check_tools
+from api.openai.tool_schemas import (
+    CallId,
+    ToolCalls,
+    ToolChoice,
+    Tools,
+    check_messages,
+    check_tools,
+    custom_tool,
+)
 
 MAX_CHOICES = 128
 """Choices of one request, over all its prompts."""
@@ -244,7 +252,8 @@ def decode_chat(body: bytes) -> ChatCompletionRequest:
     try:
         request = decode(_chat_decoder, body, FEATURES, _raw_schema)
     except ApiError as error:
-        raise _feature_in_history(body, error.param or "") or error from None
+        param = error.param or ""
+        raise _feature_in_history(body, param) or custom_tool(body, param) or error from None
     if request.store:
         raise UnsupportedParameter("Stored answers are not supported yet: leave 'store' out.", "store")
     if request.top_logprobs and not request.logprobs:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
 
-from api.errors import InvalidValue
+from api.errors import InvalidValue, UnsupportedParameter
 
 MAX_TOOLS = 128
 MAX_SCHEMA_BYTES = 256 * 1024
@@ -118,6 +119,21 @@ def check_tools(tools: Sequence[FunctionTool], choice: ToolChoice | None) -> Non
     elif isinstance(choice, AllowedToolsChoice):
         for number, allowed in enumerate(choice.allowed_tools.tools):
             _check_offered(allowed, names, f"tool_choice.allowed_tools.tools[{number}]")
+
+
+def custom_tool(body: bytes, param: str) -> UnsupportedParameter | None:
+    """Returns the error that names custom tools if the body has one at `param`, the refused field."""
+    if re.fullmatch(r"tools\[\d+\]\.type|tool_choice\.type", param) is None:
+        return None
+    try:
+        value = msgspec.json.decode(body)
+        for step in re.findall(r"\w+", param):
+            value = value[int(step) if step.isdecimal() else step]
+    except (msgspec.DecodeError, RecursionError):  # the rest of the body is not valid JSON
+        return None
+    if value != "custom":
+        return None
+    return UnsupportedParameter(f"Custom tools are not supported yet, only functions: see '{param}'.", param)
 
 
 def allowed_functions(
