@@ -284,3 +284,26 @@ def test_a_schema_cannot_change_how_it_is_compiled(site: Site) -> None:
     grammar = site.grammar(tools=[tool("f", loose)], tool_choice="required")
     assert not site.allows(grammar, call("f", ROME.replace(", ", ",xx")))
     assert site.allows(grammar, call("f", ROME))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"type": "number", "exclusiveMinimum": 10**400},
+        {"type": [{}, "string"], "anyOf": 5, "enum": 3},
+        {"type": 4},
+        {"$ref": "elsewhere"},
+        True,
+        7,
+    ],
+)
+@pytest.mark.parametrize("format", ["hermes", "qwen_coder"])
+def test_what_is_no_schema_is_not_followed(start: Start, format: str, value: Any) -> None:
+    """Lenient functions are served nevertheless, as they are where no grammars are."""
+    site = start(format)
+    parameters = {"properties": {"a": value}, "required": value}
+    assert site.grammar(tools=[tool("f", parameters), TIME]) is not None
+    closed = {"type": "object", "additionalProperties": False, **parameters}
+    param, _ = site.refused(tools=[tool("f", closed, strict=True)])
+    assert param is not None
+    assert param.startswith("tools[0].function.parameters")

@@ -9,7 +9,7 @@ from typing import Any
 from engine.grammar.exact_schemas import exact
 from engine.grammar.formats import WHITESPACE
 from engine.grammar.schema_keywords import DEFINITIONS
-from tokenization.tools.qwen_coder import is_text
+from tokenization.tools.qwen_coder import is_text, listed
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 """Parameters of a function whose own schema cannot be followed."""
@@ -60,7 +60,7 @@ def _text_keywords(schema: Any) -> list[str]:
         return []
     found = [keyword for keyword in _TEXT_KEYWORDS if keyword in schema]
     for keyword in ("anyOf", "oneOf"):
-        found += [keyword for branch in schema.get(keyword) or () if _text_keywords(branch)]
+        found += [keyword for branch in listed(schema, keyword) if _text_keywords(branch)]
     return found
 
 
@@ -75,7 +75,7 @@ def _tagged(rule: str, schema: dict[str, Any]) -> Iterator[str]:
         yield f'{rule}: ("<parameter=" /[^>\\n]+/ ">\\n" {rule}_text)*'
         yield from _text_rules(f"{rule}_text")
         return
-    required = schema.get("required") or ()
+    required = listed(schema, "required")
     definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
     parts: list[str] = []
     for number, (key, value) in enumerate(properties.items()):
@@ -108,5 +108,5 @@ def _choices(schema: Any) -> list[str]:
     """Returns the strings that a parameter may be, as literals; empty if it may be any."""
     if not isinstance(schema, dict):
         return []
-    values = [schema["const"]] if "const" in schema else schema.get("enum") or ()
+    values = [schema["const"]] if "const" in schema else listed(schema, "enum")
     return [json.dumps(one, ensure_ascii=False) for one in values if isinstance(one, str)]
