@@ -22,6 +22,7 @@ from api.openai.respond import respond
 from api.openai.schemas import GenerationFields, decode_chat, decode_completion, named_in
 from api.openai.service_tier import requested_tier
 from api.openai.tool_calls import offered_tools
+from api.openai.tool_constraint import message_constraint
 from api.openai.validation import validate_chat, validate_completion
 from api.services import Services, engine_of
 from tenants.context import TenantContext
@@ -37,7 +38,7 @@ async def chat_completion(request: Request, services: Services, caller: TenantCo
         info = engine_of(services)
         tools = offered_tools(body, services.text, services.tool_format)
         prompt_ids = await encode_chat(body, info, services.text, tools, services.tool_format)
-        grammar = await checked_grammar(body, caller.tenant_id, services.grammars)
+        grammar = await message_constraint(body, tools, caller.tenant_id, services.grammars)
         validated = validate_chat(body, prompt_ids, caller, model, info, grammar, tools)
         request.state.log |= {"model": model.name, "id": validated.id}
         outcome.tier = requested_tier(body.service_tier, caller)

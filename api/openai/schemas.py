@@ -19,7 +19,15 @@ from msgspec import Meta, Struct
 
 from api.errors import ApiError, InvalidValue, UnsupportedParameter
 from api.json_bodies import decode
-from api.openai.tool_schemas import CallId, ToolCalls, ToolChoice, Tools, check_messages, check_tools
+from api.openai.tool_schemas import (
+    CallId,
+    ToolCalls,
+    ToolChoice,
+    Tools,
+    check_messages,
+    check_tools,
+    custom_tool,
+)
 
 MAX_CHOICES = 128
 """Choices of one request, over all its prompts."""
@@ -164,8 +172,9 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     tools: Tools | None = None
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
-    """`none`: the model does not see the tools. `auto`, the default: it calls functions as it sees fit. Other
-    choices are not supported yet.
+    """`none`: the model does not see the tools. `auto`, the default: it calls functions as it sees fit.
+    `required`: the message consists of calls. A function: of one call of it. `allowed_tools`: the model sees
+    all tools, and calls these.
     """
     parallel_tool_calls: bool | None = None
     """False: at most one call in a message. True is the default."""
@@ -243,7 +252,8 @@ def decode_chat(body: bytes) -> ChatCompletionRequest:
     try:
         request = decode(_chat_decoder, body, FEATURES, _raw_schema)
     except ApiError as error:
-        raise _feature_in_history(body, error.param or "") or error from None
+        param = error.param or ""
+        raise _feature_in_history(body, param) or custom_tool(body, param) or error from None
     if request.store:
         raise UnsupportedParameter("Stored answers are not supported yet: leave 'store' out.", "store")
     if request.top_logprobs and not request.logprobs:

@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from adapters.resolver import ResolvedModel
-from api.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
+from api.errors import ContextLengthExceeded, InvalidValue
 from api.openai.prompts import check_token_ids, context_window
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationFields
 from api.openai.tool_calls import OfferedTools
@@ -55,7 +55,6 @@ def validate_chat(
 
     Raises:
         InvalidValue: a token id outside the vocabulary, or more minimum tokens than are generated.
-        UnsupportedParameter: tools together with a grammar.
         ContextLengthExceeded: the prompt and `max_completion_tokens` exceed the context.
     """
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -63,12 +62,6 @@ def validate_chat(
     validated = _validated(
         "chatcmpl", body, [prompt_ids], max_tokens, logprobs, "messages", caller, model, info
     )
-    if grammar is not None and tools is not None:
-        raise UnsupportedParameter(
-            "'tools' together with a constraint on the answer are not supported yet: leave one out, or set "
-            "'tool_choice' to 'none'.",
-            "tools",
-        )
     return msgspec.structs.replace(validated, grammar=grammar, tools=tools)
 
 

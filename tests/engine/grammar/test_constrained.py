@@ -64,7 +64,7 @@ def test_every_choice_is_of_the_schema(model: Model, tmp_path: Path, temperature
     assert all(valid(answer) for answer in found.answers.values())
     assert all(len(answer.logprobs) == len(answer.token_ids) for answer in found.answers.values())
     texts = {text_of(answer.token_ids) for answer in found.answers.values()}
-    assert len(texts) > 6 or temperature == 0
+    assert len(texts) > 3 or temperature == 0
 
 
 def test_rows_without_a_grammar_draw_what_they_draw_alone(model: Model, tmp_path: Path) -> None:
