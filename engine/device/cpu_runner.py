@@ -15,7 +15,7 @@ from engine.batch import NO_SLOT, Batch, CompletedStep, NewRow, Scored, StepResu
 from engine.device.batch_state import BatchState, Shares
 from engine.device.cpu_sampler import Sampler
 from engine.device.scoring import read, rows_per_chunk, score, score_requests
-from engine.grammar.constraint import Constraint
+from engine.grammar.constraint import RowConstraint
 from engine.grammar.masks import MaskFiller, words_of
 from engine.grammar.row_constraints import RowConstraints
 from engine.lora.pool import AdapterPool
@@ -76,9 +76,9 @@ class ModelRunner:
             state.append_blocks(row, block_ids)
         shares = state.shares(batch)
         drawing = shares.rows[shares.samples]
-        masks = self._start_masks(drawing)
-        logits_SV, scores = self._forward(shares, batch.scored)
         output_lens = state.total_len[drawing] - state.prompt_len[drawing]
+        masks = self._start_masks(drawing, output_lens)
+        logits_SV, scores = self._forward(shares, batch.scored)
         state.advance(shares)
         if not drawing.size:
             return StepResult([], scores=scores)
@@ -95,12 +95,12 @@ class ModelRunner:
         self._sampler.admit(new.row, new.sampling, new.seed, prompt_ids, output_ids)
         self._constraints.enter(new.row, new.constraint)
 
-    def _start_masks(self, drawing: np.ndarray) -> Future[TokenMasks] | None:
+    def _start_masks(self, drawing: np.ndarray, output_lens: np.ndarray) -> Future[TokenMasks] | None:
         """Fills the masks of constrained rows beside the forward pass; None where no row is constrained."""
-        masks, constraints = self._constraints.of(drawing)
+        masks, constraints = self._constraints.of(drawing, output_lens)
         return self._filling.submit(self._fill, masks, constraints) if constraints else None
 
-    def _fill(self, masks: np.ndarray, constraints: list[Constraint]) -> TokenMasks:
+    def _fill(self, masks: np.ndarray, constraints: list[RowConstraint]) -> TokenMasks:
         bits_MW = self._bits_MW[: len(constraints)]
         self._filler.fill(constraints, bits_MW)
         return TokenMasks(torch.from_numpy(bits_MW), torch.from_numpy(masks.astype(np.int32)))

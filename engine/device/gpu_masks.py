@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.batch import StepResult
 from engine.device.gpu_sampler import DeviceSampler, LaunchedDraws
-from engine.grammar.constraint import Constraint
+from engine.grammar.constraint import RowConstraint
 from engine.grammar.masks import MaskFiller, words_of
 
 
@@ -25,7 +25,7 @@ class DeviceMasks:
         self._host_MW = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device_MW = torch.zeros(shape, dtype=torch.int32, device=device)
 
-    def send(self, constraints: list[Constraint]) -> Tensor:
+    def send(self, constraints: list[RowConstraint]) -> Tensor:
         """Fills the masks and queues their copy. Returns int32 [max_rows, words], mask i for constraint i."""
         num = len(constraints)
         self._filler.fill(constraints, self._host_MW[:num].numpy())
@@ -37,7 +37,7 @@ class ConstrainedDraws:
     """A step whose draws wait for its masks."""
 
     def __init__(
-        self, sampler: DeviceSampler, masks: DeviceMasks, logits_SV: Tensor, constraints: list[Constraint]
+        self, sampler: DeviceSampler, masks: DeviceMasks, logits_SV: Tensor, constraints: list[RowConstraint]
     ) -> None:
         self._sampler, self._masks = sampler, masks
         self._logits_SV = logits_SV

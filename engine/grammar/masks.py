@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor
 
-from engine.grammar.constraint import Constraint
+from engine.grammar.constraint import Constraint, RowConstraint
 
 Words = npt.NDArray[np.int32]
 
@@ -24,31 +24,43 @@ class MaskFiller:
     def __init__(self, num_threads: int) -> None:
         self._executor = LLExecutor(num_threads)
 
-    def fill(self, constraints: Sequence[Constraint], bits_MW: Words) -> None:
+    def fill(self, constraints: Sequence[RowConstraint], bits_MW: Words) -> None:
         """Advances the constraints by their pending tokens, and sets bit v % 32 of `bits_MW[i, v // 32]`
         where constraint i allows token v next.
 
-        A constraint that is over, or too complex to follow, allows nothing: its row then fails.
+        A grammar that is over, or too complex to follow, allows nothing: its row then fails.
         """
+        followed = [
+            (place, grammar)
+            for place, constraint in enumerate(constraints)
+            if (grammar := constraint.followed) is not None
+        ]
+        self._fill_grammars(followed, bits_MW)
+        for place, constraint in enumerate(constraints):
+            constraint.restrict(bits_MW[place])
+
+    def _fill_grammars(self, followed: list[tuple[int, Constraint]], bits_MW: Words) -> None:
+        """Fills the masks of grammars, each with its place in `bits_MW`."""
+        matchers = {place: grammar.open() for place, grammar in followed if not grammar.is_over}
         # Neighbours in the list are filled by one thread: those of a lane, which wait for each other.
-        places = [place for place, constraint in enumerate(constraints) if not constraint.is_over]
-        matchers = {place: constraints[place].open() for place in places}
-        places.sort(key=lambda place: constraints[place].lane)
+        open_ones = sorted(
+            ((place, grammar) for place, grammar in followed if place in matchers),
+            key=lambda entry: entry[1].lane,
+        )
         advanced = []
-        for place in places:
-            pending = constraints[place].pending
-            if pending is not None:
-                advanced.append((matchers[place], pending))
-                constraints[place].pending = None
+        for place, grammar in open_ones:
+            if grammar.pending is not None:
+                advanced.append((matchers[place], grammar.pending))
+                grammar.pending = None
         if advanced:
             self._executor.consume_token_par(advanced)
-        if places:
+        if open_ones:
             self._executor.unsafe_compute_mask_ptr(
-                [(matchers[place], place) for place in places],
+                [(matchers[place], place) for place, _ in open_ones],
                 bits_MW.ctypes.data,
                 bits_MW.strides[0],
                 len(bits_MW),
             )
-        for place in range(len(constraints)):
+        for place, _ in followed:
             if place not in matchers or matchers[place].is_error():
                 bits_MW[place] = 0

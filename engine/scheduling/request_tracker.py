@@ -201,13 +201,19 @@ class RequestTracker:
         """Returns the finish reason if the token just appended ends the choice, and the stop that
         it matched."""
         match = None
+        thinking = request.thinking
         if request.matcher is not None:
-            data = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+            if thinking is not None:
+                data = thinking.answer_bytes
+            else:
+                data = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
             match = request.matcher.push(data)
         known_len = len(request.token_ids)
         if known_len >= request.min_len:
-            if token_id in request.stop_ids:
-                return "stop", request.stop_ids[token_id]
+            stop = request.stop_ids.get(token_id)
+            is_thought = thinking is not None and thinking.token_was_thought
+            if token_id in request.stop_ids and not (is_thought and stop is not None):
+                return "stop", stop
             if match is not None:
                 return "stop", match.stop
         if known_len >= request.limit:

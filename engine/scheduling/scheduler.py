@@ -99,7 +99,7 @@ class Scheduler:
         bound = StepBound(limits.priority_step_s, self.queue, self._running, self._timing)
         self.load_shedder = LoadShedder(limits, self.queue, self._running, self._timing, bound)
         self._tracker = RequestTracker(
-            RequestBuilder(limits, pool, eos_ids, draw_seed),
+            RequestBuilder(limits, pool, eos_ids, draw_seed, token_bytes),
             self.queue,
             self._running,
             self.slot_allocator,
@@ -208,6 +208,8 @@ class Scheduler:
             ):
                 request.table.register_computed(request.token_ids, known_len)
             token_id = token_ids[position]
+            if request.thinking is not None:
+                request.group.reasoning_tokens += request.thinking.accept(token_id)
             if request.constraint is not None:
                 request.constraint.accept(token_id)
             request.token_ids.append(token_id)
