@@ -79,7 +79,6 @@ IMAGE = {"image_url": {"url": "data:"}, "type": "image_url"}
             "tools[0].function.strict",
             "Strict functions are not supported yet",
         ),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "Reasoning is not supported yet"),
         (
             {"messages": [USER, {"role": "function", "name": "f", "content": "x"}]},
             "messages[1].role",

@@ -16,8 +16,8 @@ from engine.journal.inflight_rows import (
     BODY_START,
     HEADER_LEN,
     MAX_BODY_LEN,
-    REASONING,
     OLD_MAGIC,
+    REASONING,
     ROW_LEN,
     recover_table,
 )
