@@ -12,10 +12,11 @@ import pytest
 from engine.protocol import Submit
 from tests.api.conftest import Served, build, serving
 from tests.api.fakes import KEY
+from tests.api.test_documentation import PAGE, example
 from tests.support.reasoning_templates import DEEPSEEK_R1, DEEPSEEK_V31, QWEN3
 from tests.support.text_base import TEMPLATE, write_base
 from tokenization.codec import TextCodec
-from tokenization.reasoning.efforts import OfferedReasoning
+from tokenization.reasoning.efforts import DEFAULT_BUDGETS, OfferedReasoning
 from tokenization.reasoning.formats import ReasoningFormat
 from tokenization.tools.formats import ToolFormat
 
@@ -60,6 +61,23 @@ def submitted(served: Served) -> Submit:
 def prompt_of(served: Served) -> str:
     """The last prompt as text, without special tokens."""
     return served.world.services.text.vocabulary.decode(submitted(served).prompt_ids).decode()
+
+
+def test_the_example_of_the_documentation(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    says(served, "<think>52 and a day.</think>52", reasoning_tokens=7)
+    with client(served) as sdk:
+        exec(example("Reasoning"), {"client": sdk})
+    assert capsys.readouterr().out.splitlines() == ["52 and a day.", "52", "7"]
+    reasoning = submitted(served).reasoning
+    assert reasoning is not None
+    assert reasoning.budget == 200
+
+
+def test_the_documentation_has_the_default_budgets() -> None:
+    section = PAGE.read_text().split("\n## Reasoning\n")[1].split("\n## ")[0]
+    for effort, budget in DEFAULT_BUDGETS.items():
+        said = "no bound" if budget is None else f"{budget:,}".replace(",", " ")
+        assert f"`{effort}` {said}" in section
 
 
 def test_thinking_and_answer_are_apart(served: Served) -> None:
