@@ -102,8 +102,8 @@ class InProcessEngine:
         )
         grammars = None
         if tokenizer is not None:
-            lanes = (options or RunnerOptions()).mask_threads
-            compiler = GrammarCompiler(tokenizer, config.eos_ids, self._wake.set, max_lanes=lanes)
+            threads = (options or RunnerOptions()).mask_threads
+            compiler = GrammarCompiler(tokenizer, config.eos_ids, self._wake.set, mask_threads=threads)
             grammars = GrammarAdmission(compiler)
         self.core = EngineCore(scheduler, runner, grammars=grammars)
 

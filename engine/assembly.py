@@ -249,7 +249,9 @@ def _grammars(
     except (ValueError, OSError) as error:
         log.warning("grammars are not supported", reason=str(error))
         return None
-    return GrammarAdmission(GrammarCompiler(tokenizer, config.eos_ids, server.wake, max_lanes=mask_threads))
+    return GrammarAdmission(
+        GrammarCompiler(tokenizer, config.eos_ids, server.wake, mask_threads=mask_threads)
+    )
 
 
 # Choices ----------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class NullStep:
         self.ends_at = ends_at
         self.is_read = False
 
-    def draw_constrained(self) -> None:
+    def fill_masks(self) -> None:
         """Does nothing: null engines support no grammars."""
 
     def result(self) -> StepResult:

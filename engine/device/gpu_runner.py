@@ -112,6 +112,8 @@ class DeviceRunner:
         self._sampler = DeviceSampler(inputs, rows[-1], config.vocab_size, config.eos_ids, device)
         self._constraints = RowConstraints(max_rows)
         self._masks = DeviceMasks(MaskFiller(mask_threads), rows[-1], config.vocab_size, device)
+        self._undrawn: ConstrainedDraws | None = None
+        """The step launched last, if its draws are not queued yet."""
         # Chunks of as many rows as the largest step draws for: the logits' memory is at least that large.
         self._scorer = DeviceScorer(model.logits, max_tokens, rows[-1], device)
         inputs.freeze()
@@ -150,7 +152,10 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:
-        """Queues the batch behind all launched before; returns at once."""
+        """Queues the batch behind all launched before; returns at once, or when their masks are filled."""
+        if self._undrawn is not None:
+            self._undrawn.draw()
+            self._undrawn = None
         self._apply(batch)
         shares = self._state.shares(batch)
         with nullcontext() if self._pool is None else self._pool.launching():
@@ -235,7 +240,7 @@ class DeviceRunner:
         logits_SV = self._graphs.run(bucket)
         draws: LaunchedStep
         if constraints:
-            draws = ConstrainedDraws(self._sampler, self._masks, logits_SV, constraints)
+            draws = self._undrawn = ConstrainedDraws(self._sampler, self._masks, logits_SV, constraints)
         elif drawing.size:
             draws = self._sampler.launch(logits_SV)
         else:

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-CHOICES_PER_LANE = 4
-NEVER = 1 << 62
-"""More tokens than any choice has."""
+CHOICES_PER_LANE = 2
+ALWAYS, NEVER = -1, 1 << 62
+"""Fewer and more tokens than any choice has."""
 
 
 class RowConstraint(Protocol):
@@ -23,7 +23,9 @@ class RowConstraint(Protocol):
 
     @property
     def binds_from(self) -> int:
-        """Tokens that the choice has at least when a mask first matters, as far as is known now."""
+        """Tokens that the choice has at least when a mask first matters, as far as is known now: rises, until
+        it is `NEVER`, unless it is `ALWAYS`.
+        """
         ...
 
     @property
@@ -88,7 +90,7 @@ class Constraint:
 
     __slots__ = ("_grammar", "is_over", "lane", "matcher", "pending")
 
-    binds_from = 0
+    binds_from = ALWAYS
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar

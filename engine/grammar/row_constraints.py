@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine.grammar.constraint import NEVER, RowConstraint
+from engine.grammar.constraint import ALWAYS, NEVER, RowConstraint
 from kernels.sampling import NO_MASK
 
 Ints = npt.NDArray[np.int64]
@@ -17,7 +17,7 @@ class RowConstraints:
     def __init__(self, max_rows: int) -> None:
         self._constraints: list[RowConstraint | None] = [None] * max_rows
         self._binds_from = np.full(max_rows, NEVER)
-        """By row: tokens of output from which its constraint may matter. It only rises."""
+        """By row: tokens of output from which a mask may matter, as of the last look. It only rises."""
 
     def enter(self, row: int, constraint: RowConstraint | None) -> None:
         """Assigns the constraint of the request that enters a row; None: every token is allowed."""
@@ -34,12 +34,13 @@ class RowConstraints:
         `output_lens`: tokens that each row has generated, pending ones included.
         """
         masks = np.full(len(rows), NO_MASK)
-        binding: list[RowConstraint] = []
-        for place in np.flatnonzero(self._binds_from[rows] <= output_lens).tolist():
+        binds_from = self._binds_from[rows]
+        is_held = binds_from <= output_lens
+        for place in np.flatnonzero(is_held & (binds_from != ALWAYS)).tolist():
             constraint = self._constraints[rows[place]]
             assert constraint is not None
-            binds_from = self._binds_from[rows[place]] = constraint.binds_from
-            if binds_from <= output_lens[place]:
-                masks[place] = len(binding)
-                binding.append(constraint)
-        return masks, binding
+            known = self._binds_from[rows[place]] = constraint.binds_from
+            is_held[place] = known <= output_lens[place]
+        held = [self._constraints[row] for row in rows[is_held].tolist()]
+        masks[is_held] = np.arange(len(held))
+        return masks, [constraint for constraint in held if constraint is not None]

@@ -12,7 +12,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from engine.grammar.constraint import NEVER, Constraint
+from engine.grammar.constraint import ALWAYS, NEVER, Constraint
 from engine.protocol import Reasoning
 from engine.reasoning.splitter import Phase, begun_len
 from engine.reasoning.thinking import Thinking
@@ -139,7 +139,7 @@ class DeferredGrammar:
         "_thinking",
     )
 
-    binds_from = 0
+    binds_from = ALWAYS
 
     def __init__(
         self, reasoning: Reasoning, thinking: Thinking, answer: Constraint, end_marker: EndMarker

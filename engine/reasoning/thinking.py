@@ -18,6 +18,7 @@ class Thinking:
         "_token_bytes",
         "answer_bytes",
         "num_accepted",
+        "num_gained",
         "num_thought",
         "token_was_thought",
     )
@@ -34,6 +35,8 @@ class Thinking:
         """Tokens of the choice so far."""
         self.num_thought = 0
         """Tokens since thinking began."""
+        self.num_gained = 0
+        """How many more tokens were known to be thinking after the last one."""
         self.token_was_thought = False
         """Whether the last token belongs to the thinking."""
         self.answer_bytes = b""
@@ -48,23 +51,21 @@ class Thinking:
         """Bytes that may begin the end marker, while thinking."""
         return self._splitter.held
 
-    def accept(self, token_id: int) -> int:
-        """Notes a committed token. Returns how many more tokens are now known to be thinking."""
+    def accept(self, token_id: int) -> None:
+        """Notes a drawn token."""
         before = self._splitter.phase
         self.num_accepted += 1
         split = self._splitter.push(token_text(token_id, self._token_bytes, self._special))
         self.answer_bytes = split.answer
-        self.token_was_thought = before is Phase.THINKING
+        self.num_gained = 0
         if before is Phase.THINKING:
             self.num_thought += 1
-            return 1
-        if before is Phase.ANSWERING:
-            return 0
-        self._num_undecided += 1
-        if not self._splitter.has_thought:
-            return 0
-        self.token_was_thought = True
-        return self._num_undecided
+            self.num_gained = 1
+        elif before is Phase.UNDECIDED:
+            self._num_undecided += 1
+            if self._splitter.has_thought:
+                self.num_gained = self._num_undecided
+        self.token_was_thought = self.num_gained > 0
 
 
 def token_text(token_id: int, token_bytes: Sequence[bytes], special: dict[int, str]) -> bytes:

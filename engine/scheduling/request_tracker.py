@@ -166,6 +166,8 @@ class RequestTracker:
         """Publishes the token just appended. Returns True when it was the choice's last."""
         group = request.group
         group.completion_tokens += 1
+        if request.thinking is not None:
+            group.reasoning_tokens += request.thinking.num_gained
         if group.first_token_at is None:
             group.first_token_at = now
             self._outputs.started.append(group.event(self._engine_id, self._incarnation, now))

@@ -173,6 +173,26 @@ class Scheduler:
         self._uncommitted.append(plan)
         return plan.batch
 
+    def advance_grammars(self, batch: Batch, result: StepResult) -> None:
+        """Tells the constraints of the oldest batch what was drawn, before `commit`: masks for the next step
+        are filled meanwhile.
+        """
+        plan = self._uncommitted[0]
+        assert plan.batch is batch, "batches must be committed in the order they were planned"
+        drawing = (
+            request for request, share in zip(plan.requests, batch.scheduled, strict=True) if share.samples
+        )
+        for position, (request, token_id) in enumerate(zip(drawing, result.token_ids, strict=True)):
+            thinking, constraint = request.thinking, request.constraint
+            if thinking is None and constraint is None:
+                continue
+            if request.state is RequestState.FINISHED or position in result.failed:
+                continue
+            if thinking is not None:
+                thinking.accept(token_id)
+            if constraint is not None:
+                constraint.accept(token_id)
+
     def commit(self, batch: Batch, result: StepResult) -> StepOutputs:
         """Takes in what the oldest batch drew. Returns what has happened since the last commit."""
         plan = self._uncommitted.popleft()
@@ -208,10 +228,6 @@ class Scheduler:
             ):
                 request.table.register_computed(request.token_ids, known_len)
             token_id = token_ids[position]
-            if request.thinking is not None:
-                request.group.reasoning_tokens += request.thinking.accept(token_id)
-            if request.constraint is not None:
-                request.constraint.accept(token_id)
             request.token_ids.append(token_id)
             drawn.append(request)
             if record_token(request, token_id, logprobs.get(position), now):

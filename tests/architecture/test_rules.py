@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,12 +28,22 @@ LOG_LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 def modules(*packages: str) -> Iterator[tuple[Path, ast.Module]]:
     for package in packages or PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            yield path.relative_to(ROOT), ast.parse(path.read_text())
+            yield path.relative_to(ROOT), _parsed(path)
+
+
+@functools.cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def walked(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
 
 
 def imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """(module, name) of every `from module import name`, (module, "") of every `import module`."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -78,7 +89,7 @@ def test_class_names_say_what_they_are() -> None:
     offenders = [
         f"{path}: {node.name}"
         for path, tree in modules()
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.ClassDef) and node.name.endswith(FORBIDDEN_NAME_ENDINGS)
     ]
     assert not offenders
@@ -91,7 +102,7 @@ def test_every_module_says_what_it_owns() -> None:
 
 def test_settings_stay_small_and_prefixed() -> None:
     for path, tree in modules():
-        for node in ast.walk(tree):
+        for node in walked(tree):
             if isinstance(node, ast.ClassDef) and any(
                 isinstance(base, ast.Name) and base.id == "BaseSettings" for base in node.bases
             ):
@@ -106,7 +117,7 @@ def test_broad_except_only_with_a_reason() -> None:
     offenders = []
     for path, tree in modules():
         lines = (ROOT / path).read_text().splitlines()
-        for node in ast.walk(tree):
+        for node in walked(tree):
             if not isinstance(node, ast.ExceptHandler):
                 continue
             broad = (ast.unparse(node.type) if node.type else "") in {"", "Exception", "BaseException"}
@@ -123,7 +134,7 @@ def test_log_lines_are_events_with_fields() -> None:
     """One way to log: structlog. Values are fields, which a search can name, and no part of the event."""
     offenders = []
     for path, tree in modules():
-        for node in ast.walk(tree):
+        for node in walked(tree):
             if isinstance(node, ast.ImportFrom) and node.module == "logging" and path.parts[0] != "telemetry":
                 offenders.append(f"{path}:{node.lineno}: imports from logging")
             if not isinstance(node, ast.Call):
@@ -143,7 +154,7 @@ def test_constructors_take_few_parameters() -> None:
     offenders = [
         f"{path}:{node.lineno}: {count} parameters"
         for path, tree in modules(*(one for one in PACKAGES if one not in LONG_CONSTRUCTORS_LEFT))
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.FunctionDef)
         and node.name == "__init__"
         and (count := len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]) - 1)

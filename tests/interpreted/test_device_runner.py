@@ -145,7 +145,7 @@ def test_rows_with_and_without_a_grammar_answer_as_the_cpus_runner(tmp_path: Pat
         sapling.submission("late", grammar, max_tokens=12, seed=6, top_p=0.9, prompt_ids=list(range(20, 45))),
         sapling.submission("last", grammar, max_tokens=12, temperature=0.0, prompt_ids=[70, 71]),
     ]
-    found = run(device_core(model, tmp_path, 0, GrammarAdmission(sapling.compiler(model))), submits)
+    found = run(device_core(model, tmp_path, 0, sapling.compiled(model, grammar)), submits)
     expected = run(
         make_core(
             model,
@@ -153,7 +153,7 @@ def test_rows_with_and_without_a_grammar_answer_as_the_cpus_runner(tmp_path: Pat
             max_batch_tokens=BUDGET,
             max_rows=MAX_ROWS,
             context_length=MAX_LEN,
-            grammars=GrammarAdmission(sapling.compiler(model)),
+            grammars=sapling.compiled(model, grammar),
         ),
         submits,
     )
