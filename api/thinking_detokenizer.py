@@ -23,7 +23,7 @@ class ThinkingDetokenizer:
 
     Args:
         vocabulary: the bytes of each token, markers included.
-        reasoning: what the engine was told.
+        reasoning: the parameters that the engine has.
         is_exact: the answer has a grammar: white space before it belongs to it.
         stops: a fresh matcher of the request's stop strings; None when it has none.
     """

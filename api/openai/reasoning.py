@@ -1,4 +1,4 @@
-"""Maps a request's reasoning fields to what the chat template and the engine are told."""
+"""Maps a request's reasoning fields to variables of the chat template and to the engine's `Reasoning`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenization.reasoning.formats import ReasoningFormat
 
 
 class Thinking(NamedTuple):
-    """What precedes an answer: how it is delimited, and what the engine is told."""
+    """The thinking that may precede an answer: its format, and the engine's parameters."""
 
     format: ReasoningFormat
     reasoning: Reasoning

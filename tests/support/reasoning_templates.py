@@ -9,10 +9,10 @@ QWEN3 = (
     "{% set thought = message.reasoning_content or '' %}{% set content = message.content %}"
     "{% if message.role == 'assistant' and not thought and '</think>' in content %}"
     "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
-    "{% if thought and loop.last %}<think>\\n{{ thought }}\\n</think>\\n\\n{% endif %}{{ content }}<|end|>"
+    "{% if thought and loop.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}{{ content }}<|end|>"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>"
-    "{% if enable_thinking is defined and enable_thinking is false %}<think>\\n\\n</think>\\n\\n{% endif %}"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
     "{% endif %}"
 )
 """The model begins to think, or answers; `enable_thinking` closes its thinking before it begins. The thinking
@@ -21,7 +21,7 @@ DEEPSEEK_R1 = (
     "{% for message in messages %}<|{{ message.role }}|>"
     "{% if message.role == 'assistant' %}{{ message.content.split('</think>')[-1] }}"
     "{% else %}{{ message.content }}{% endif %}<|end|>"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
 )
 """The prompt ends within thinking. What was thought before is dropped. QwQ's is alike."""
 DEEPSEEK_V31 = (

@@ -128,7 +128,7 @@ class ReasoningFormat:
         }[opening]
 
     def reasoning(self, opening: Opening, budget: int | None) -> Reasoning | None:
-        """Returns what the engine is told about a prompt; None if no thinking follows it."""
+        """Returns the engine's parameters for a prompt; None if no thinking follows it."""
         if opening is Opening.ANSWERING:
             return None
         is_open = opening is Opening.THINKING
