@@ -36,6 +36,8 @@ MAX_LEN = 48
 BUDGET = 20
 """Less than the longest prompt, which is cut."""
 NUM_BLOCKS = 40
+# Rows that pad a step to its size compute with whatever their memory holds; nothing reads their results.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 CLOSE = 2e-3
 """Sums of other shapes, and adapters' projections in bf16."""
 

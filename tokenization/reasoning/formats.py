@@ -65,9 +65,6 @@ class ReasoningFormat:
     """Markers that are special tokens of the model, by id."""
     switch: str | None
     """The variable of the chat template that turns thinking on and off; None: there is none."""
-    has_history: bool
-    """The template shows the model the thinking of earlier turns, as far as it should see it. Without, no
-    thinking but the current one is shown to it."""
     vocabulary: Vocabulary
     """The model's, with bytes for special tokens that are markers."""
     tool_vocabulary: Vocabulary
@@ -107,7 +104,6 @@ class ReasoningFormat:
             tuple(codec.encode_part("\n" + end)),
             special,
             _switch(template),
-            "reasoning_content" in template.source,
             *(_with_text(vocabulary, special) for vocabulary in vocabularies),
         )
 

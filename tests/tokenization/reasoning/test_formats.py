@@ -32,18 +32,17 @@ async def prompt(codec: TextCodec, options: dict[str, Any] | None = None) -> lis
 
 
 @pytest.mark.parametrize(
-    ("template", "name", "switch", "has_history", "openings"),
+    ("template", "name", "switch", "openings"),
     [
-        (QWEN3, "think", "enable_thinking", True, (Opening.FREE, Opening.FREE, Opening.ANSWERING)),
-        (DEEPSEEK_R1, "think", None, False, (Opening.THINKING,) * 3),
+        (QWEN3, "think", "enable_thinking", (Opening.FREE, Opening.FREE, Opening.ANSWERING)),
+        (DEEPSEEK_R1, "think", None, (Opening.THINKING,) * 3),
         (
             DEEPSEEK_V31,
             "think",
             "thinking",
-            False,
             (Opening.ANSWERING, Opening.THINKING, Opening.ANSWERING),
         ),
-        (MAGISTRAL, "mistral", None, False, (Opening.FREE,) * 3),
+        (MAGISTRAL, "mistral", None, (Opening.FREE,) * 3),
     ],
     ids=["qwen3", "deepseek_r1", "deepseek_v31", "magistral"],
 )
@@ -52,11 +51,10 @@ async def test_templates(
     template: str,
     name: str,
     switch: str | None,
-    has_history: bool,
     openings: tuple[Opening, Opening, Opening],
 ) -> None:
     codec, format = loaded(tmp_path, template)
-    assert (format.name, format.switch, format.has_history) == (name, switch, has_history)
+    assert (format.name, format.switch) == (name, switch)
     options: list[dict[str, Any] | None] = [None, *({switch or "x": state} for state in (True, False))]
     prompts = [await prompt(codec, option) for option in options]
     assert tuple(format.opening(prompt_ids) for prompt_ids in prompts) == openings
