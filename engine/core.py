@@ -94,7 +94,11 @@ class EngineCore:
         if submit.grammar is None:
             return self.scheduler.submit(submit)
         if self.grammars is None:
+            self.scheduler.counters.rejected += 1
             return Rejected(submit.request_id, "invalid", "this engine does not support grammars")
+        rejected = self.scheduler.validate(submit)
+        if rejected is not None:
+            return rejected
         grammar = self.grammars.grammar(submit)
         return None if grammar is None else self.scheduler.submit(submit, grammar)
 

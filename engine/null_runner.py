@@ -18,6 +18,7 @@ from zlib import crc32
 
 from engine.batch import NO_SLOT, Batch, LaunchedStep, NewRow, Scored, StepResult
 from engine.core import EngineCore
+from engine.environment import EngineEnvironment
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.outputs import DeviceGauges, RunnerCounters
@@ -206,8 +207,7 @@ def build_null_engine(
         slots=SlotTable(device.num_slots or _DEFAULT_NUM_SLOTS, start_load),
         eos_ids=(),
         token_bytes=token_bytes,
-        engine_id=settings.engine_id,
-        incarnation=server.incarnation,
+        environment=EngineEnvironment(settings.engine_id, server.incarnation),
     )
     info = EngineInfo(
         engine_id=settings.engine_id,

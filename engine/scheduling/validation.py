@@ -170,7 +170,7 @@ def _invalid(submit: Submit, vocab_size: int) -> str | None:
 
 
 def _invalid_grammar(submit: Submit) -> str | None:
-    """Checks what does not go with a grammar. Whether it compiles is known already."""
+    """Checks what a grammar cannot be combined with, before it is compiled."""
     if submit.grammar is None:
         return None
     if len(submit.grammar.source) > MAX_GRAMMAR_BYTES:
