@@ -45,6 +45,7 @@ from tenants.refusals.recorder import RefusalRecorder
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
 from tokenization.codec import TextCodec
+from tokenization.reasoning.efforts import OfferedReasoning
 from tokenization.tools.formats import ToolFormat
 
 ServiceT = TypeVar("ServiceT")
@@ -107,6 +108,8 @@ class Services:
     """None in a process that refuses requests with a grammar."""
     tool_format: ToolFormat | None = None
     """How the base model writes tool calls; None: it has no tools."""
+    reasoning: OfferedReasoning | None = None
+    """How the base model thinks before it answers; None: it does not."""
     idempotency: IdempotencyRecords | None = None
     """None in a process that refuses requests with an idempotency key."""
     onboarding: Onboarding | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.grammar.constraint import Constraint
+from engine.grammar.constraint import RowConstraint
 from engine.protocol import SamplingParams, TokenLogprob
 
 NO_SLOT = -1
@@ -36,8 +36,8 @@ class NewRow:
     sampling: SamplingParams
     seed: int
     slot: int = NO_SLOT
-    constraint: Constraint | None = None
-    """The grammar that the row's tokens are held to. The scheduler advances it at each commit."""
+    constraint: RowConstraint | None = None
+    """What the row's tokens are held to. The scheduler advances it at each commit."""
 
 
 class Scheduled(NamedTuple):

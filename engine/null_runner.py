@@ -12,6 +12,7 @@ import math
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -197,7 +198,9 @@ def build_null_engine(
         runner.load(slot, ref)
         server.adapter_loaded(slot, ref.digest, None)
 
-    limits = settings.limits(settings.context_length or _DEFAULT_CONTEXT_LENGTH, len(token_bytes))
+    limits = replace(
+        settings.limits(settings.context_length or _DEFAULT_CONTEXT_LENGTH, len(token_bytes)), has_masks=False
+    )
     scheduler = Scheduler(
         limits=limits,
         pool=BlockPool(device.num_blocks or _DEFAULT_NUM_BLOCKS),

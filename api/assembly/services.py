@@ -69,6 +69,8 @@ from tenants.resolver import KeyResolver
 from tenants.service import account_services
 from tenants.settings import TenantSettings
 from tokenization.codec import TextCodec
+from tokenization.reasoning.efforts import OfferedReasoning
+from tokenization.reasoning.formats import ReasoningFormat
 from tokenization.tools.formats import ToolFormat
 
 LOG_DELAY_S = 0.01
@@ -248,10 +250,12 @@ def _services(
     tenants: TenantSettings,
 ) -> Services:
     rows, cache = stores.database, stores.cache
+    tool_format = ToolFormat.of(generation.text, settings.tool_format)
     services = Services(
         engine=generation.engine,
         text=generation.text,
-        tool_format=ToolFormat.of(generation.text, settings.tool_format),
+        tool_format=tool_format,
+        reasoning=_reasoning(generation.text, settings, tool_format),
         keys=generation.keys,
         models=generation.models,
         usage=UsageReports(rows),
@@ -288,6 +292,13 @@ def _services(
     )
     services.metrics.registry.register(DiskCollector(stores.objects.scratch, lambda: generation.engine.stats))
     return services
+
+
+def _reasoning(text: TextCodec, settings: ApiSettings, tools: ToolFormat | None) -> OfferedReasoning | None:
+    """Returns None for a base that does not think. Raises ValueError for a format that it cannot have."""
+    format = ReasoningFormat.of(text, settings.reasoning_format, tools)
+    budgets = {str(effort): budget for effort, budget in settings.reasoning_budgets.items()}
+    return None if format is None else OfferedReasoning.of(format, budgets)
 
 
 def _checks(stores: _Stores, engine: EngineClient, base_name: str) -> dict[str, Check]:

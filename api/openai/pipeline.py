@@ -17,6 +17,7 @@ from api.openai.grammars import checked_grammar
 from api.openai.model_access import permitted_model
 from api.openai.outcome import OutcomeRecorder
 from api.openai.prompts import echoed_texts, encode_chat, encode_prompts
+from api.openai.reasoning import requested_reasoning
 from api.openai.reservation import reserve
 from api.openai.respond import respond
 from api.openai.schemas import GenerationFields, decode_chat, decode_completion, named_in
@@ -37,9 +38,13 @@ async def chat_completion(request: Request, services: Services, caller: TenantCo
         model = await permitted_model(services, caller, body.model)
         info = engine_of(services)
         tools = offered_tools(body, services.text, services.tool_format)
-        prompt_ids = await encode_chat(body, info, services.text, tools, services.tool_format)
+        reasoning = requested_reasoning(body, services.reasoning)
+        prompt_ids = await encode_chat(
+            body, info, services.text, tools, services.tool_format, reasoning.template_options
+        )
+        prompt_ids, thinking = reasoning.begin(prompt_ids, services.text, info)
         grammar = await message_constraint(body, tools, caller.tenant_id, services.grammars)
-        validated = validate_chat(body, prompt_ids, caller, model, info, grammar, tools)
+        validated = validate_chat(body, prompt_ids, caller, model, info, grammar, tools, thinking)
         request.state.log |= {"model": model.name, "id": validated.id}
         outcome.tier = requested_tier(body.service_tier, caller)
         reservation = await reserve(validated, outcome.tier, services.quotas, services.prices)

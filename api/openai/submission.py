@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from api.openai.reasoning import Thinking
 from api.openai.tool_calls import OfferedTools
 from api.openai.validation import ValidatedRequest
 from billing.rates import RATE_LABEL
@@ -28,6 +29,8 @@ class Submission(msgspec.Struct, frozen=True):
     logprobs: int | None
     tools: OfferedTools | None = None
     """What the model may call."""
+    thinking: Thinking | None = None
+    """May precede every answer."""
 
 
 def build_submission(request: ValidatedRequest, tier: PriorityClass, rate_label: str) -> Submission:
@@ -63,6 +66,7 @@ def build_submission(request: ValidatedRequest, tier: PriorityClass, rate_label:
             ttft_target=None if max_wait_ms is None else max_wait_ms / 1000,
             whole=not request.is_streamed,
             grammar=request.grammar,
+            reasoning=None if request.thinking is None else request.thinking.reasoning,
         )
         for position, (prompt_ids, sampling) in enumerate(zip(request.prompts, request.sampling, strict=True))
     ]
@@ -77,4 +81,5 @@ def build_submission(request: ValidatedRequest, tier: PriorityClass, rate_label:
         stops=request.sampling[0].stop,
         logprobs=request.sampling[0].logprobs,
         tools=request.tools,
+        thinking=request.thinking,
     )

@@ -9,6 +9,7 @@ import msgspec
 from adapters.resolver import ResolvedModel
 from api.errors import ContextLengthExceeded, InvalidValue
 from api.openai.prompts import check_token_ids, context_window
+from api.openai.reasoning import Thinking
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationFields
 from api.openai.tool_calls import OfferedTools
 from billing.request_ids import new_request_id
@@ -38,6 +39,8 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     grammar: Grammar | None
     """Holds for every choice; known to compile."""
     tools: OfferedTools | None = None
+    thinking: Thinking | None = None
+    """May precede every answer."""
 
 
 def validate_chat(
@@ -48,8 +51,10 @@ def validate_chat(
     info: EngineInfo,
     grammar: Grammar | None,
     tools: OfferedTools | None = None,
+    thinking: Thinking | None = None,
 ) -> ValidatedRequest:
     """Returns the request with sampling parameters and a token budget. `tools`: what the model may call.
+    `thinking`: what may precede the answer.
 
     `grammar`: what its fields ask for, already checked.
 
@@ -62,7 +67,7 @@ def validate_chat(
     validated = _validated(
         "chatcmpl", body, [prompt_ids], max_tokens, logprobs, "messages", caller, model, info
     )
-    return msgspec.structs.replace(validated, grammar=grammar, tools=tools)
+    return msgspec.structs.replace(validated, grammar=grammar, tools=tools, thinking=thinking)
 
 
 def validate_completion(

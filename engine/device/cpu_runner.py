@@ -74,10 +74,10 @@ class ModelRunner:
             state.append_blocks(row, block_ids)
         shares = state.shares(batch)
         drawing = shares.rows[shares.samples]
-        masks, constraints = self._constraints.of(drawing)
+        output_lens = state.total_len[drawing] - state.prompt_len[drawing]
+        masks, constraints = self._constraints.of(drawing, output_lens)
         filling = self._filler.start(constraints, self._bits_MW[: len(constraints)]) if constraints else None
         logits_SV, scores = self._forward(shares, batch.scored)
-        output_lens = state.total_len[drawing] - state.prompt_len[drawing]
         state.advance(shares)
         if not drawing.size:
             return StepResult([], scores=scores)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.batch import StepResult
 from engine.device.gpu_sampler import DeviceSampler, LaunchedDraws
-from engine.grammar.constraint import Constraint
+from engine.grammar.constraint import RowConstraint
 from engine.grammar.masks import MaskFiller, words_of
 
 
@@ -31,7 +31,7 @@ class DeviceMasks:
         self._device_MW = torch.zeros(shape, dtype=torch.int32, device=device)
         self._copies = torch.cuda.Stream(device) if on_gpu else None
 
-    def start(self, constraints: list[Constraint]) -> Future[None]:
+    def start(self, constraints: list[RowConstraint]) -> Future[None]:
         """Begins to fill the masks; the future ends when their copy is queued."""
         num = len(constraints)
         return self._filler.start(constraints, self._host_MW[:num].numpy(), lambda: self._copy(num))
@@ -53,7 +53,7 @@ class ConstrainedDraws:
     """A step whose draws wait for its masks."""
 
     def __init__(
-        self, sampler: DeviceSampler, masks: DeviceMasks, logits_SV: Tensor, constraints: list[Constraint]
+        self, sampler: DeviceSampler, masks: DeviceMasks, logits_SV: Tensor, constraints: list[RowConstraint]
     ) -> None:
         self._sampler, self._masks = sampler, masks
         self._logits_SV = logits_SV

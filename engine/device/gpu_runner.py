@@ -209,8 +209,9 @@ class DeviceRunner:
         self._fill_sampled(query_lens, samples, decode_only)
         # A decode step has the logits of every row, also of a prompt's last token but one.
         places = np.flatnonzero(samples) if decode_only else None
-        masks, constraints = self._constraints.of(drawing)
-        self._sampler.prepare(drawing, state.total_len[drawing] - state.prompt_len[drawing], places, masks)
+        output_lens = state.total_len[drawing] - state.prompt_len[drawing]
+        masks, constraints = self._constraints.of(drawing, output_lens)
+        self._sampler.prepare(drawing, output_lens, places, masks)
         inputs.send()
         if num_changes:
             self._write_tables(*self._changes.device[:, :num_changes])

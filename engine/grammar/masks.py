@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 
-from engine.grammar.constraint import Constraint
+from engine.grammar.constraint import Constraint, RowConstraint
 
 Words = npt.NDArray[np.int32]
 
@@ -28,38 +28,49 @@ class MaskFiller:
         self._waiting = ThreadPoolExecutor(1, "masks")
 
     def start(
-        self, constraints: Sequence[Constraint], bits_MW: Words, then: Callable[[], None] = lambda: None
+        self, constraints: Sequence[RowConstraint], bits_MW: Words, then: Callable[[], None] = lambda: None
     ) -> Future[None]:
         """Advances the constraints by their pending tokens, and begins to set bit v % 32 of
         `bits_MW[i, v // 32]` where constraint i allows token v next. `then` is called when all are set.
 
-        A constraint that is over, or too complex to follow, allows nothing: its row then fails.
+        A grammar that is over, or too complex to follow, allows nothing: its row then fails.
         """
-        # Neighbours in the list are filled by one thread: those of a lane, which wait for each other.
-        places = [place for place, constraint in enumerate(constraints) if not constraint.is_over]
-        matchers = {place: constraints[place].open() for place in places}
-        places.sort(key=lambda place: constraints[place].lane)
-        advanced = []
-        for place in places:
-            pending = constraints[place].pending
-            if pending is not None:
-                advanced.append((matchers[place], pending))
-                constraints[place].pending = None
-        if advanced:
-            self._executor.consume_token_par(advanced)
+        followed: dict[int, Constraint] = {}
+        for place, constraint in enumerate(constraints):
+            grammar = constraint.followed
+            if grammar is None:
+                constraint.restrict(bits_MW[place])
+            else:
+                followed[place] = grammar
+        matchers = self._advanced(followed)
         begun = threading.Event()
-        filling = self._waiting.submit(
-            self._fill, begun, [(matchers[place], place) for place in places], bits_MW, then
-        )
+        restricting = [(place, constraints[place]) for place in followed]
+        filling = self._waiting.submit(self._fill, begun, matchers, restricting, bits_MW, then)
         # Nothing holds the interpreter while masks are filled, but a busy caller would be asked for it only
         # after milliseconds: so it waits until it is not needed any more.
         begun.wait()
         return filling
 
+    def _advanced(self, followed: dict[int, Constraint]) -> list[tuple[LLMatcher, int]]:
+        """Advances grammars by their places. Returns the matchers of those that are not over."""
+        # Neighbours in the list are filled by one thread: those of a lane, which wait for each other.
+        matchers = {place: grammar.open() for place, grammar in followed.items() if not grammar.is_over}
+        places = sorted(matchers, key=lambda place: followed[place].lane)
+        advanced = []
+        for place in places:
+            pending = followed[place].pending
+            if pending is not None:
+                advanced.append((matchers[place], pending))
+                followed[place].pending = None
+        if advanced:
+            self._executor.consume_token_par(advanced)
+        return [(matchers[place], place) for place in places]
+
     def _fill(
         self,
         begun: threading.Event,
         matchers: list[tuple[LLMatcher, int]],
+        restricting: list[tuple[int, RowConstraint]],
         bits_MW: Words,
         then: Callable[[], None],
     ) -> None:
@@ -69,7 +80,8 @@ class MaskFiller:
                 matchers, bits_MW.ctypes.data, bits_MW.strides[0], len(bits_MW)
             )
         allowing = {place for matcher, place in matchers if not matcher.is_error()}
-        for place in range(len(bits_MW)):
+        for place, constraint in restricting:
             if place not in allowing:
                 bits_MW[place] = 0
+            constraint.restrict(bits_MW[place])
         then()

@@ -162,6 +162,8 @@ class RequestTracker:
         """Publishes the token just appended. Returns True when it was the choice's last."""
         group = request.group
         group.completion_tokens += 1
+        if request.thinking is not None:
+            group.reasoning_tokens += request.thinking.num_gained
         if group.first_token_at is None:
             group.first_token_at = now
             self._outputs.started.append(group.event(self._engine_id, self._incarnation, now))
@@ -197,13 +199,19 @@ class RequestTracker:
         """Returns the finish reason if the token just appended ends the choice, and the stop that
         it matched."""
         match = None
+        thinking = request.thinking
         if request.matcher is not None:
-            data = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+            if thinking is not None:
+                data = thinking.answer_bytes
+            else:
+                data = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
             match = request.matcher.push(data)
         known_len = len(request.token_ids)
         if known_len >= request.min_len:
-            if token_id in request.stop_ids:
-                return "stop", request.stop_ids[token_id]
+            stop = request.stop_ids.get(token_id)
+            is_thought = thinking is not None and thinking.token_was_thought
+            if token_id in request.stop_ids and not (is_thought and stop is not None):
+                return "stop", stop
             if match is not None:
                 return "stop", match.stop
         if known_len >= request.limit:

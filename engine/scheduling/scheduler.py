@@ -96,7 +96,7 @@ class Scheduler:
         bound = StepBound(limits.priority_step_s, self.queue, self._running, self._timing)
         self.load_shedder = LoadShedder(limits, self.queue, self._running, self._timing, bound)
         state = SchedulerState(self.queue, self._running, self.slot_allocator, self._timing)
-        builder = RequestBuilder(limits, pool, eos_ids, environment.draw_seed)
+        builder = RequestBuilder(limits, pool, eos_ids, environment.draw_seed, token_bytes)
         self._tracker = RequestTracker(
             state, builder, self._waits, self.load_shedder, token_bytes, environment
         )
@@ -177,10 +177,15 @@ class Scheduler:
             request for request, share in zip(plan.requests, batch.scheduled, strict=True) if share.samples
         )
         for position, (request, token_id) in enumerate(zip(drawing, result.token_ids, strict=True)):
-            if request.constraint is None or request.state is RequestState.FINISHED:
+            thinking, constraint = request.thinking, request.constraint
+            if thinking is None and constraint is None:
                 continue
-            if position not in result.failed:
-                request.constraint.accept(token_id)
+            if request.state is RequestState.FINISHED or position in result.failed:
+                continue
+            if thinking is not None:
+                thinking.accept(token_id)
+            if constraint is not None:
+                constraint.accept(token_id)
 
     def commit(self, batch: Batch, result: StepResult) -> StepOutputs:
         """Takes in what the oldest batch drew. Returns what has happened since the last commit."""

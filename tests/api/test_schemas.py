@@ -76,7 +76,6 @@ IMAGE = {"image_url": {"url": "data:"}, "type": "image_url"}
         ({"functions": [{"name": "f"}]}, "functions", "Functions in the form that preceded 'tools' are not"),
         ({"tools": [TOOL, CUSTOM]}, "tools[1].type", "Custom tools are not supported yet"),
         ({"tools": [TOOL], "tool_choice": CUSTOM}, "tool_choice.type", "Custom tools are not supported yet"),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "Reasoning is not supported yet"),
         (
             {"messages": [USER, {"role": "function", "name": "f", "content": "x"}]},
             "messages[1].role",

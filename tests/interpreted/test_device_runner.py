@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
 from tests.adapters.peft_files import LINEARS, lora_tensors, write_peft
 from tests.engine.grammar import sapling
+from tests.engine.reasoning.markers import reasoning
 from tests.engine.runner.bases import write_base
 from tests.engine.runner.rig import make_core, run
 
@@ -40,12 +42,18 @@ MAX_LEN = 48
 BUDGET = 20
 """Less than the longest prompt, which is cut."""
 NUM_BLOCKS = 40
+# Rows that pad a step to its size compute with whatever their memory holds; nothing reads their results.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 CLOSE = 2e-3
 """Sums of other shapes, and adapters' projections in bf16."""
 
 
 def device_core(
-    model: Model, artifacts: Path, num_slots: int, grammars: GrammarAdmission | None = None
+    model: Model,
+    artifacts: Path,
+    num_slots: int,
+    grammars: GrammarAdmission | None = None,
+    token_bytes: list[bytes] | None = None,
 ) -> EngineCore:
     """Adapters load at once. Nothing is captured: every step is launched kernel by kernel."""
     pool = DevicePool(model.config, num_slots, 4 << 20, 4 << 20, "cpu") if num_slots else None
@@ -64,7 +72,7 @@ def device_core(
         BlockPool(NUM_BLOCKS, BLOCK_SIZE),
         SlotTable(max(num_slots, 1), start_load),
         model.config.eos_ids,
-        [b"x"] * model.config.vocab_size,
+        token_bytes or [b"x"] * model.config.vocab_size,
         EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
     )
     core = EngineCore(scheduler, runner, grammars=grammars)
@@ -153,3 +161,51 @@ def test_rows_with_and_without_a_grammar_answer_as_the_cpus_runner(tmp_path: Pat
         if name != "free":
             assert re.fullmatch(grammar.source, sapling.text_of(answer.token_ids)), name
             assert answer.finish_reason == "stop"
+
+
+def test_rows_that_think_answer_as_the_cpus_runner(tmp_path: Path) -> None:
+    """Budgets are found spent a step after the token that spends them was launched."""
+    raw = json.loads((sapling.BASE / "config.json").read_text())
+    write_base(
+        tmp_path / "base", num_hidden_layers=1, vocab_size=raw["vocab_size"], eos_token_id=raw["eos_token_id"]
+    )
+    model = load_model(tmp_path / "base")
+    grammar = Grammar("regex", "[ab]{2}-[0-9]{1,3}")
+    fields: dict[str, Any] = {"max_tokens": 16, "temperature": 0.9, "ignore_eos": True}
+    submits = [
+        sapling.submission("free", None, prompt_ids=[8, 9], **fields),
+        sapling.submission("none", None, prompt_ids=[5, 6, 7], reasoning=reasoning(0), logprobs=1, **fields),
+        sapling.submission("some", None, prompt_ids=[5, 6, 7], reasoning=reasoning(3), **fields),
+        sapling.submission("much", None, prompt_ids=[15, 6], reasoning=reasoning(30), **fields),
+        sapling.submission(
+            "held",
+            grammar,
+            prompt_ids=[15, 7],
+            reasoning=reasoning(2),
+            seed=5,
+            presence_penalty=1.0,
+            max_tokens=20,
+        ),
+    ]
+    bytes_of = sapling.VOCABULARY.token_bytes
+    found = run(device_core(model, tmp_path, 0, GrammarAdmission(sapling.compiler(model)), bytes_of), submits)
+    expected = run(
+        make_core(
+            model,
+            tmp_path,
+            max_batch_tokens=BUDGET,
+            max_rows=MAX_ROWS,
+            context_length=MAX_LEN,
+            token_bytes=bytes_of,
+            grammars=GrammarAdmission(sapling.compiler(model)),
+        ),
+        submits,
+    )
+    assert found.tokens() == expected.tokens()
+    end = list(reasoning(0).end_ids)
+    for name, budget in (("none", 0), ("some", 3), ("held", 2)):
+        tokens = found.answers[name, 0].token_ids
+        assert tokens[budget : budget + len(end)] == end
+        assert found.usage[name].usage.reasoning_tokens == budget + len(end)
+    assert re.fullmatch(grammar.source, sapling.text_of(found.answers["held", 0].token_ids[2 + len(end) :]))
+    assert found.usage["much"].usage.reasoning_tokens == 16
