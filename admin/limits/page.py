@@ -45,6 +45,7 @@ _METRICS: Mapping[Metric, tuple[str, str]] = {
     Metric.TOKENS_PER_MONTH: ("Tokens per month", "input and output"),
     Metric.ADAPTERS: ("Adapters", "organization only"),
     Metric.STORAGE_BYTES: ("Storage", "such as 20 GB, organization only"),
+    Metric.BATCH_LINES: ("Waiting batch lines", "organization only"),
     Metric.PREPAID_BALANCE: ("Prepaid balance", "from top-ups"),
 }
 CHOICES = [
