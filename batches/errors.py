@@ -36,9 +36,7 @@ class TooManyBatches(BatchError):
     """The tenant has as many unfinished batches as it may have."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(
-            f"You have {limit} unfinished batches, which is the limit: wait until one has ended."
-        )
+        super().__init__(f"{limit} unfinished batches are the most: wait until one has ended.")
         self.limit = limit
 
 

@@ -171,7 +171,7 @@ class BatchLease:
         async with self._database.read(self.batch.tenant_id) as session:
             repository = BatchRepository(session, self.batch.tenant_id)
             rows = await repository.results(self.batch.id, failed=failed, after=after, limit=limit)
-        return [(line, content) for line, content in rows]
+        return [(line, content or "") for line, content in rows]
 
     async def end(self, output: StoredFile | None, errors: StoredFile | None) -> None:
         """Ends the batch with its files, in one transaction with the files' rows."""

@@ -85,7 +85,7 @@ class BatchRepository(TenantRepository):
 
     async def results(
         self, batch_id: str, *, failed: bool, after: int, limit: int
-    ) -> Sequence[Row[int, str]]:
+    ) -> Sequence[Row[int, str | None]]:
         """Returns (line, content) of lines that failed or did not, in order, after the line `after`."""
         query = self.select_own(BatchLine, BatchLine.line, BatchLine.content).where(
             BatchLine.batch_id == batch_id, BatchLine.is_failed == failed, BatchLine.line > after

@@ -123,6 +123,11 @@ class BatchService:
             )
         return batches[:limit], len(batches) > limit
 
+    async def waiting_lines(self, tenant_id: str) -> int:
+        """Returns the number of lines without a result, of all batches that run."""
+        async with self._database.read(tenant_id) as session:
+            return await BatchRepository(session, tenant_id).enqueued_lines()
+
     async def cancel(self, tenant_id: str, batch_id: str, by: Actor) -> Batch:
         """Cancels a batch: no further line begins, and what is answered is returned. Has no further effect on
         a batch that is being cancelled, or whose output is being written. Raises BatchNotFound,

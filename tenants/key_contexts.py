@@ -30,8 +30,6 @@ class KeyContexts:
             raise InvalidApiKey
         key, tenant, plan, project, limits = found
         now = datetime.now(UTC)
-        if not is_key_valid(key, tenant, project, now) or (
-            key.expires_at is not None and key.expires_at <= now
-        ):
+        if not is_key_valid(key, tenant, project, now):
             raise InvalidApiKey
         return context_of(key, tenant, plan, project, limits)

@@ -16,6 +16,7 @@ from admin import formatting
 from admin.amounts import read_dollars
 from admin.keys.page import MAX_PROJECTS
 from admin.web.form_errors import FieldError
+from batches.service import BatchService
 from tenants.errors import QuotaUnavailable
 from tenants.key_service import KeyService
 from tenants.limits.kinds import MAX_AMOUNT, MAX_RATE, Limit, Metric, Scope
@@ -109,6 +110,7 @@ class LimitsPage:
         names: NameService,
         keys: KeyService,
         projects: ProjectService,
+        batches: BatchService,
     ) -> None:
         self._limits = limits
         self._quotas = quotas
@@ -117,6 +119,7 @@ class LimitsPage:
         self._names = names
         self._keys = keys
         self._projects = projects
+        self._batches = batches
 
     async def gather(self, tenant_id: str, plan: PlanView, tab: Tab, number: int) -> Limits:
         """Raises TenantNotFound, DatabaseUnavailable."""
@@ -180,6 +183,8 @@ class LimitsPage:
             found[Metric.ADAPTERS] = await self._catalogue.count(tenant_id)
         if Metric.STORAGE_BYTES in metrics:
             found[Metric.STORAGE_BYTES] = await self._files.stored_bytes(tenant_id)
+        if Metric.BATCH_LINES in metrics:
+            found[Metric.BATCH_LINES] = await self._batches.waiting_lines(tenant_id)
         return found
 
 

@@ -197,10 +197,8 @@ class BatchExecution:
             await self._lease.fail(errors)
             return
         model = next(iter(checked.models)) if len(checked.models) == 1 else None
-        if (
-            not await self._lease.accept(checked.total, model)
-            and self._lease.status == BatchStatus.VALIDATING
-        ):
+        is_accepted = await self._lease.accept(checked.total, model)
+        if not is_accepted and self._lease.status == BatchStatus.VALIDATING:
             message = (
                 f"With the {checked.total} lines of this batch, your organization would have more lines "
                 "waiting than its limit allows; try again when other batches have ended."
@@ -222,9 +220,7 @@ class BatchExecution:
                 raise InvalidApiKey
         except (InvalidApiKey, UserNotFound):
             self._caller = None
-            message = (
-                "The API key or user that created the batch has been revoked, has expired or was removed."
-            )
+            message = "The API key or user that created the batch was revoked or removed, or has expired."
             await self._lease.stop(batch_error("invalid_api_key", message, None))
             return
         # Rate limits are for requests that somebody waits for; budgets hold for everything.

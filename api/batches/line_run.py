@@ -119,7 +119,7 @@ class LineRuns:
         if isinstance(error, RequestRejected) and error.code == "overloaded":
             self._limit.refused(retry_after)
         until = time.monotonic() + min(max(pause, retry_after or 0.0), LONGEST_PAUSE)
-        while may_retry() and (left := until - time.monotonic()) > 0:
+        while may_retry() and (left := until - time.monotonic()) > 0:  # noqa: ASYNC110  no event says both
             await asyncio.sleep(min(left, 0.5))
         return min(2 * pause, LONGEST_PAUSE)
 
