@@ -11,27 +11,18 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from adapters.files.models import StoredFile
 from adapters.files.repository import FileRepository
+from batches.ending import end_batch
 from batches.errors import BatchLeaseLost
 from batches.models import Batch, BatchStatus
 from batches.repository import BatchLeases, BatchRepository
-from billing.notifications.events import BATCH_CANCELLED, BATCH_COMPLETED, BATCH_EXPIRED, BATCH_FAILED
-from billing.notifications.publishing import publish
 from db.session import EVERY_TENANT, Database, WriteSession
 from engine.protocol import Usage
 from tenants.limits.kinds import Metric
 from tenants.limits.repository import LimitRepository
-
-_EVENTS = {
-    BatchStatus.COMPLETED: BATCH_COMPLETED,
-    BatchStatus.FAILED: BATCH_FAILED,
-    BatchStatus.EXPIRED: BATCH_EXPIRED,
-    BatchStatus.CANCELLED: BATCH_CANCELLED,
-}
-Ended = Literal[BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +98,7 @@ class BatchLease:
         """Ends the batch because its file is not valid."""
         async with self.write() as (session, batch):
             batch.errors = [dict(error) for error in errors]
-            await self._end(session, batch, BatchStatus.FAILED)
+            await end_batch(session, batch, BatchStatus.FAILED)
 
     async def stop(self, error: Mapping[str, Any]) -> None:
         """Cancels the batch for a reason of the service."""
@@ -184,26 +175,11 @@ class BatchLease:
             batch.error_file_id = None if errors is None else errors.id
             await BatchRepository(session, batch.tenant_id).delete_lines(batch.id)
             if batch.cancelling_at is not None:
-                await self._end(session, batch, BatchStatus.CANCELLED)
+                await end_batch(session, batch, BatchStatus.CANCELLED)
             elif batch.expired_at is not None:
-                await self._end(session, batch, BatchStatus.EXPIRED)
+                await end_batch(session, batch, BatchStatus.EXPIRED)
             else:
-                await self._end(session, batch, BatchStatus.COMPLETED)
-
-    async def _end(self, session: WriteSession, batch: Batch, status: Ended) -> None:
-        now = datetime.now(UTC)
-        batch.status = status
-        batch.lease_owner = batch.lease_until = None
-        setattr(batch, f"{status.value}_at", now)
-        data = {
-            "id": batch.id,
-            "total": batch.total,
-            "completed": batch.completed,
-            "failed": batch.failed,
-            "output_file_id": batch.output_file_id,
-            "error_file_id": batch.error_file_id,
-        }
-        await publish(session, batch.tenant_id, _EVENTS[status], data, key=f"batch:{batch.id}", now=now)
+                await end_batch(session, batch, BatchStatus.COMPLETED)
 
 
 async def claim(

@@ -14,6 +14,7 @@ from adapters.files.models import Purpose
 from adapters.files.repository import FileRepository
 from adapters.storage.errors import ObjectNotFound, StorageUnavailable
 from adapters.storage.objects import ObjectStore
+from batches.ending import end_batch
 from batches.errors import BatchFinished, BatchNotFound, InvalidBatch, TooManyBatches
 from batches.models import OPEN, Batch, BatchStatus
 from batches.repository import BatchRepository
@@ -142,6 +143,8 @@ class BatchService:
             if batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS):
                 batch.status, batch.cancelling_at = BatchStatus.CANCELLING, datetime.now(UTC)
                 await AuditLog.record(session, tenant_id, by, "batch.cancelled", ("batch", batch_id))
+                if batch.lease_owner is None and batch.in_progress_at is None:
+                    await end_batch(session, batch, BatchStatus.CANCELLED)
         return batch
 
 

@@ -39,6 +39,8 @@ from billing.rates import BATCH_TIER
 SETTINGS = {"ROOTSTOCK_BATCHES_LEASE_SECONDS": "2", "ROOTSTOCK_BATCHES_POLL_SECONDS": "0.2"}
 VICTIMS = ("engine", *APIS, *APIS, *WORKERS, "redis", "postgres")
 """Of which one is drawn; API processes, which run the batch, twice as often."""
+ROUNDS = 60
+"""Lines that run one after the other, at least: so that a short batch lives long enough to be killed."""
 URL = "/v1/chat/completions"
 LENGTHS = (4, 12, 40, 120)
 """Tokens requested."""
@@ -110,7 +112,8 @@ def input_lines(caller: Caller, count: int, seed: int) -> list[dict[str, Any]]:
 async def run(folder: Path, num_lines: int, kills: int, seed: int) -> dict[str, Any]:
     """Returns the figures of one run in `folder`, an empty one with a short path."""
     (folder / "witnesses").mkdir()
-    os.environ |= SETTINGS
+    at_once = {"ROOTSTOCK_BATCHES_CONCURRENCY_PER_BATCH": str(min(32, max(2, num_lines // ROUNDS)))}
+    os.environ |= SETTINGS | at_once
     async with open_site(folder) as site:
         caller = site.callers[0]
         killing = Kills(site, seed)

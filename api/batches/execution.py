@@ -168,11 +168,15 @@ class BatchExecution:
                 self._wake.set()
 
     async def _patiently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Runs `step`, again and again while the database or the object store is away."""
+        """Runs `step`, again and again while the database or the object store is away. Raises their errors
+        when the process shuts down.
+        """
         while True:
             try:
                 return await step()
             except (DatabaseUnavailable, StorageUnavailable) as error:
+                if self._site.stopping.is_set():
+                    raise
                 log.warning("batch waits for a store", batch_id=self._lease.batch.id, error=str(error))
                 await asyncio.sleep(AGAIN)
 
@@ -223,7 +227,7 @@ class BatchExecution:
             message = "The API key or user that created the batch was revoked or removed, or has expired."
             await self._lease.stop(batch_error("invalid_api_key", message, None))
             return
-        # Rate limits are for requests that somebody waits for; budgets hold for everything.
+        # Rate limits are for requests that a client waits for; budgets hold for everything.
         budgets = tuple(limit for limit in caller.limits if limit.metric.kind in BUDGETS)
         self._caller = dataclasses.replace(caller, limits=budgets)
 

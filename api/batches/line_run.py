@@ -62,7 +62,7 @@ class Line(NamedTuple):
 
 
 class NoOutcome(OutcomeRecorder):
-    """Records nothing: service levels are promised to requests that somebody waits for."""
+    """Records nothing: service levels are promised to requests that a client waits for."""
 
     def answered(self, first_token_seconds: float | None, tokens_per_second: float | None = None) -> None:
         pass

@@ -28,6 +28,8 @@ MOST_PER_TENANT = 4
 """Batches of a tenant that run at the same time, in all processes; the others wait for their turn."""
 CLEANING_SECONDS = 30.0
 """Seconds between two removals of inputs that are not needed any more."""
+CLOSING_SECONDS = 20.0
+"""Seconds after which a process that shuts down leaves its batches as they are; their leases expire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,10 @@ class BatchRunner:
         if self._taking is not None:
             await self._taking
         if self._running:
-            await asyncio.wait(self._running)
+            _, late = await asyncio.wait(self._running, timeout=CLOSING_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     async def _take(self) -> None:
         stopping = self._site.stopping

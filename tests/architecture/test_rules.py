@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
-    "adapters", "admin", "api", "billing", "cli", "db", "engine", "kernels", "sla", "telemetry", "tenants",
+    "adapters", "admin", "api", "batches", "billing", "cli", "db", "engine", "kernels", "sla", "telemetry", "tenants",
     "tokenization", "worker",
 )  # fmt: skip
 FORBIDDEN_FOLDERS = {"utils", "common", "helpers", "core"}

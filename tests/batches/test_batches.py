@@ -199,6 +199,18 @@ async def test_cancelling_returns_what_is_done_and_ends_what_runs(place: Batches
         await place.client().batches.cancel(batch.id)
 
 
+async def test_a_batch_that_has_not_begun_is_cancelled_at_once(place: Batches) -> None:
+    batch = await place.create(as_jsonl(lines(2)))
+
+    cancelled = await place.client().batches.cancel(batch.id)
+
+    assert cancelled.status == "cancelled"
+    assert (cancelled.output_file_id, cancelled.error_file_id) == (None, None)
+    await place.start()
+    assert (await place.get(batch.id)).status == "cancelled"
+    assert place.world.engine.submitted == []
+
+
 async def test_an_expired_batch_returns_what_is_done(place: Batches) -> None:
     num_answered = 0
 
