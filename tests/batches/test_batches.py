@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +13,11 @@ from sqlalchemy import text
 
 from db.session import EVERY_TENANT
 from engine.protocol import PriorityClass, Submit
+from tenants.context import TenantContext
 from tenants.errors import QuotaExhausted, RateLimited
 from tenants.limits.kinds import Limit, Metric
-from tests.api.fakes import OTHER_KEY, Script
+from tenants.quotas import Reservation
+from tests.api.fakes import KEY, OTHER_KEY, Script
 from tests.batches.conftest import Batches, as_jsonl, chat_line, lines
 from tests.support.waiting import eventually
 
@@ -65,6 +69,45 @@ async def test_lines_run_as_flex_and_are_labelled_and_priced_as_batch(place: Bat
     assert {submit.labels["service_tier"] for submit in submitted} == {"batch"}
     assert {submit.labels["rate"].rsplit(":", 1)[1] for submit in submitted} == {"50"}
     assert {submit.labels["endpoint"] for submit in submitted} == {"chat.completions"}
+
+
+async def test_budgets_hold_for_lines_and_rate_limits_do_not(place: Batches) -> None:
+    limits = tuple(
+        Limit("tenant", "ten_one", "", metric, 1000)
+        for metric in (Metric.REQUESTS_PER_MINUTE, Metric.CONCURRENT_REQUESTS, Metric.SPEND_PER_MONTH)
+    )
+    callers, quotas = place.world.keys.callers, place.world.quotas
+    callers[KEY] = dataclasses.replace(callers[KEY], limits=limits)
+    asked: list[tuple[Limit, ...]] = []
+    reserve = quotas.reserve
+
+    async def noted(request_id: str, caller: TenantContext, *more: Any, **options: Any) -> Reservation:
+        asked.append(caller.limits)
+        return await reserve(request_id, caller, *more, **options)
+
+    quotas.reserve = noted  # type: ignore[method-assign]
+    await place.start()
+
+    await place.ended((await place.create(as_jsonl(lines(2)))).id)
+
+    assert {limit.metric for found in asked for limit in found} == {Metric.SPEND_PER_MONTH}
+    assert len(asked) == 2
+
+
+async def test_a_suspended_account_waits(place: Batches) -> None:
+    callers = place.world.keys.callers
+    callers[KEY] = dataclasses.replace(callers[KEY], billing_state="suspended")
+    runner = await place.start()
+    batch = await place.create(as_jsonl(lines(2)))
+    await place.until(batch.id, lambda seen: seen.status == "in_progress")
+    await asyncio.sleep(0.3)
+    assert place.world.engine.submitted == []
+
+    callers[KEY] = dataclasses.replace(callers[KEY], billing_state="active")
+    await place.kill(runner)  # the next process looks up the account at once
+    await place.start("api-2")
+
+    assert (await place.ended(batch.id)).output_file_id is not None
 
 
 async def test_completions_with_several_prompts_and_echo(place: Batches) -> None:
