@@ -114,12 +114,13 @@ class BatchLease:
         return {line: at for line, at, done in rows if not done}, {line for line, _, done in rows if done}
 
     async def begin(self, lines: Collection[int]) -> dict[int, datetime]:
-        """Records that these lines begin now; returns when each did."""
-        at = datetime.now(UTC)
-        submitted_at = dict.fromkeys(lines, at)
+        """Records that these lines begin now; returns when each did. One that has begun before keeps its
+        time: this can be called again when it is not known whether it was carried out.
+        """
+        now = datetime.now(UTC)
         async with self.write() as (session, batch):
-            await BatchRepository(session, batch.tenant_id).begin(batch.id, submitted_at)
-        return submitted_at
+            begun = await BatchRepository(session, batch.tenant_id).begin(batch.id, lines, now)
+        return begun
 
     async def store(self, results: Sequence[LineResult]) -> None:
         """Stores results and counts them. A line that has a result keeps it."""

@@ -29,6 +29,9 @@ async def _file(lease: BatchLease, ingestion: FileIngestion, *, failed: bool) ->
     if not (batch.failed if failed else batch.completed):
         return None
     received = await ingestion.receive(_lines(lease, failed=failed), max_bytes=_MAX_BYTES, field="file")
+    if not received.size:  # another attempt has ended the batch, and with it the rows
+        await ingestion.discard(received)
+        return None
     name = f"{batch.id}_{'error' if failed else 'output'}.jsonl"
     said = FileDescription(Purpose.BATCH_OUTPUT, name, batch.output_expires_after)
     return await ingestion.keep(batch.tenant_id, batch.created_by, said, received)

@@ -65,13 +65,18 @@ class BatchRepository(TenantRepository):
         ).where(BatchLine.batch_id == batch_id)
         return (await self.session.execute(query)).all()
 
-    async def begin(self, batch_id: str, submitted_at: Mapping[int, datetime]) -> None:
-        """Records when lines begin."""
+    async def begin(self, batch_id: str, lines: Collection[int], at: datetime) -> dict[int, datetime]:
+        """Records that lines begin; returns when each did. One that has begun before keeps its time."""
         rows = [
             {"batch_id": batch_id, "line": line, "tenant_id": self.tenant_id, "submitted_at": at}
-            for line, at in submitted_at.items()
+            for line in lines
         ]
-        await self.session.execute(insert(BatchLine).values(rows))
+        statement = insert(BatchLine).values(rows)
+        statement = statement.on_conflict_do_update(
+            constraint="pk_batch_lines", set_={"submitted_at": BatchLine.submitted_at}
+        )
+        begun = await self.session.execute(statement.returning(BatchLine.line, BatchLine.submitted_at))
+        return {row.line: row.submitted_at for row in begun}
 
     async def store(self, batch_id: str, results: Sequence[Mapping[str, Any]]) -> set[int]:
         """Stores results of lines, by column; returns the lines that had none before."""

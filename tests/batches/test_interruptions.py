@@ -124,7 +124,8 @@ async def test_a_lost_lease_writes_nothing(place: Batches) -> None:
         with pytest.raises(BatchLeaseLost):
             await attempt
 
-    await latest.begin([1, 2])
+    began = await latest.begin([1, 2])
+    assert await latest.begin([1, 2]) == began, "as after a commit of which no answer came"
     await latest.store([LineResult(1, "first", False)])
     await latest.store([LineResult(1, "second", False), LineResult(2, "two", True)])
     assert await latest.results(failed=False, after=0, limit=10) == [(1, "first")]
