@@ -37,7 +37,7 @@ class BatchRoutes:
         return [
             Route("/batches", view(self.show_list, BATCHES.right), methods=["GET"]),
             Route(one, view(self.show, BATCHES.right), methods=["GET"]),
-            # Answers of models may be confidential: they are for those who can run requests.
+            # Answers of models may be confidential: they are for roles that can run requests.
             Route(f"{one}/output", view(self.output, write), methods=["GET"]),
             Route(f"{one}/errors", view(self.errors, write), methods=["GET"]),
             Route(f"{one}/cancel", action(self.cancel, write), methods=["POST"]),

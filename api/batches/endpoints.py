@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from api.openai.answer import Answer
 from api.openai.pipeline import PreparedRequest, prepare_chat, prepare_completion
+from api.openai.response_bodies import whole
 from api.openai.schemas import GenerationFields, decode_chat, decode_completion
 from api.services import Services
 from tenants.context import TenantContext
@@ -22,6 +24,8 @@ class BatchEndpoint:
     """Takes what `decode` returned."""
     id_prefix: str
     """Of its responses and of its requests in the ledger."""
+    body: Callable[[Answer, bool], Awaitable[bytes]] = whole
+    """Reads an answer to its end and returns it as the endpoint's JSON."""
 
 
 ENDPOINTS: Mapping[str, BatchEndpoint] = {

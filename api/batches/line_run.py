@@ -20,7 +20,6 @@ from api.errors import GenerationAborted, GrammarChecksBusy, response_for
 from api.openai.answer import Answer
 from api.openai.outcome import OutcomeRecorder
 from api.openai.reservation import reserve_batch_line
-from api.openai.response_bodies import whole
 from api.openai.validation import ValidatedRequest
 from api.services import Services
 from batches.lease import BatchLease, LineResult
@@ -146,7 +145,7 @@ class LineRuns:
             )
             answer.submit(services.engine)
             try:
-                content = await whole(answer, prepared.is_chat)
+                content = await self._endpoint.body(answer, prepared.is_chat)
             except BaseException:
                 answer.abort()
                 raise
