@@ -12,9 +12,7 @@ from api.batches.settings import BatchSettings
 from api.metrics.batches import BatchMetrics
 from api.services import Services
 from db.session import Database
-from tenants.context import TenantContext
 from tenants.key_contexts import KeyContexts
-from tenants.user_contexts import UserContexts
 
 
 def batch_runner(
@@ -26,18 +24,12 @@ def batch_runner(
     owner: str,
 ) -> BatchRunner:
     """Returns the runner of batches, to be started. `owner`: a name that no other process has."""
-    keys, users = KeyContexts(database), UserContexts(database)
-
-    async def callers(tenant_id: str, created_by: str) -> TenantContext:
-        of_user = created_by.startswith("user_")
-        return await (users if of_user else keys).of(tenant_id, created_by)
-
     site = BatchSite(
         services=services,
         database=database,
         store=store,
         ingestion=FileIngestion(store, sandbox),
-        callers=callers,
+        callers=KeyContexts(database).of,
         slots=FairSlots(settings.concurrency),
         metrics=BatchMetrics(services.metrics.registry),
         lines_per_batch=min(settings.concurrency_per_batch, settings.concurrency),

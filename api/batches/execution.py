@@ -35,7 +35,7 @@ from batches.outputs import write_outputs
 from db.errors import DatabaseUnavailable
 from db.session import Database
 from tenants.context import TenantContext
-from tenants.errors import InvalidApiKey, UserNotFound
+from tenants.errors import InvalidApiKey
 from tenants.limits.kinds import BUDGETS
 
 log = structlog.get_logger(__name__)
@@ -72,7 +72,7 @@ class BatchSite:
     store: ObjectStore
     ingestion: FileIngestion
     callers: Callable[[str, str], Awaitable[TenantContext]]
-    """(tenant, key or user) -> the caller of requests; raises InvalidApiKey, UserNotFound."""
+    """(tenant, id of a key) -> the caller of requests with the key; raises InvalidApiKey."""
     slots: FairSlots
     metrics: BatchMetrics
     lines_per_batch: int
@@ -222,9 +222,9 @@ class BatchExecution:
             caller = await self._site.callers(batch.tenant_id, batch.created_by)
             if caller.scopes and GENERATE.scope not in caller.scopes:
                 raise InvalidApiKey
-        except (InvalidApiKey, UserNotFound):
+        except InvalidApiKey:
             self._caller = None
-            message = "The API key or user that created the batch was revoked or removed, or has expired."
+            message = "The API key that created the batch was revoked or has expired."
             await self._lease.stop(batch_error("invalid_api_key", message, None))
             return
         # Rate limits are for requests that a client waits for; budgets hold for everything.
