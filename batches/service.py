@@ -1,4 +1,4 @@
-"""Creates, lists and cancels batches. Processes that hold their leases run them."""
+"""Creates and cancels batches, and lists them. Processes that hold their leases run them."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ async def test_progress_and_cost_are_shown_while_a_batch_runs(site: Site, visito
 
 async def test_cancelling(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
-    batch = await made(site, status="in_progress", total=2)
+    batch = await made(site, status="in_progress", total=2, lease_owner="api")
     path = f"/batches/{batch.id}"
 
     answer = await act(visitor, path, f"{path}/cancel")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -26,7 +27,7 @@ from api.batches.runner import BatchRunner, RunnerPace
 from api.metrics.batches import BatchMetrics
 from batches.service import BatchService
 from db.session import EVERY_TENANT, Database
-from tenants.context import TenantContext
+from tenants.context import BillingState, TenantContext
 from tenants.errors import InvalidApiKey
 from tests.api.conftest import World, build
 from tests.api.fakes import KEY
@@ -80,6 +81,8 @@ class Batches:
     app: Any
     revoked: set[str] = field(default_factory=set)
     """Keys that are refused from now on."""
+    billing_state: BillingState = "active"
+    """Of every account, where lines run."""
     runners: list[BatchRunner] = field(default_factory=list)
 
     def client(self, key: str = KEY) -> openai.AsyncOpenAI:
@@ -96,7 +99,7 @@ class Batches:
         for caller in self.world.keys.callers.values():
             if caller.key_id == created_by and created_by not in self.revoked:
                 assert caller.tenant_id == tenant_id
-                return caller
+                return dataclasses.replace(caller, billing_state=self.billing_state)
         raise InvalidApiKey
 
     def site(self, lines_at_once: int = 16) -> BatchSite:

@@ -95,15 +95,14 @@ async def test_budgets_hold_for_lines_and_rate_limits_do_not(place: Batches) -> 
 
 
 async def test_a_suspended_account_waits(place: Batches) -> None:
-    callers = place.world.keys.callers
-    callers[KEY] = dataclasses.replace(callers[KEY], billing_state="suspended")
+    place.billing_state = "suspended"
     runner = await place.start()
     batch = await place.create(as_jsonl(lines(2)))
     await place.until(batch.id, lambda seen: seen.status == "in_progress")
     await asyncio.sleep(0.3)
     assert place.world.engine.submitted == []
 
-    callers[KEY] = dataclasses.replace(callers[KEY], billing_state="active")
+    place.billing_state = "active"
     await place.kill(runner)  # the next process looks up the account at once
     await place.start("api-2")
 

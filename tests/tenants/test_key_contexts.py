@@ -23,7 +23,8 @@ async def test_a_caller_is_the_one_that_the_key_resolves_to_until_it_is_refused(
     accounts = account_services(database, redis_client, SECRET)
     tenant, other = [(await accounts.tenants.create_tenant(name)).id for name in ("acme", "other")]
     user = await accounts.users.create(tenant, "ada@acme.example", "correct horse battery")
-    key = await accounts.keys.create(tenant, "batches", OPERATOR, user_id=user.user_id)
+    project = await accounts.projects.create(tenant, "batches", OPERATOR)
+    key = await accounts.keys.create(tenant, "batches", OPERATOR, project_id=project.id, user_id=user.user_id)
     await accounts.limits.set(tenant, OPERATOR, Limit("key", key.id, "", Metric.TOKENS_PER_DAY, 7))
     contexts, resolver = KeyContexts(database), KeyResolver(database, redis_client, SECRET)
 
@@ -35,7 +36,10 @@ async def test_a_caller_is_the_one_that_the_key_resolves_to_until_it_is_refused(
     for breaking, mending in (
         ("UPDATE users SET disabled_at = now()", "UPDATE users SET disabled_at = NULL"),
         ("UPDATE tenants SET disabled_at = now()", "UPDATE tenants SET disabled_at = NULL"),
-        ("UPDATE projects SET archived_at = now()", "UPDATE projects SET archived_at = NULL"),
+        (
+            "UPDATE projects SET archived_at = now() WHERE name = 'batches'",
+            "UPDATE projects SET archived_at = NULL",
+        ),
         ("UPDATE api_keys SET expires_at = now()", "UPDATE api_keys SET expires_at = NULL"),
         ("UPDATE api_keys SET revoked_at = now()", "UPDATE api_keys SET revoked_at = NULL"),
     ):
