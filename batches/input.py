@@ -73,6 +73,7 @@ async def remove_ended_inputs(database: Database, store: ObjectStore) -> int:
     if not ended:
         return 0
     for _, key in ended:
+        assert key is not None, "they are those that have one"
         await store.delete(key)
     async with database.write(EVERY_TENANT) as session:
         await BatchLeases(session).forget_inputs([batch_id for batch_id, _ in ended])

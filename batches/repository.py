@@ -158,7 +158,7 @@ class BatchLeases:
         ours = (Batch.id == batch_id, Batch.fence == fence)
         await self._session.execute(update(Batch).where(*ours).values(lease_owner=None, lease_until=None))
 
-    async def ended_inputs(self, limit: int) -> Sequence[Row[str, str]]:
+    async def ended_inputs(self, limit: int) -> Sequence[Row[str, str | None]]:
         """Returns (batch id, key) of copies of inputs that no batch needs any more."""
         query = select(Batch.id, Batch.input_key).where(
             Batch.input_key.is_not(None), Batch.status.not_in(OPEN)
