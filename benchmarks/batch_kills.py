@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from random import Random
+from random import Random, uniform
 from typing import Any
 
 import httpx
@@ -77,7 +77,7 @@ class Kills:
         process = self._running[name]
         process.kill()
         await process.ended
-        await asyncio.sleep(self._random.uniform(0, 0.5))
+        await asyncio.sleep(uniform(0, 0.5))
         self._running[name] = await self._site.start(name)
         self._being_replaced.discard(name)
 

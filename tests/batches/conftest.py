@@ -114,19 +114,23 @@ class Batches:
             lines_per_batch=lines_at_once,
         )
 
-    async def start(self, name: str = "api-1", lines_at_once: int = 16) -> BatchRunner:
-        runner = BatchRunner(self.site(lines_at_once), name, RunnerPace(lease=2.0, poll=0.05))
+    async def start(self, name: str = "api-1", lines_at_once: int = 16, lease: float = 60.0) -> BatchRunner:
+        """Leases do not expire by themselves, so that a slow machine changes nothing."""
+        runner = BatchRunner(self.site(lines_at_once), name, RunnerPace(lease=lease, poll=0.05))
         await runner.start()
         self.runners.append(runner)
         return runner
 
     async def kill(self, runner: BatchRunner) -> None:
-        """As `kill -9` does: nothing is released, settled or stored any more."""
+        """As `kill -9` does: nothing is released or stored any more. Its leases have expired afterwards."""
         self.runners.remove(runner)
         tasks = [task for task in (runner._taking, *runner._running) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.change(
+            "UPDATE batches SET lease_until = now() - interval '1 second' WHERE lease_until > now()"
+        )
 
     async def upload(self, content: bytes, key: str = KEY) -> str:
         made = await self.client(key).files.create(file=("input.jsonl", content), purpose="batch")
@@ -179,8 +183,8 @@ async def open_batches(codec: TextCodec, database: Database, root: Path) -> Asyn
     try:
         yield opened
     finally:
-        for runner in opened.runners:
-            await runner.close()
+        for runner in [*opened.runners]:
+            await opened.kill(runner)
         await sandbox.close()
 
 

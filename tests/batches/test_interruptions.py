@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import datetime
 
 import pytest
+from sqlalchemy import text
 
 from batches.errors import BatchLeaseLost
 from batches.lease import LineResult, claim
+from db.session import EVERY_TENANT
 from engine.protocol import Submit
 from tests.api.fakes import Script
 from tests.batches.conftest import Batches, as_jsonl, lines
@@ -52,15 +55,14 @@ async def test_a_stopping_process_hands_its_batches_over_at_once(place: Batches)
 
     place.runners.remove(first)
     await first.close()
-    async with place.database.read("*") as session:
-        lease = (await session.connection()).exec_driver_sql  # the row says that it is free
-        row = (await lease("SELECT lease_owner, status FROM batches")).one()
+    async with place.database.read(EVERY_TENANT) as session:
+        row = (await session.execute(text("SELECT lease_owner, status FROM batches"))).one()
     assert tuple(row) == (None, "in_progress")
     await place.start("api-2")
 
     done = await place.ended(batch.id)
     assert len(await place.rows(done.output_file_id)) == 24
-    assert Counter(submit.request_id for submit in place.world.engine.submitted).total() == 24
+    assert len({submit.request_id for submit in place.world.engine.submitted}) == 24
 
 
 async def test_the_engine_answering_duplicate_is_asked_again(place: Batches) -> None:
@@ -148,15 +150,24 @@ _OTHER = "sk-rs-0123456789abcdefABCDEFkey-two"
 
 
 async def test_leases_are_kept_while_lines_take_long(place: Batches) -> None:
-    place.world.engine.script = lambda submit: place.world.engine.says(submit, "Hello", delay=3.0)
-    batch = await place.create(as_jsonl(lines(1)))
-    await place.start("api-1")
+    place.world.engine.script = lambda submit: Script(
+        place.world.engine.says(submit, "Hello").steps, hang_after=1
+    )
+    await place.create(as_jsonl(lines(1)))
+    await place.start("api-1", lease=5.0)
     await eventually(lambda: len(place.world.engine.submitted) == 1)
-    await place.start("api-2")
+    before = await until_leased(place)
 
-    await place.ended(batch.id)
+    async def is_renewed() -> bool:
+        return (await until_leased(place)) > before
 
-    assert len(place.world.engine.submitted) == 1, "nobody took it over"
+    await eventually(is_renewed)
+
+
+async def until_leased(place: Batches) -> datetime:
+    async with place.database.read(EVERY_TENANT) as session:
+        until: datetime = (await session.execute(text("SELECT lease_until FROM batches"))).scalar_one()
+    return until
 
 
 async def test_slots_go_to_the_tenant_that_has_fewest() -> None:
