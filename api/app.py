@@ -15,6 +15,8 @@ from starlette.exceptions import HTTPException
 from adapters.files.uploads import MAX_PART_BYTES
 from api import health
 from api.authentication import identify
+from api.batches import bodies as batch_bodies
+from api.batches import routes as batch_routes
 from api.cors import Preflights
 from api.edge import AsgiApp, BodyLimit, BodyLimits, Edge
 from api.errors import (
@@ -73,6 +75,7 @@ BODIES = (ChatCompletionRequest, CompletionRequest)
 OPEN = (health.router, stripe_webhooks.router, invite_routes.open_router)
 PROTECTED = (
     openai_routes.router,
+    batch_routes.router,
     model_routes.router,
     file_routes.router,
     upload_routes.router,
@@ -149,6 +152,7 @@ def _install_openapi(app: FastAPI) -> None:
     known = (
         ChatCompletionRequest,
         CompletionRequest,
+        *batch_bodies.BODIES,
         *upload_routes.BODIES,
         *adapter_bodies.BODIES,
         *job_bodies.BODIES,

@@ -26,10 +26,12 @@ from api.error_mapping import (
     UNAVAILABLE,
     ErrorResponse,
     adapters,
+    batches,
     billing,
     tenants,
 )
 from api.ratelimit import rate_headers
+from batches.errors import InvalidBatch
 from billing.errors import InvalidReportQuery
 from db.errors import DatabaseUnavailable, UnknownCursor, UnstorableText
 from engine.client import EngineGone, ReaderStalled, RequestRejected
@@ -212,6 +214,7 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     UnstorableText: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     UnknownCursor: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     **adapters.ERROR_RESPONSES,
+    **batches.ERROR_RESPONSES,
     **billing.ERROR_RESPONSES,
     **tenants.ERROR_RESPONSES,
 }
@@ -258,6 +261,7 @@ def _param_of(error: BaseException) -> str | None:
         if isinstance(
             error,
             InvalidReportQuery
+            | InvalidBatch
             | InspectionRefused
             | InvalidAdapter
             | FileError

@@ -25,6 +25,7 @@ from api.grammars.checks import GrammarChecks
 from api.metrics.payments import PaymentsCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
+from batches.service import BatchService
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
 from billing.notifications.service import WebhookService
@@ -131,6 +132,8 @@ class Services:
     """None in a process whose /metrics shows no restarts."""
     refusals: RefusalRecorder | None = None
     """None in a process that does not record refused requests."""
+    batches: BatchService | None = None
+    """None in a process without the routes of batches."""
     incidents: Incidents | None = None
     """None in a process whose landing page shows no incidents."""
 

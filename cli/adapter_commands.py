@@ -62,6 +62,9 @@ MonthlyFee = Annotated[int | None, typer.Option(min=0, help="Micro-USD a month, 
 IncludedUsage = Annotated[
     int | None, typer.Option(min=0, help="Micro-USD of a month's usage that the fee covers.")
 ]
+BatchPrice = Annotated[
+    int | None, typer.Option(min=0, help="Percentage of the price of tokens that batches pay.")
+]
 
 
 @adapter_app.command("add")
@@ -174,6 +177,7 @@ def plan_create(
     limit: PlanLimits = None,
     monthly_fee: MonthlyFee = None,
     included_usage: IncludedUsage = None,
+    batch_price_percent: BatchPrice = None,
     data: Data = None,
 ) -> None:
     """Create a plan from the standard plan and these options, and print its id."""
@@ -183,6 +187,7 @@ def plan_create(
         *(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or (), limit or ()),
         monthly_fee=monthly_fee,
         included_usage=included_usage,
+        batch_price_percent=batch_price_percent,
     )
     print(plans.create_plan(data, name, wanted))
 
@@ -198,6 +203,7 @@ def plan_set(
     limit: PlanLimits = None,
     monthly_fee: MonthlyFee = None,
     included_usage: IncludedUsage = None,
+    batch_price_percent: BatchPrice = None,
     data: Data = None,
 ) -> None:
     """Change a plan for all tenants on it; the change applies within a second."""
@@ -207,6 +213,7 @@ def plan_set(
         *(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or (), limit or ()),
         monthly_fee=monthly_fee,
         included_usage=included_usage,
+        batch_price_percent=batch_price_percent,
     )
     print_rows(PLAN_HEADER, [plans.set_plan(data, name, wanted)])
 

@@ -22,10 +22,12 @@ from adapters.storage import ObjectStore, StorageSettings, open_store
 from admin.app import BillingServices
 from admin.settings import ConsoleSettings
 from api.assembly.adapters import open_onboarding
+from api.assembly.batches import batch_runner
 from api.assembly.console import console_over
 from api.assembly.operators import operator_services
 from api.assembly.payments import open_payments
 from api.assembly.sign_in import open_sign_in
+from api.batches.settings import BatchSettings
 from api.deferred_work import DeferredWork
 from api.edge import AsgiApp
 from api.engine_watch import EngineWatch
@@ -37,6 +39,7 @@ from api.metrics.restarts import RestartsCollector
 from api.readiness import EngineDisk, LocalDisk, RedisWritable, SameBaseModel, SchemaVersion
 from api.services import Check, Onboarding, RequestLimits, Services
 from api.settings import ApiSettings
+from batches.service import BatchService
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
@@ -141,6 +144,7 @@ async def open_services(
         )
         billing = _billing(stores, payments, generation.quotas)
         services = _services(stores, generation, files, uploads, onboarding, billing, settings, tenants)
+        await _start_batches(opened, services, stores, settings)
         sign_in = await opened.enter_async_context(open_sign_in(ConsoleSettings(), NotificationSettings()))
         operation = operator_services(stores.database, stores.cache, onboarding.outbox, generation.watch)
         yield services, console_over(stores.database, stores.cache, services, billing, operation, sign_in)
@@ -216,6 +220,17 @@ async def _start_sandbox(opened: AsyncExitStack, sandbox: Sandbox) -> None:
         log.error("uploads of adapter files are refused: the sandbox does not start", error=str(error))
 
 
+async def _start_batches(
+    opened: AsyncExitStack, services: Services, stores: _Stores, settings: ApiSettings
+) -> None:
+    batches = BatchSettings()
+    if batches.concurrency:
+        owner = f"{settings.name}-{token_hex(4)}"
+        runner = batch_runner(services, stores.database, stores.objects, stores.sandbox, batches, owner)
+        await runner.start()
+        opened.push_async_callback(runner.close)
+
+
 def _billing(stores: _Stores, payments: PaymentService, quotas: Quotas) -> BillingServices:
     rows, cache = stores.database, stores.cache
     notifications = NotificationSettings()
@@ -288,6 +303,7 @@ def _services(
         payments=billing.payments,
         payments_waiting=PaymentsCollector(rows),
         restarts=RestartsCollector(cache),
+        batches=BatchService(rows, stores.objects),
         incidents=Incidents(rows),
     )
     services.metrics.registry.register(DiskCollector(stores.objects.scratch, lambda: generation.engine.stats))

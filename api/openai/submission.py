@@ -33,15 +33,19 @@ class Submission(msgspec.Struct, frozen=True):
     """May precede every answer."""
 
 
-def build_submission(request: ValidatedRequest, tier: PriorityClass, rate_label: str) -> Submission:
-    """Returns the request's Submits in the service tier `tier`, at the rate that `rate_label` names."""
+def build_submission(
+    request: ValidatedRequest, tier: PriorityClass, rate_label: str, billed_as: str | None = None
+) -> Submission:
+    """Returns the request's Submits in the service tier `tier`, at the rate that `rate_label` names.
+    `billed_as`: the service tier in the ledger, if it is another one.
+    """
     caller, model = request.caller, request.model
     max_wait_ms = caller.plan.terms[tier].max_wait_ms
     labels = {
         "key_id": caller.key_id,
         "model": model.name,
         "endpoint": request.endpoint,
-        "service_tier": tier.value,
+        "service_tier": billed_as or tier.value,
         RATE_LABEL: rate_label,
     }
     if caller.project_id is not None:

@@ -72,7 +72,7 @@ RULES: dict[str, list[dict[str, Any]]] = {
     ],
     "CreateUploadRequest": [
         _when("purpose", {"const": "adapter"}, filename={"pattern": r"\.(safetensors|json)$"}),
-        _when("purpose", {"const": "calibration"}, filename={"pattern": r"\.jsonl$"}),
+        _when("purpose", {"enum": ["calibration", "batch"]}, filename={"pattern": r"\.jsonl$"}),
     ],
     "CreateAdapterRequest": [_one_of("file_ids", "upload_ids")],
     "CreateVersionRequest": [_one_of("file_ids", "upload_ids")],
