@@ -84,7 +84,7 @@ class Batch(TenantOwned, Base):
     completed: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
     failed: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
     prompt_tokens: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
-    """Of answered lines, as the next two."""
+    """Of answered lines, as the next three."""
     cached_tokens: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
     completion_tokens: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
     reasoning_tokens: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
