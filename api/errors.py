@@ -27,10 +27,12 @@ from api.error_mapping import (
     ErrorResponse,
     adapters,
     billing,
+    conversations,
     tenants,
 )
 from api.ratelimit import rate_headers
 from billing.errors import InvalidReportQuery
+from conversations.errors import ConversationError
 from db.errors import DatabaseUnavailable, UnknownCursor, UnstorableText
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
@@ -213,6 +215,7 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     UnknownCursor: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     **adapters.ERROR_RESPONSES,
     **billing.ERROR_RESPONSES,
+    **conversations.ERROR_RESPONSES,
     **tenants.ERROR_RESPONSES,
 }
 """The response to every error class. Subclasses that are not listed use their nearest listed base class."""
@@ -262,6 +265,7 @@ def _param_of(error: BaseException) -> str | None:
             | InvalidAdapter
             | FileError
             | RightsNotHeld
+            | ConversationError
             | UnknownCursor,
         )
         else None

@@ -42,9 +42,12 @@ __all__ = [
 _NAME = re.compile(r"[a-z0-9._-]{1,64}")
 _FEES = ("monthly_fee", "included_usage")
 """In micro-USD."""
-MOST = {"max_adapters": 100_000, "max_file_bytes": 1 << 40, "pinned_adapters": 4096} | dict.fromkeys(
-    _FEES, 10**12
-)
+MOST = {
+    "max_adapters": 100_000,
+    "max_file_bytes": 1 << 40,
+    "pinned_adapters": 4096,
+    "response_days": 3650,
+} | dict.fromkeys(_FEES, 10**12)
 """Largest value of each numeric column of a plan; the smallest is 0."""
 SETTABLE = tuple(metric for metric in Metric if metric not in (Metric.ADAPTERS, Metric.PREPAID_BALANCE))
 """Metrics that a plan's `limits` can have. The number of adapters is a column of its own."""
@@ -65,6 +68,7 @@ class PlanChanges:
     """Limits to set, by metric; None removes one."""
     monthly_fee: int | None = None
     included_usage: int | None = None
+    response_days: int | None = None
 
     def check(self) -> None:
         """Raises ValueError naming the limit."""

@@ -26,6 +26,7 @@ from api.assembly.console import console_over
 from api.assembly.operators import operator_services
 from api.assembly.payments import open_payments
 from api.assembly.sign_in import open_sign_in
+from api.assembly.stored_state import running_background, stored_state
 from api.deferred_work import DeferredWork
 from api.edge import AsgiApp
 from api.engine_watch import EngineWatch
@@ -139,6 +140,9 @@ async def open_services(
         )
         billing = _billing(stores, payments, generation.quotas)
         services = _services(stores, generation, files, uploads, onboarding, billing, settings, tenants)
+        services = await opened.enter_async_context(
+            running_background(services, stores.database, settings.name)
+        )
         sign_in = await opened.enter_async_context(open_sign_in(ConsoleSettings(), NotificationSettings()))
         operation = operator_services(stores.database, stores.cache, onboarding.outbox, generation.watch)
         yield services, console_over(stores.database, stores.cache, services, billing, operation, sign_in)
@@ -276,6 +280,7 @@ def _services(
         grammars=generation.grammars,
         deferred_work=generation.deferred_work,
         onboarding=onboarding,
+        state=stored_state(rows, tenants.key_secret.get_secret_value()),
         accounts=account_services(rows, cache, tenants.key_secret.get_secret_value()),
         webhooks=billing.webhooks,
         spend_alerts=billing.alerts,

@@ -7,7 +7,7 @@ A status is sent only once the engine has taken the request. No database connect
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from fastapi import Request, Response
 
@@ -19,36 +19,58 @@ from api.openai.outcome import OutcomeRecorder
 from api.openai.prompts import echoed_texts, encode_chat, encode_prompts
 from api.openai.reservation import reserve
 from api.openai.respond import respond
-from api.openai.schemas import GenerationFields, decode_chat, decode_completion, named_in
+from api.openai.schemas import (
+    ChatCompletionRequest,
+    decode_chat,
+    decode_completion,
+    named_in,
+)
 from api.openai.service_tier import requested_tier
 from api.openai.tool_calls import offered_tools
-from api.openai.validation import validate_chat, validate_completion
+from api.openai.validation import ValidatedRequest, validate_chat, validate_completion
 from api.services import Services, engine_of
 from tenants.context import TenantContext
 
-BodyT = TypeVar("BodyT", bound=GenerationFields)
+
+class _NamesModel(Protocol):
+    """A body that names a model and a service tier."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def service_tier(self) -> str | None: ...
+
+
+BodyT = TypeVar("BodyT", bound=_NamesModel)
 
 
 async def chat_completion(request: Request, services: Services, caller: TenantContext) -> Response:
     """Answers a chat completion request of an authenticated caller. Raises what the route documents."""
     with OutcomeRecorder(caller, services.sla, services.metrics) as outcome:
-        body = await _read(request, decode_chat)
-        model = await permitted_model(services, caller, body.model)
-        info = engine_of(services)
-        tools = offered_tools(body, services.text, services.tool_format)
-        prompt_ids = await encode_chat(body, info, services.text, tools, services.tool_format)
-        grammar = await checked_grammar(body, caller.tenant_id, services.grammars)
-        validated = validate_chat(body, prompt_ids, caller, model, info, grammar, tools)
-        request.state.log |= {"model": model.name, "id": validated.id}
+        body = await read_body(request, decode_chat)
+        validated = await validated_chat(services, caller, body)
+        request.state.log |= {"model": validated.model.name, "id": validated.id}
         outcome.tier = requested_tier(body.service_tier, caller)
         reservation = await reserve(validated, outcome.tier, services.quotas, services.prices)
         return await respond(request, services, body, reservation, outcome, is_chat=True)
 
 
+async def validated_chat(
+    services: Services, caller: TenantContext, body: ChatCompletionRequest
+) -> ValidatedRequest:
+    """Resolves the model of a chat request, and encodes and validates it. Nothing is reserved."""
+    model = await permitted_model(services, caller, body.model)
+    info = engine_of(services)
+    tools = offered_tools(body, services.text, services.tool_format)
+    prompt_ids = await encode_chat(body, info, services.text, tools, services.tool_format)
+    grammar = await checked_grammar(body, caller.tenant_id, services.grammars)
+    return validate_chat(body, prompt_ids, caller, model, info, grammar, tools)
+
+
 async def completion(request: Request, services: Services, caller: TenantContext) -> Response:
     """Answers a completion request of an authenticated caller. Raises what the route documents."""
     with OutcomeRecorder(caller, services.sla, services.metrics) as outcome:
-        body = await _read(request, decode_completion)
+        body = await read_body(request, decode_completion)
         model = await permitted_model(services, caller, body.model)
         info = engine_of(services)
         prompts = await encode_prompts(body, info, services.text)
@@ -61,7 +83,7 @@ async def completion(request: Request, services: Services, caller: TenantContext
         return await respond(request, services, body, reservation, outcome, is_chat=False, echo=echo)
 
 
-async def _read(request: Request, decode: Callable[[bytes], BodyT]) -> BodyT:
+async def read_body(request: Request, decode: Callable[[bytes], BodyT]) -> BodyT:
     """Returns the decoded body, and keeps in the request's state which model and service tier it asks for."""
     content = await read_json(request)
     state = request.scope["state"]

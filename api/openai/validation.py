@@ -38,6 +38,8 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     grammar: Grammar | None
     """Holds for every choice; known to compile."""
     tools: OfferedTools | None = None
+    reservation_id: str = ""
+    """Under which quota is reserved, if not under `id`: for a request that is generated again."""
 
 
 def validate_chat(

@@ -19,6 +19,7 @@ PACKAGES = (
     "benchmarks",
     "billing",
     "cli",
+    "conversations",
     "db",
     "engine",
     "examples",

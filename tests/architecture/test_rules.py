@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
-    "adapters", "admin", "api", "billing", "cli", "db", "engine", "kernels", "sla", "telemetry", "tenants",
-    "tokenization", "worker",
+    "adapters", "admin", "api", "billing", "cli", "conversations", "db", "engine", "kernels", "sla",
+    "telemetry", "tenants", "tokenization", "worker",
 )  # fmt: skip
 FORBIDDEN_FOLDERS = {"utils", "common", "helpers", "core"}
 FORBIDDEN_NAME_ENDINGS = ("Manager", "Handler", "Helper", "Impl", "Utils")
@@ -43,7 +43,9 @@ def test_only_repositories_build_queries() -> None:
     builders = {"select", "insert", "update", "delete", "text"}
     offenders = [
         f"{path}: {name}"
-        for path, tree in modules("api", "admin", "worker", "tenants", "adapters", "billing", "cli")
+        for path, tree in modules(
+            "api", "admin", "worker", "tenants", "adapters", "billing", "cli", "conversations"
+        )
         if path.name != "repository.py"
         for module, name in imported_names(tree)
         if module.startswith("sqlalchemy")
