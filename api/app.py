@@ -139,6 +139,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         {
             "/v1/chat/completions": openai_routes.create_chat_completion,
             "/v1/completions": openai_routes.create_completion,
+            "/v1/responses": response_routes.create,
         },
         _show,
     )

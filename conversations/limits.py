@@ -1,4 +1,4 @@
-"""Limits on stored state, which bound the memory and time that one request can take."""
+"""Defines the limits on stored state, which bound the memory and time that one request can take."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from datetime import datetime
 
 from sqlalchemy import (
-    ARRAY,
     BigInteger,
     CheckConstraint,
     ForeignKeyConstraint,
@@ -20,6 +19,7 @@ from sqlalchemy import (
     func,
     text,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.base import Base

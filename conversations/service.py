@@ -1,4 +1,4 @@
-"""Creates, changes and deletes conversations and their items, and locks one for a response."""
+"""Manages conversations and their items, and locks a conversation for a response."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from fastapi import Request
 
 from api.authentication import GENERATE, authenticate
 from api.json_bodies import BodyDecoders, read_json, unix
-from api.openapi.routing import Router, fails_with, json_body
+from api.openapi.routing import Router, answers, fails_with, json_body
 from api.pagination import Cursor, Order
 from api.responses.items import read_items
-from api.responses.objects import ConversationDeletedObject, ConversationObject, ItemListObject
+from api.responses.objects import ITEMS, ConversationDeletedObject, ConversationObject, ItemListObject
 from api.responses.routes import PAGE, Include, item_list
 from api.responses.schemas import (
     CreateConversationRequest,
@@ -127,6 +127,7 @@ async def list_items(
 
 
 @router.get(f"{_PATH}/items/{{item_id}}", operation_id="retrieveConversationItem", response_model=None)
+@answers(ITEMS)
 @fails_with(_MISSING, ItemNotFound("msg_1"))
 async def retrieve_item(request: Request, conversation_id: str, item_id: str, include: Include = None) -> Any:
     """Retrieves an item of a conversation."""

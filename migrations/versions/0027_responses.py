@@ -117,7 +117,7 @@ def _create_responses() -> None:
         ),
         sa.CheckConstraint(
             "status IN ('queued', 'in_progress', 'completed', 'incomplete', 'failed', 'cancelled')",
-            name="ck_stored_responses_status_known",
+            name="status_known",
         ),
     )
     op.create_index("ix_stored_responses_expires_at", "stored_responses", ["expires_at"])

@@ -51,13 +51,12 @@ class KnownCallers:
 
     def __init__(self, keys: FakeKeys) -> None:
         self._keys = keys
-        self.error: Exception | None = None
+        self.revoked: set[str] = set()
 
     async def of(self, tenant_id: str, key_id: str) -> TenantContext:
-        if self.error is not None:
-            raise self.error
         for caller in self._keys.callers.values():
-            if (caller.tenant_id, caller.key_id) == (tenant_id, key_id):
+            found = (caller.tenant_id, caller.key_id)
+            if found == (tenant_id, key_id) and key_id not in self.revoked:
                 return caller
         raise InvalidApiKey
 

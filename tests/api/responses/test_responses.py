@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from tests.api.fakes import KEY, Script
 from tests.api.responses.conftest import CALL, PROJECT_KEY, WEATHER, Site, client_of
 
+ENDS = {"response.completed", "response.failed", "response.incomplete"}
 HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
