@@ -24,6 +24,7 @@ def changes(
     limits: Iterable[str] = (),
     monthly_fee: int | None = None,
     included_usage: int | None = None,
+    response_days: int | None = None,
 ) -> PlanChanges:
     """Parses the command line's options: `gate` as NAME=NUMBER, `terms` as CLASS.NAME=JSON, `limits` as
     METRIC=AMOUNT or METRIC=none. Raises UsageError.
@@ -46,6 +47,7 @@ def changes(
         _limits(limits),
         monthly_fee,
         included_usage,
+        response_days,
     )
 
 

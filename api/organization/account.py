@@ -33,6 +33,8 @@ class PlanObject(TypedDict):
     max_file_bytes: int
     pinned_adapters: int
     """How many adapters are always kept in memory."""
+    response_days: int
+    """Days for which stored responses and conversations are kept."""
     service_tiers: dict[str, TierTerms]
     """By service tier: `priority`, `default`, `flex`."""
 
@@ -69,6 +71,7 @@ def plan_object(plan: PlanView) -> PlanObject:
         "max_adapters": plan.max_adapters,
         "max_file_bytes": plan.max_file_bytes,
         "pinned_adapters": plan.pinned_adapters,
+        "response_days": plan.response_days,
         "service_tiers": {
             tier.name.lower(): {
                 "allowed": terms.allowed,

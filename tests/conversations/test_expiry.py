@@ -58,8 +58,15 @@ async def fill(database: Database, whose: Owner, name: str) -> None:
     await ConversationService(database, SEALER).create(whose, {}, [item])
 
 
+async def expire_all(database: Database) -> None:
+    async with database.write(EVERY_TENANT) as session:
+        for table in ("stored_responses", "conversations"):
+            await session.execute(text(f"UPDATE {table} SET expires_at = now() - interval '1 second'"))
+
+
 async def test_what_has_expired_is_gone_for_good(database: Database) -> None:
-    await fill(database, owner(-1), "old")
+    await fill(database, owner(1), "old")
+    await expire_all(database)
     await fill(database, owner(1), "new")
     assert await delete_expired(database) == 3
     assert await counts(database) == {
@@ -80,16 +87,16 @@ async def test_an_organization_that_stores_nothing_loses_what_it_had(database: D
         await session.execute(text("UPDATE tenants SET stores_nothing = true WHERE id = 'ten_b'"))
     assert await delete_expired(database) == 3
     async with database.read(EVERY_TENANT) as session:
-        assert (
-            await session.execute(text("SELECT DISTINCT tenant_id FROM stored_responses"))
-        ).scalars().all() == ["ten_a"]
+        left = await session.execute(text("SELECT DISTINCT tenant_id FROM stored_responses"))
+        assert left.scalars().all() == ["ten_a"]
 
 
 async def test_what_has_expired_is_not_shown_before_it_is_deleted(database: Database) -> None:
-    await fill(database, owner(-1), "old")
+    await fill(database, owner(1), "old")
+    await expire_all(database)
     responses = ResponseService(database, SEALER)
     with pytest.raises(ResponseNotFound):
-        await responses.find(owner(-1), "resp_old")
+        await responses.find(owner(1), "resp_old")
 
 
 async def test_row_security_holds_the_tables(database: Database) -> None:

@@ -24,6 +24,7 @@ from worker.tasks import (
 def register(app: Celery, runtime: Runtime) -> None:
     """Adds all tasks to `app`, to run on `runtime`."""
     for domain in (
-        metering, sla, refusals, outbox, jobs, quotas, storage, spend, invoices, books, payments, conversations
-    ):  # fmt: skip
+        *(metering, sla, refusals, outbox, jobs, quotas, storage, spend, invoices, books, payments),
+        conversations,
+    ):
         domain.register(app, runtime)
