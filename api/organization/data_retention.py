@@ -11,21 +11,24 @@ from api.openapi.routing import Router, json_body
 from api.organization.admin_requests import authenticated_admin, read_body
 from api.organization.request_bodies import DataRetentionRequest
 
-ZERO, STORED = "zero_data_retention", "modified_abuse_monitoring"
 router = Router(prefix="/v1/organization", tags=["Organization"])
+
+
+RetentionType = Literal["zero_data_retention", "modified_abuse_monitoring"]
 
 
 class DataRetentionObject(TypedDict):
     """Whether responses and conversations are stored."""
 
     object: Literal["organization.data_retention"]
-    type: Literal["zero_data_retention", "modified_abuse_monitoring"]
+    type: RetentionType
     """`zero_data_retention`: nothing is stored. `modified_abuse_monitoring`: what requests ask to store is,
     for as long as the plan says; it is read for nothing else."""
 
 
 def _shown(stores_nothing: bool) -> DataRetentionObject:
-    return {"object": "organization.data_retention", "type": ZERO if stores_nothing else STORED}
+    kind: RetentionType = "zero_data_retention" if stores_nothing else "modified_abuse_monitoring"
+    return {"object": "organization.data_retention", "type": kind}
 
 
 @router.get("/data_retention", operation_id="retrieveDataRetention")
@@ -44,6 +47,6 @@ async def update_data_retention(request: Request) -> DataRetentionObject:
     """
     who = await authenticated_admin(request, WRITE_PROJECTS)
     wanted = await read_body(request, DataRetentionRequest)
-    stores_nothing = wanted.retention_type == ZERO
+    stores_nothing = wanted.retention_type == "zero_data_retention"
     await who.accounts.data_retention.set(who.tenant_id, stores_nothing, who.actor)
     return _shown(stores_nothing)

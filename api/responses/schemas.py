@@ -32,9 +32,7 @@ from conversations.limits import MAX_ADDED, MAX_ITEMS
 
 _ITEM = {"items": {"anyOf": [reference(kind.__name__) for kind in KINDS.values()]}}
 Items = Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS, extra_json_schema=_ITEM)]
-AddedItems = Annotated[
-    list[dict[str, Any]], Meta(min_length=1, max_length=MAX_ADDED, extra_json_schema=_ITEM)
-]
+AddedItems = Annotated[list[dict[str, Any]], Meta(max_length=MAX_ADDED, extra_json_schema=_ITEM)]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]

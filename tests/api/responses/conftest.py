@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,13 +15,15 @@ import pytest
 from sqlalchemy import create_engine, pool, text
 
 from api.assembly.stored_state import stored_state
+from api.grammars.checks import GrammarChecks
 from api.responses.runner import BackgroundRunner
 from db.session import Database
+from telemetry.metrics import ServingMetrics
 from tenants.context import TenantContext
 from tenants.errors import InvalidApiKey
 from tests.api.conftest import Served, build, serving
 from tests.api.fakes import KEY, OTHER_KEY, FakeKeys
-from tests.support.text_base import TOOL_TEMPLATE, write_base
+from tests.support.text_base import SPECIAL, TOOL_TEMPLATE, write_base
 from tokenization.codec import TextCodec
 from tokenization.tools.formats import ToolFormat
 
@@ -42,8 +46,16 @@ WEATHER: Any = {
 
 
 @pytest.fixture(scope="session")
-def response_codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    return TextCodec.load(write_base(tmp_path_factory.mktemp("responses"), TOOL_TEMPLATE))
+def response_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = write_base(tmp_path_factory.mktemp("responses"), TOOL_TEMPLATE)
+    config = {"vocab_size": 480, "eos_token_id": SPECIAL.index("<|end|>")}
+    (base / "config.json").write_text(json.dumps(config))
+    return base
+
+
+@pytest.fixture(scope="session")
+def response_codec(response_base: Path) -> TextCodec:
+    return TextCodec.load(response_base)
 
 
 class KnownCallers:
@@ -103,7 +115,7 @@ class Site:
 
 
 @pytest.fixture
-def site(response_codec: TextCodec, database_url: str, owner_url: str) -> Iterator[Site]:
+def site(response_base: Path, response_codec: TextCodec, database_url: str, owner_url: str) -> Iterator[Site]:
     with create_engine(owner_url, poolclass=pool.NullPool).begin() as connection:
         for tenant in ("ten_one", "ten_two"):
             connection.execute(text(f"INSERT INTO tenants (id, name) VALUES ('{tenant}', '{tenant}')"))
@@ -111,8 +123,10 @@ def site(response_codec: TextCodec, database_url: str, owner_url: str) -> Iterat
             values = f"'{project}', '{tenant}', '{project}'"
             connection.execute(text(f"INSERT INTO projects (id, tenant_id, name) VALUES ({values})"))
     database = Database(database_url, statement_timeout=4.0)
+    grammars = GrammarChecks(response_base, ServingMetrics())
     world = build(
         response_codec,
+        grammars=grammars,
         tool_format=ToolFormat.of(response_codec),
         state=stored_state(database, SECRET),
     )
@@ -125,10 +139,12 @@ def site(response_codec: TextCodec, database_url: str, owner_url: str) -> Iterat
     object.__setattr__(world.services, "background", runner)
 
     async def start() -> None:
+        await grammars.start()
         runner.start()
 
     async def close() -> None:
         await runner.close()
+        await grammars.close()
         await database.close()
 
     with serving(world, close, start) as served:

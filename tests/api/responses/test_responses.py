@@ -209,6 +209,20 @@ class Person(BaseModel):
     name: str
 
 
+def test_output_is_parsed(sdk: openai.OpenAI, site: Site) -> None:
+    site.says('{"name": "Bob"}')
+    made = sdk.responses.parse(model="sapling", input="Who?", text_format=Person)
+    assert made.output_parsed == Person(name="Bob")
+    grammar = site.served.world.engine.submitted[-1].grammar
+    assert grammar is not None
+    assert json.loads(grammar.source)["required"] == ["name"]
+    error = refused(
+        site,
+        text={"format": {"type": "json_schema", "name": "it", "schema": {"type": "wizard"}, "strict": True}},
+    )
+    assert error["param"].startswith("text.format.schema"), error
+
+
 def test_output_reaches_its_limit(sdk: openai.OpenAI, site: Site) -> None:
     site.says("Hello world and", finish="length")
     made = sdk.responses.create(model="sapling", input="Hello", max_output_tokens=16)
