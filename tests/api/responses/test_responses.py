@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from tests.api.fakes import KEY, Script
 from tests.api.responses.conftest import CALL, PROJECT_KEY, WEATHER, Site, client_of
+from tests.api.test_documentation import example
 
 ENDS = {"response.completed", "response.failed", "response.incomplete"}
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -391,3 +392,13 @@ def test_a_database_that_is_away_costs_no_answer(sdk: openai.OpenAI, site: Site)
     assert made.output_text == "Hello world"
     with pytest.raises(openai.NotFoundError):
         sdk.responses.retrieve(made.id)
+
+
+def test_the_documents_example(site: Site) -> None:
+    code = example("Responses").replace("http://HOST:PORT", site.served.url).replace('"..."', f'"{KEY}"')
+    names: dict[str, Any] = {}
+    exec(code.replace("base:support", "sapling"), names)
+    assert names["again"].previous_response_id == names["first"].id
+    assert [item.role for item in names["items"]] == ["user", "assistant"]
+    assert names["status"] in ("queued", "in_progress", "completed")
+    assert names["event"].type == "response.completed"
