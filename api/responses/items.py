@@ -42,18 +42,26 @@ class OutputTextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Left over from an answer; ignored."""
 
 
-_PARTS = {"items": {"anyOf": [reference("InputTextPart"), reference("OutputTextPart")]}}
-_TEXT_PARTS = {"items": reference("InputTextPart")}
+MessageParts = Annotated[
+    list[
+        Annotated[
+            dict[str, Any],
+            Meta(extra_json_schema={"anyOf": [reference("InputTextPart"), reference("OutputTextPart")]}),
+        ]
+    ],
+    Meta(min_length=1, max_length=MAX_PARTS),
+]
+OutputParts = Annotated[
+    list[Annotated[dict[str, Any], Meta(extra_json_schema=reference("InputTextPart"))]],
+    Meta(min_length=1, max_length=MAX_PARTS),
+]
 
 
 class InputMessageItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A message."""
 
     role: Literal["user", "system", "developer", "assistant"]
-    content: (
-        Text
-        | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_PARTS, extra_json_schema=_PARTS)]
-    )
+    content: Text | MessageParts
     type: Literal["message"] = "message"
     id: ItemId | None = None
     status: ItemStatus | None = None
@@ -80,12 +88,7 @@ class FunctionCallOutputItem(Struct, frozen=True, forbid_unknown_fields=True, kw
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: (
-        Text
-        | Annotated[
-            list[dict[str, Any]], Meta(min_length=1, max_length=MAX_PARTS, extra_json_schema=_TEXT_PARTS)
-        ]
-    )
+    output: Text | OutputParts
     id: ItemId | None = None
     status: ItemStatus | None = None
     name: FunctionName | None = None
@@ -112,12 +115,7 @@ class CustomToolCallOutputItem(Struct, frozen=True, forbid_unknown_fields=True, 
 
     type: Literal["custom_tool_call_output"]
     call_id: CallId
-    output: (
-        Text
-        | Annotated[
-            list[dict[str, Any]], Meta(min_length=1, max_length=MAX_PARTS, extra_json_schema=_TEXT_PARTS)
-        ]
-    )
+    output: Text | OutputParts
     id: ItemId | None = None
     status: ItemStatus | None = None
     name: FunctionName | None = None
@@ -207,18 +205,17 @@ def _read(item: dict[str, Any], where: str) -> InputItem:
     for field in ("content", "output"):
         parts = getattr(read, field, None)
         if isinstance(parts, list):
-            is_answer = getattr(read, "role", "") == "assistant"
             for number, part in enumerate(parts):
-                _check_part(part, f"{where}.{field}[{number}]", is_answer)
+                _check_part(part, f"{where}.{field}[{number}]", is_message=field == "content")
     found: InputItem = read
     return found
 
 
-def _check_part(part: dict[str, Any], where: str, is_answer: bool) -> None:
+def _check_part(part: dict[str, Any], where: str, is_message: bool) -> None:
     kind = part.get("type")
     if kind in ("input_text", "text"):
         convert(part, InputTextPart, where)
-    elif kind == "output_text" and is_answer:
+    elif kind == "output_text" and is_message:
         convert(part, OutputTextPart, where)
     else:
         raise _unknown(kind, f"{where}.type", "a part of a message")

@@ -30,9 +30,12 @@ from api.openapi.routing import reference
 from api.responses.items import KINDS, InputTextPart, OutputTextPart
 from conversations.limits import MAX_ADDED, MAX_ITEMS
 
-_ITEM = {"items": {"anyOf": [reference(kind.__name__) for kind in KINDS.values()]}}
-Items = Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS, extra_json_schema=_ITEM)]
-AddedItems = Annotated[list[dict[str, Any]], Meta(max_length=MAX_ADDED, extra_json_schema=_ITEM)]
+Item = Annotated[
+    dict[str, Any],
+    Meta(extra_json_schema={"anyOf": [reference(kind.__name__) for kind in KINDS.values()]}),
+]
+Items = Annotated[list[Item], Meta(max_length=MAX_ITEMS)]
+AddedItems = Annotated[list[Item], Meta(max_length=MAX_ADDED)]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
@@ -105,7 +108,8 @@ class ResponseFunctionTool(
     description: Annotated[str, Meta(max_length=100_000)] | None = None
     parameters: dict[str, Any] | None = None
     """A JSON Schema of the arguments, an object. None: the function takes no arguments."""
-    strict: bool | None = None
+    strict: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
+    """Not supported yet: only false passes."""
     defer_loading: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
 
 
@@ -328,7 +332,7 @@ def _decoded(decoder: Any, body: bytes) -> Any:
     continues = request.previous_response_id is not None or request.conversation is not None
     if request.input is None and not continues:
         raise InvalidValue("Missing required parameter: 'input'.", "input")
-    if request.input == [] and not continues and request.instructions is None:
+    if request.input == [] and not continues:
         raise InvalidValue("'input' is empty; send at least one item.", "input")
     return request
 
