@@ -44,6 +44,10 @@ from api.organization import request_bodies as organization_bodies
 from api.organization import routes as organization_routes
 from api.pagination import known_query
 from api.refusals import RefusedCalls, refused_calls_of
+from api.responses import conversation_routes
+from api.responses import routes as response_routes
+from api.responses.objects import ITEMS
+from api.responses.schemas import BODIES as RESPONSE_BODIES
 from api.services import RequestLimits, Services
 from api.site.routes import SiteRoutes
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
@@ -75,6 +79,8 @@ BODIES = (ChatCompletionRequest, CompletionRequest)
 OPEN = (health.router, stripe_webhooks.router, invite_routes.open_router)
 PROTECTED = (
     openai_routes.router,
+    response_routes.router,
+    conversation_routes.router,
     batch_routes.router,
     model_routes.router,
     file_routes.router,
@@ -136,6 +142,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         {
             "/v1/chat/completions": openai_routes.create_chat_completion,
             "/v1/completions": openai_routes.create_completion,
+            "/v1/responses": response_routes.create,
         },
         _show,
     )
@@ -152,6 +159,8 @@ def _install_openapi(app: FastAPI) -> None:
     known = (
         ChatCompletionRequest,
         CompletionRequest,
+        *RESPONSE_BODIES,
+        *ITEMS,
         *batch_bodies.BODIES,
         *upload_routes.BODIES,
         *adapter_bodies.BODIES,

@@ -28,11 +28,13 @@ from api.error_mapping import (
     adapters,
     batches,
     billing,
+    conversations,
     tenants,
 )
 from api.ratelimit import rate_headers
 from batches.errors import InvalidBatch
 from billing.errors import InvalidReportQuery
+from conversations.errors import ConversationError
 from db.errors import DatabaseUnavailable, UnknownCursor, UnstorableText
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
@@ -216,6 +218,7 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     **adapters.ERROR_RESPONSES,
     **batches.ERROR_RESPONSES,
     **billing.ERROR_RESPONSES,
+    **conversations.ERROR_RESPONSES,
     **tenants.ERROR_RESPONSES,
 }
 """The response to every error class. Subclasses that are not listed use their nearest listed base class."""
@@ -266,6 +269,7 @@ def _param_of(error: BaseException) -> str | None:
             | InvalidAdapter
             | FileError
             | RightsNotHeld
+            | ConversationError
             | UnknownCursor,
         )
         else None

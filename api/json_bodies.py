@@ -100,6 +100,21 @@ def _read(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
         return decoder.decode(integral)
 
 
+def convert(value: Any, kind: type[RequestT], where: str) -> RequestT:
+    """Returns a decoded part of a body as the struct `kind`. `where`: the field that has it. Raises
+    InvalidValue or UnsupportedParameter, naming the field.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        inner = _named(str(error), NONE)
+    if inner.param is None:
+        what = inner.message.removeprefix("The body is invalid: ")
+        raise InvalidValue(f"Invalid value for '{where}': {what}", where)
+    name = f"{where}.{inner.param}"
+    raise type(inner)(inner.message.replace(f"'{inner.param}'", f"'{name}'"), name)
+
+
 class BodyDecoders:
     """Holds one decoder for each kind of body."""
 

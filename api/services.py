@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from fastapi import Request
 
@@ -33,6 +33,9 @@ from billing.payments.service import PaymentService
 from billing.pricing import PriceBook
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
+from conversations.background.service import BackgroundQueue
+from conversations.responses.service import ResponseService
+from conversations.service import ConversationService
 from db.outbox import Outbox
 from engine.client import EngineClient, EngineGone
 from engine.protocol import EngineInfo
@@ -86,6 +89,23 @@ class Onboarding:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredState:
+    """The services of stored responses and conversations."""
+
+    responses: ResponseService
+    conversations: ConversationService
+    background: BackgroundQueue
+
+
+class BackgroundWork(Protocol):
+    """What runs background responses in this process."""
+
+    def wake(self) -> None:
+        """Makes it look at the queue at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Services:
     """Everything the routes use, built once by the process's main (or by a test)."""
 
@@ -113,6 +133,10 @@ class Services:
     """How the base model thinks before it answers; None: it does not."""
     idempotency: IdempotencyRecords | None = None
     """None in a process that refuses requests with an idempotency key."""
+    state: StoredState | None = None
+    """None in a process that stores no responses and conversations."""
+    background: BackgroundWork | None = None
+    """Runs background responses; None in a process that leaves them to others."""
     onboarding: Onboarding | None = None
     """None in a process without the routes of files, adapters and jobs."""
     accounts: AccountServices | None = None

@@ -1,4 +1,5 @@
 """Makes and reads request ids: `chatcmpl-` and 32 hexadecimal digits, of which the first 14 are the time.
+Responses have `resp_` instead, as their clients expect.
 
 The ledger is ordered by time and partitioned by month. An id that says when its request was submitted finds
 the row without an index on ids, which for random ids would cost more than all other indexes together.
@@ -10,7 +11,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from secrets import token_hex
 
-_FORM = re.compile(r"[a-z]{1,16}-([0-9a-f]{14})[0-9a-f]{18}(-[0-9]{1,4})?")
+_FORM = re.compile(r"(?:[a-z]{1,16}-|resp_)([0-9a-f]{14})[0-9a-f]{18}(-[0-9]{1,4})?")
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _LAST = 4_102_444_800_000_000
 """Microseconds at 2100-01-01: the ledger accepts nothing later."""
@@ -18,7 +19,8 @@ _LAST = 4_102_444_800_000_000
 
 def new_request_id(kind: str, submitted_at: float) -> str:
     """Returns an id for a request submitted at that Unix time; 72 random bits make it unique."""
-    return f"{kind}-{round(submitted_at * 1_000_000):014x}{token_hex(9)}"
+    separator = "_" if kind == "resp" else "-"
+    return f"{kind}{separator}{round(submitted_at * 1_000_000):014x}{token_hex(9)}"
 
 
 def submitted_at_of(request_id: str) -> datetime | None:

@@ -59,6 +59,10 @@ PlanLimits = Annotated[
 ]
 PLAN_HEADER = ("NAME", "ADAPTERS", "FILE BYTES", "PINNED", "FEE", "USAGE IN IT", "GATE", "LIMITS")
 MonthlyFee = Annotated[int | None, typer.Option(min=0, help="Micro-USD a month, in addition to usage.")]
+ResponseDays = Annotated[
+    int | None,
+    typer.Option(help="Days for which stored responses and conversations are kept, 30 by default."),
+]
 IncludedUsage = Annotated[
     int | None, typer.Option(min=0, help="Micro-USD of a month's usage that the fee covers.")
 ]
@@ -178,6 +182,7 @@ def plan_create(
     monthly_fee: MonthlyFee = None,
     included_usage: IncludedUsage = None,
     batch_price_percent: BatchPrice = None,
+    response_days: ResponseDays = None,
     data: Data = None,
 ) -> None:
     """Create a plan from the standard plan and these options, and print its id."""
@@ -188,6 +193,7 @@ def plan_create(
         monthly_fee=monthly_fee,
         included_usage=included_usage,
         batch_price_percent=batch_price_percent,
+        response_days=response_days,
     )
     print(plans.create_plan(data, name, wanted))
 
@@ -204,6 +210,7 @@ def plan_set(
     monthly_fee: MonthlyFee = None,
     included_usage: IncludedUsage = None,
     batch_price_percent: BatchPrice = None,
+    response_days: ResponseDays = None,
     data: Data = None,
 ) -> None:
     """Change a plan for all tenants on it; the change applies within a second."""
@@ -214,6 +221,7 @@ def plan_set(
         monthly_fee=monthly_fee,
         included_usage=included_usage,
         batch_price_percent=batch_price_percent,
+        response_days=response_days,
     )
     print_rows(PLAN_HEADER, [plans.set_plan(data, name, wanted)])
 

@@ -25,6 +25,7 @@ def changes(
     monthly_fee: int | None = None,
     included_usage: int | None = None,
     batch_price_percent: int | None = None,
+    response_days: int | None = None,
 ) -> PlanChanges:
     """Parses the command line's options: `gate` as NAME=NUMBER, `terms` as CLASS.NAME=JSON, `limits` as
     METRIC=AMOUNT or METRIC=none. Raises UsageError.
@@ -48,6 +49,7 @@ def changes(
         monthly_fee,
         included_usage,
         batch_price_percent,
+        response_days,
     )
 
 

@@ -12,6 +12,7 @@ import billing.notifications.models
 import billing.payments.models
 import billing.reconciliation.models
 import billing.spend.models
+import conversations.models
 import db.outbox
 import sla.incidents.models
 import sla.models
@@ -33,6 +34,7 @@ DOMAINS = (
     billing.payments.models,
     billing.reconciliation.models,
     billing.spend.models,
+    conversations.models,
     db.outbox,
     sla.incidents.models,
     sla.models,

@@ -43,6 +43,8 @@ class TenantContext:
     """Web origins whose pages can use it. Empty: none."""
     billing_state: BillingState = "active"
     """`suspended`: a payment is overdue, and inference keys are refused until it is made."""
+    stores_nothing: bool = False
+    """Its organization stores no responses and conversations."""
     limits: tuple[Limit, ...] = ()
     """All limits that its requests count towards: of the plan, the tenant, the project and the key."""
 

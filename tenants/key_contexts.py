@@ -1,6 +1,6 @@
-"""Builds the caller of requests that an API key made earlier and that run later, as the lines of a batch.
+"""Builds the caller of work that goes on after its request, from the id of the API key that asked for it.
 
-Nothing is cached: processes that run such requests look again every few seconds, so that a revoked key stops.
+Nothing is cached: processes that do such work look again every few seconds, so that a revoked key stops.
 """
 
 from __future__ import annotations

@@ -64,6 +64,8 @@ class Plan(Base):
     """Micro-USD of usage per month that the fee covers."""
     batch_price_percent: Mapped[int] = mapped_column(Integer, server_default=text("50"))
     """Percentage of the price that requests of batches pay."""
+    response_days: Mapped[int] = mapped_column(Integer, server_default=text("30"))
+    """Days for which stored responses and conversations are kept."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
@@ -83,6 +85,8 @@ class Tenant(Base):
     """Payment state, which billing maintains. `suspended`: its inference keys are refused."""
     second_factor_required: Mapped[bool] = mapped_column(server_default=text("false"))
     """If set, users without a second factor can do nothing but enrol one."""
+    stores_nothing: Mapped[bool] = mapped_column(server_default=text("false"))
+    """If set, no response and no conversation is stored."""
 
 
 class Project(TenantOwned, Base):

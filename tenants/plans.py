@@ -47,6 +47,7 @@ MOST = {
     "max_file_bytes": 1 << 40,
     "pinned_adapters": 4096,
     "batch_price_percent": 10_000,
+    "response_days": 3650,
 } | dict.fromkeys(_FEES, 10**12)
 """Largest value of each numeric column of a plan; the smallest is 0."""
 SETTABLE = tuple(metric for metric in Metric if metric not in (Metric.ADAPTERS, Metric.PREPAID_BALANCE))
@@ -69,6 +70,7 @@ class PlanChanges:
     monthly_fee: int | None = None
     included_usage: int | None = None
     batch_price_percent: int | None = None
+    response_days: int | None = None
 
     def check(self) -> None:
         """Raises ValueError naming the limit."""

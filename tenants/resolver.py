@@ -167,6 +167,7 @@ def context_of(
         networks=tuple(key.networks),
         origins=frozenset(key.origins),
         billing_state=tenant.billing_state,  # type: ignore[arg-type]
+        stores_nothing=bool(tenant.stores_nothing),
         limits=compiled(tenant.id, plan.limits, limits),
     )
 

@@ -16,6 +16,7 @@ from db.session import EVERY_TENANT, Database
 from tenants.accounts import Membership, UserAccounts
 from tenants.actors import OPERATOR, SYSTEM, Actor
 from tenants.audit.service import AuditLog
+from tenants.data_retention import DataRetention
 from tenants.errors import NameTaken, TenantNotFound
 from tenants.identities.credentials import Credentials
 from tenants.identities.second_factors import SecondFactors
@@ -126,6 +127,7 @@ class AccountServices:
     identities: Identities
     audit: AuditLog
     limits: LimitService
+    data_retention: DataRetention
 
 
 def account_services(database: Database, redis_client: redis.asyncio.Redis, secret: str) -> AccountServices:
@@ -146,4 +148,5 @@ def account_services(database: Database, redis_client: redis.asyncio.Redis, secr
         identities=Identities(database),
         audit=AuditLog(database),
         limits=LimitService(database, redis_client),
+        data_retention=DataRetention(database, redis_client),
     )

@@ -29,6 +29,7 @@ class PlanView:
     monthly_fee: int = 0
     included_usage: int = 0
     batch_price_percent: int = 50
+    response_days: int = 30
 
 
 STANDARD = PlanView()
@@ -48,4 +49,5 @@ def plan_view(plan: Plan) -> PlanView:
         plan.monthly_fee,
         plan.included_usage,
         plan.batch_price_percent,
+        plan.response_days,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,19 @@ class ChatTemplate:
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise TemplateRefusal(str(error) or type(error).__name__) from error
+
+    @cached_property
+    def takes_later_systems(self) -> bool:
+        """Whether it renders more system messages than one at the beginning. Others refuse or drop them."""
+        first, later = ({"role": "system", "content": f"{word} instruction"} for word in ("first", "later"))
+        turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+        try:
+            return all(
+                later["content"] in self.render([*messages, turns[0]])
+                for messages in ([first, later], [first, *turns, later])
+            )
+        except TemplateRefusal:
+            return False
 
 
 def _names(environment: ImmutableSandboxedEnvironment, source: str) -> frozenset[str]:

@@ -27,6 +27,7 @@ from api.assembly.console import console_over
 from api.assembly.operators import operator_services
 from api.assembly.payments import open_payments
 from api.assembly.sign_in import open_sign_in
+from api.assembly.stored_state import running_background, stored_state
 from api.batches.settings import BatchSettings
 from api.deferred_work import DeferredWork
 from api.edge import AsgiApp
@@ -144,6 +145,9 @@ async def open_services(
         )
         billing = _billing(stores, payments, generation.quotas)
         services = _services(stores, generation, files, uploads, onboarding, billing, settings, tenants)
+        services = await opened.enter_async_context(
+            running_background(services, stores.database, settings.name)
+        )
         await _start_batches(opened, services, stores, settings)
         sign_in = await opened.enter_async_context(open_sign_in(ConsoleSettings(), NotificationSettings()))
         operation = operator_services(stores.database, stores.cache, onboarding.outbox, generation.watch)
@@ -295,6 +299,7 @@ def _services(
         grammars=generation.grammars,
         deferred_work=generation.deferred_work,
         onboarding=onboarding,
+        state=stored_state(rows, tenants.key_secret.get_secret_value()),
         accounts=account_services(rows, cache, tenants.key_secret.get_secret_value()),
         webhooks=billing.webhooks,
         spend_alerts=billing.alerts,

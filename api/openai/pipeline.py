@@ -7,7 +7,7 @@ A status is sent only once the engine has taken the request. No database connect
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from fastapi import Request, Response
 
@@ -35,7 +35,17 @@ from api.openai.validation import ValidatedRequest, validate_chat, validate_comp
 from api.services import Services, engine_of
 from tenants.context import TenantContext
 
-BodyT = TypeVar("BodyT", bound=GenerationFields)
+
+class _NamesModel(Protocol):
+    """A body that names a model and a service tier."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def service_tier(self) -> str | None: ...
+
+
+BodyT = TypeVar("BodyT", bound=_NamesModel)
 
 
 class PreparedRequest(NamedTuple):
@@ -49,7 +59,7 @@ class PreparedRequest(NamedTuple):
 async def chat_completion(request: Request, services: Services, caller: TenantContext) -> Response:
     """Answers a chat completion request of an authenticated caller. Raises what the route documents."""
     with OutcomeRecorder(caller, services.sla, services.metrics) as outcome:
-        body = await _read(request, decode_chat)
+        body = await read_body(request, decode_chat)
         prepared = await prepare_chat(services, caller, body)
         return await _respond(request, services, caller, body, prepared, outcome)
 
@@ -57,7 +67,7 @@ async def chat_completion(request: Request, services: Services, caller: TenantCo
 async def completion(request: Request, services: Services, caller: TenantContext) -> Response:
     """Answers a completion request of an authenticated caller. Raises what the route documents."""
     with OutcomeRecorder(caller, services.sla, services.metrics) as outcome:
-        body = await _read(request, decode_completion)
+        body = await read_body(request, decode_completion)
         prepared = await prepare_completion(services, caller, body)
         return await _respond(request, services, caller, body, prepared, outcome)
 
@@ -65,8 +75,15 @@ async def completion(request: Request, services: Services, caller: TenantContext
 async def prepare_chat(
     services: Services, caller: TenantContext, body: ChatCompletionRequest
 ) -> PreparedRequest:
-    """Returns a chat request with its model resolved and its messages encoded. Raises what the route
-    documents; nothing is reserved.
+    """Returns a chat request with its model resolved and its messages encoded, as `validated_chat`."""
+    return PreparedRequest(await validated_chat(services, caller, body), None, True)
+
+
+async def validated_chat(
+    services: Services, caller: TenantContext, body: ChatCompletionRequest
+) -> ValidatedRequest:
+    """Resolves the model of a chat request, and encodes and validates it. Raises what the route documents;
+    nothing is reserved.
     """
     model = await permitted_model(services, caller, body.model)
     info = engine_of(services)
@@ -77,8 +94,7 @@ async def prepare_chat(
     )
     prompt_ids, thinking = reasoning.begin(prompt_ids, services.text, info)
     grammar = await message_constraint(body, tools, caller.tenant_id, services.grammars)
-    validated = validate_chat(body, prompt_ids, caller, model, info, grammar, tools, thinking)
-    return PreparedRequest(validated, None, True)
+    return validate_chat(body, prompt_ids, caller, model, info, grammar, tools, thinking)
 
 
 async def prepare_completion(
@@ -110,7 +126,7 @@ async def _respond(
     return await respond(request, services, body, reservation, outcome, is_chat=is_chat, echo=echo)
 
 
-async def _read(request: Request, decode: Callable[[bytes], BodyT]) -> BodyT:
+async def read_body(request: Request, decode: Callable[[bytes], BodyT]) -> BodyT:
     """Returns the decoded body, and keeps in the request's state which model and service tier it asks for."""
     content = await read_json(request)
     state = request.scope["state"]

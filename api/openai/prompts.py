@@ -50,6 +50,8 @@ async def encode_chat(
             add_call_fields(rendered, message, called, format)
         add_reasoning(rendered, message)
         messages.append(rendered)
+    if not text.template.takes_later_systems:
+        messages = _with_one_system(messages)
     refuse_too_long(text.fewest_tokens("".join(message["content"] for message in messages)), info, "messages")
     try:
         chat = text.render_chat(messages, None if tools is None else template_tools(body), options)
@@ -60,6 +62,15 @@ async def encode_chat(
     prompt_ids = await text.encode_chat(chat)
     refuse_too_long(len(prompt_ids), info, "messages", exact=True)
     return prompt_ids
+
+
+def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the messages with all system messages merged into one at the beginning."""
+    systems = [message for message in messages if message["role"] == "system"]
+    if len(systems) < 2:
+        return messages
+    merged = {**systems[0], "content": "\n\n".join(message["content"] for message in systems)}
+    return [merged, *(message for message in messages if message["role"] != "system")]
 
 
 async def encode_prompts(body: CompletionRequest, info: EngineInfo, text: TextCodec) -> list[list[int]]:

@@ -105,7 +105,7 @@ async def reserve(
         default_rate = await prices.rate(percent, request.submitted_at, on_adapter)
     worst, expected = _amounts(request, rate if rate.percent >= default_rate.percent else default_rate)
     reservation = await quotas.reserve(
-        request.id,
+        request.reservation_id or request.id,
         request.caller,
         request.model.name,
         worst,

@@ -4,6 +4,9 @@ of events.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fastapi import Request, Response
 
 from api.errors import NoRoomForFlex
@@ -37,17 +40,8 @@ async def respond(
     """
     submission, reservation = reserved.submission, reserved.reservation
     outcome.tier = submission.tier
-    try:
-        answer = Answer(
-            reserved,
-            outcome,
-            services.text,
-            services.metrics,
-            services.deferred_work,
-            request.state.arrived,
-            is_chat,
-            echo,
-        )
+    with released(reserved):
+        answer = new_answer(services, reserved, outcome, request.state.arrived, is_chat, echo)
         writer = response_writer_for(request.scope, request.receive, request._send)
         answer.submit(services.engine)
         headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
@@ -63,11 +57,34 @@ async def respond(
         events = ChunkFormat(
             submission, is_chat, include_usage, echo, (lambda: answer.usage_so_far) if continuous else None
         )
-        return EventStream(
-            answer, events, include_usage, services.limits.ping_interval, services.metrics, headers
-        )
+        return EventStream(answer, events, services.limits.ping_interval, services.metrics, headers)
+
+
+def new_answer(
+    services: Services,
+    reserved: RequestReservation,
+    outcome: OutcomeRecorder,
+    arrived: float,
+    is_chat: bool,
+    echo: list[str] | None = None,
+) -> Answer:
+    """Returns the answer to a reserved request, not submitted yet. `arrived`: `time.perf_counter()` of the
+    request's arrival.
+    """
+    return Answer(
+        reserved, outcome, services.text, services.metrics, services.deferred_work, arrived, is_chat, echo
+    )
+
+
+@contextmanager
+def released(reserved: RequestReservation) -> Iterator[None]:
+    """Releases the reservation when the block ends, unless generations are followed then. Raises
+    NoRoomForFlex for a `flex` request that the engine has no room for.
+    """
+    try:
+        yield
     except RequestRejected as error:
-        if error.code == "overloaded" and submission.tier == PriorityClass.FLEX:
+        if error.code == "overloaded" and reserved.submission.tier == PriorityClass.FLEX:
             raise NoRoomForFlex(error.retry_after) from error
         raise
     finally:

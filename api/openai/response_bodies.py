@@ -12,12 +12,15 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from api.errors import body_of
 from api.openai.answer import Answer, AnswerDelta
 from api.openai.logprobs import joined, no_tokens
 from api.openai.submission import Submission
 from api.openai.tool_calls import CallDelta, streamed_call, whole_calls
 from engine.protocol import Usage
 
+DONE = b"data: [DONE]\n\n"
+"""The end of a complete stream."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -145,6 +148,7 @@ class ChunkFormat:
         }
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self._tail = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._include_usage = include_usage
         self._usage_so_far = usage_so_far
         self._echo = echo
         self._n = submission.n
@@ -216,9 +220,20 @@ class ChunkFormat:
             )
         )
 
-    def usage(self, usage: Usage) -> bytes:
-        """Returns the event with the usage, which follows the last delta."""
-        return self._head + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+    def start(self) -> bytes:
+        return b""
+
+    async def end(self, usage: Usage) -> bytes:
+        """Returns the event with the usage, where one was asked for, and the end of the stream."""
+        if not self._include_usage:
+            return DONE
+        return self._head + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n" + DONE
+
+    async def failed(self, error: Exception) -> bytes:
+        return b"data: " + body_of(error) + b"\n\n"
+
+    async def left(self) -> None:
+        pass
 
 
 def _running_tail(usage: Usage) -> bytes:

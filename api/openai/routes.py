@@ -19,7 +19,7 @@ from tenants.limits.kinds import Limit, Metric
 
 router = Router(prefix="/v1", errors=(AccountSuspended(),))
 _LIMIT = Limit("tenant", "org_1", "", Metric.REQUESTS_PER_MINUTE, 60)
-_FAILURES = (
+FAILURES = (
     ContextLengthExceeded(
         "This model's maximum context length is 4096 tokens; the prompt has 5000.", "messages"
     ),
@@ -45,7 +45,7 @@ _FAILURES = (
     tags=["Chat"],
 )
 @answers(ChatCompletionObject, ChatCompletionChunk)
-@fails_with(*_FAILURES)
+@fails_with(*FAILURES)
 async def create_chat_completion(request: Request) -> Response:
     """Generates the next message of a conversation."""
     caller = await authenticate(request, GENERATE)
@@ -60,7 +60,7 @@ async def create_chat_completion(request: Request) -> Response:
     tags=["Completions"],
 )
 @answers(CompletionObject, CompletionChunk)
-@fails_with(*_FAILURES)
+@fails_with(*FAILURES)
 async def create_completion(request: Request) -> Response:
     """Continues a prompt, or each of several."""
     caller = await authenticate(request, GENERATE)

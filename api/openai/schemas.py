@@ -279,6 +279,14 @@ def decode_chat(body: bytes) -> ChatCompletionRequest:
         raise _feature_in_history(body, param) or custom_tool(body, param) or error from None
     if request.store:
         raise UnsupportedParameter("Stored answers are not supported yet: leave 'store' out.", "store")
+    check_chat(request)
+    return request
+
+
+def check_chat(request: ChatCompletionRequest) -> None:
+    """Checks what the types of single fields cannot say. Raises InvalidValue or UnsupportedParameter, naming
+    the field.
+    """
     if request.top_logprobs and not request.logprobs:
         raise InvalidValue("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
     if request.max_tokens is not None and request.max_completion_tokens is not None:
@@ -287,7 +295,6 @@ def decode_chat(body: bytes) -> ChatCompletionRequest:
     check_messages(request.messages)
     check_reasoning_turns(request.messages)
     _check_common(request)
-    return request
 
 
 class _Names(msgspec.Struct):

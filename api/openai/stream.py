@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Protocol
 
 import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.errors import ApiError, ClientGone, body_of, response_for
+from api.errors import ApiError, ClientGone, response_for
 from api.openai.answer import Answer, AnswerDelta
-from api.openai.response_bodies import ChunkFormat
+from api.openai.response_bodies import DONE as DONE
 from api.response_writer import ResponseWriter, do_nothing, response_writer_for
 from engine.client import EngineError
+from engine.protocol import Usage
 from telemetry.metrics import ServingMetrics
 
 PING = b": ping\n\n"
-DONE = b"data: [DONE]\n\n"
 
 log = structlog.get_logger(__name__)
 
@@ -45,13 +46,36 @@ class AbortOnDisconnect:
         self._answer.fail(ClientGone("The client hung up."))
 
 
+class EventFormat(Protocol):
+    """Encodes one stream's events."""
+
+    def start(self) -> bytes:
+        """Returns the events before the first delta."""
+        ...
+
+    def chunk(self, delta: AnswerDelta) -> bytes:
+        """Returns the events of a delta; empty if there is nothing to send yet."""
+        ...
+
+    async def end(self, usage: Usage) -> bytes:
+        """Returns the last events of a complete answer."""
+        ...
+
+    async def failed(self, error: Exception) -> bytes:
+        """Returns the last events of an answer that broke off."""
+        ...
+
+    async def left(self) -> None:
+        """Is called instead when the client has disconnected."""
+        ...
+
+
 class EventStream(Response):
     """Sends an admitted answer. The last event is `[DONE]` or an error; the response is complete either way.
 
     Args:
         answer: an admitted answer, whose first output has arrived.
         format: encodes deltas as events.
-        include_usage: send one more event with the usage.
         ping_interval: seconds of silence before a comment is sent.
         headers: headers in addition to those of a stream.
     """
@@ -61,8 +85,7 @@ class EventStream(Response):
     def __init__(
         self,
         answer: Answer,
-        format: ChunkFormat,
-        include_usage: bool,
+        format: EventFormat,
         ping_interval: float,
         metrics: ServingMetrics,
         headers: Mapping[str, str],
@@ -71,7 +94,6 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._answer = answer
         self._format = format
-        self._include_usage = include_usage
         self._ping_interval = ping_interval
         self._metrics = metrics
 
@@ -83,6 +105,7 @@ class EventStream(Response):
             last = await self._send_events(writer)
         except ClientGone:
             self._answer.left()
+            await self._format.left()
             log.info("client left its stream", request=self._answer.submission.id)
             return
         finally:
@@ -94,6 +117,8 @@ class EventStream(Response):
         """Sends all events except the last, and returns that."""
         answer, chunk_of = self._answer, self._format.chunk
         pings = _Pings(writer, self._ping_interval)
+        if first := self._format.start():
+            writer.write(first)
 
         def send(deltas: list[AnswerDelta]) -> bool:
             body = b"".join([chunk_of(delta) for delta in deltas])
@@ -111,11 +136,11 @@ class EventStream(Response):
             answer.outcome.failed(error)
             self._metrics.failed(response_for(error).code)
             log.warning("stream broke off", request=answer.submission.id, error=type(error).__name__)
-            return b"data: " + body_of(error) + b"\n\n"
+            return await self._format.failed(error)
         finally:
             pings.stop()  # nothing may follow the last event
             writer.unwatch()
-        return self._format.usage(answer.usage) + DONE if self._include_usage else DONE
+        return await self._format.end(answer.usage)
 
 
 class _Pings:

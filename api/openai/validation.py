@@ -41,6 +41,8 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     tools: OfferedTools | None = None
     thinking: Thinking | None = None
     """May precede every answer."""
+    reservation_id: str = ""
+    """Under which quota is reserved, if not under `id`: for a request that is generated again."""
 
 
 def validate_chat(

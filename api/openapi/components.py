@@ -40,7 +40,9 @@ def components_of(types: Iterable[Any]) -> dict[str, Any]:
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """A reference to the schema of a type that was given to `components_of`."""
+    """A reference to the schema of a type that was given to `components_of`, or to one of a tuple of them."""
+    if isinstance(kind, tuple):
+        return {"anyOf": [schema_of(one) for one in kind]}
     origin, parts = get_origin(kind), get_args(kind)
     if origin is None:
         return reference(_name(kind.__name__))

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
@@ -22,11 +21,11 @@ from api.openapi.rules import RULES
 _WORD = re.compile(r"[A-Z]?[a-z0-9]+")
 
 
-def install(app: FastAPI, bodies: Sequence[type[msgspec.Struct]], contracts: Mapping[str, Contract]) -> None:
+def install(app: FastAPI, bodies: Sequence[Any], contracts: Mapping[str, Contract]) -> None:
     """Have `app.openapi()` build the complete document.
 
     Args:
-        bodies: the request bodies that routes name.
+        bodies: the types that routes and other types refer to by name, such as request bodies.
         contracts: what each operation promises, by its id.
     """
 
@@ -38,9 +37,7 @@ def install(app: FastAPI, bodies: Sequence[type[msgspec.Struct]], contracts: Map
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _build(
-    app: FastAPI, bodies: Sequence[type[msgspec.Struct]], contracts: Mapping[str, Contract]
-) -> dict[str, Any]:
+def _build(app: FastAPI, bodies: Sequence[Any], contracts: Mapping[str, Contract]) -> dict[str, Any]:
     made = get_openapi(
         title=app.title,
         version=app.version,

@@ -29,6 +29,8 @@ EVENTS = (
 TAGS = {
     "Chat": "Generate the next message of a conversation.",
     "Completions": "Continue a text.",
+    "Responses": "Generate responses that can be stored, continued and run in the background.",
+    "Conversations": "Conversations that responses read from and add to.",
     "Batches": "Files of requests that run in the background, at a price of their own.",
     "Models": "The models that your key can use, with their context length and prices.",
     "Files": "Files of adapters, calibration samples and batches.",
@@ -49,7 +51,7 @@ TAGS = {
 }
 """In the order of the reference."""
 GROUPS = {
-    "Inference": ["Chat", "Completions", "Batches", "Models"],
+    "Inference": ["Responses", "Conversations", "Chat", "Completions", "Batches", "Models"],
     "Adapters": ["Files", "Uploads", "Adapters", "Calibration"],
     "Organization": ["Organization", "Projects", "Keys", "Users", "Audit"],
     "Money and limits": ["Usage", "Limits", "Billing", "Webhooks", "SLA"],
@@ -79,7 +81,10 @@ PATH_PARAMETERS = {
     "file_id": "The file's id.",
     "upload_id": "The upload's id.",
     "model": "`base`, `base:adapter`, `base:adapter@version` or an adapter's id.",
-    "generation_id": "The `id` of the completion.",
+    "generation_id": "The `id` of the completion or response.",
+    "response_id": "The response's id.",
+    "conversation_id": "The conversation's id.",
+    "item_id": "The item's id.",
     "project_id": "The project's id.",
     "user_id": "The user's id.",
     "role_id": "The role's id, such as `role-admin`.",

@@ -23,6 +23,8 @@ SOURCES: dict[str, dict[str, str]] = {
     "createBatch": {"batch_id": ID},
     "createChatCompletion": {"generation_id": ID},
     "createCompletion": {"generation_id": ID},
+    "createResponse": {"generation_id": ID, "response_id": ID},
+    "createConversation": {"conversation_id": ID},
     "createProject": {"project_id": ID},
     "createInvite": {"invite_id": ID},
     "createAdminKey": {"key_id": ID},

@@ -23,7 +23,7 @@ class Contract:
     """What the document says of one operation beside what FastAPI sees."""
 
     response: Any
-    """The type of the JSON response; None for other media types."""
+    """The type of the JSON response, or a tuple of several; None for other media types."""
     events: tuple[Any, ...]
     """The types of server-sent events' data; none for an operation that streams none."""
     errors: tuple[Exception, ...]
@@ -31,7 +31,9 @@ class Contract:
 
     @property
     def types(self) -> Iterator[Any]:
-        if self.response is not None:
+        if isinstance(self.response, tuple):
+            yield from self.response
+        elif self.response is not None:
             yield self.response
         yield from self.events
 
@@ -49,8 +51,8 @@ def fails_with(*errors: Exception) -> Callable[[EndpointT], EndpointT]:
 
 
 def answers(response: Any, *events: Any) -> Callable[[EndpointT], EndpointT]:
-    """Documents a handler that returns a Response: one with JSON of type `response`, or with server-sent
-    events of one of the types `events`.
+    """Documents a handler that returns a Response: one with JSON of type `response`, or of one of several in
+    a tuple, or with server-sent events of one of the types `events`.
     """
 
     def mark(endpoint: EndpointT) -> EndpointT:

@@ -52,6 +52,16 @@ def _only_for(role: str, field: str) -> dict[str, Any]:
 
 
 _STREAM_OPTIONS = _when("stream_options", {"type": "object"}, stream={"const": True})
+_CONTINUING = [_given("previous_response_id"), _given("conversation")]
+_CONTEXT = [
+    {
+        "anyOf": [
+            *_CONTINUING,
+            {"required": ["input"], "properties": {"input": {"anyOf": [{"type": "string"}, _SOME]}}},
+        ]
+    },
+    _not_both("previous_response_id", "conversation"),
+]
 RULES: dict[str, list[dict[str, Any]]] = {
     "ChatCompletionRequest": [
         _STREAM_OPTIONS,
@@ -59,6 +69,13 @@ RULES: dict[str, list[dict[str, Any]]] = {
         _when("top_logprobs", {"type": "integer", "minimum": 1}, logprobs={"const": True}),
         # Not _CONSTRAINTS: with all of them and as many fields, schemathesis gives the schema up.
     ],
+    "ResponseRequest": [
+        _STREAM_OPTIONS,
+        *_CONTEXT,
+        _if_given("background", {"const": True}, store={"not": {"const": False}}),
+        _if_given("conversation", {"not": {"type": "null"}}, store={"not": {"const": False}}),
+    ],
+    "InputTokensRequest": _CONTEXT,
     "Message": [
         _when("role", {"const": "tool"}, tool_call_id={"type": "string"}),
         _only_for("assistant", "tool_calls"),

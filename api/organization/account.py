@@ -35,6 +35,8 @@ class PlanObject(TypedDict):
     """How many adapters are always kept in memory."""
     batch_price_percent: int
     """The price of a batch's lines, in percent of the list price."""
+    response_days: int
+    """Days for which stored responses and conversations are kept."""
     service_tiers: dict[str, TierTerms]
     """By service tier: `priority`, `default`, `flex`."""
 
@@ -72,6 +74,7 @@ def plan_object(plan: PlanView) -> PlanObject:
         "max_file_bytes": plan.max_file_bytes,
         "pinned_adapters": plan.pinned_adapters,
         "batch_price_percent": plan.batch_price_percent,
+        "response_days": plan.response_days,
         "service_tiers": {
             tier.name.lower(): {
                 "allowed": terms.allowed,

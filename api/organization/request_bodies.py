@@ -205,7 +205,14 @@ class SpendLimitRequest(Body, frozen=True, kw_only=True):
     """In cents."""
 
 
+class DataRetentionRequest(Body, frozen=True, kw_only=True):
+    """`POST /v1/organization/data_retention`."""
+
+    retention_type: Literal["zero_data_retention", "modified_abuse_monitoring"]
+
+
 BODIES = (
+    DataRetentionRequest,
     CreateAdminKeyRequest,
     UpdateAdminKeyRequest,
     CreateProjectKeyRequest,

@@ -6,6 +6,7 @@ Owns which kinds of ids there are and how to get one of each. What is tested of 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,10 @@ import redis.asyncio
 
 from adapters.resolver import ModelResolver
 from api.app import create_app
+from api.assembly.stored_state import stored_state
 from api.organization.limits import limit_id
+from api.responses.bodies import new_body
+from api.responses.schemas import ResponseRequest
 from batches.service import BatchService, NewBatch
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
@@ -30,13 +34,18 @@ from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
 from billing.payments.service import PaymentService
 from billing.rates import Rate
+from billing.request_ids import new_request_id
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService, Threshold
+from conversations.owner import Owner
+from conversations.responses.service import ResponseRecord
+from db.base import new_id
 from db.session import Database
 from engine.protocol import AdapterRef, Usage
 from sla.service import SlaReports
 from tenants.actors import OPERATOR
 from tenants.idempotency.records import IdempotencyRecords
+from tenants.key_contexts import KeyContexts
 from tenants.limits.kinds import Limit, Metric
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
@@ -184,6 +193,7 @@ async def everything(
             invoices=InvoiceService(database, redis_client, InvoiceSettings()),
             credits=CreditService(database, redis_client),
             idempotency=IdempotencyRecords(redis_client),
+            state=stored_state(database, SECRET),
         )
         app = Documented(create_app(services))
         ours, theirs = [await _having(place, accounts, app, number) for number in (0, 1)]
@@ -264,6 +274,7 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         "delivery_id": deliveries[0][0].id,
         "alert_id": alert.id,
         "invoice_id": invoice.id,
+        **await _stored(place.database, inference.id, tenant),
     }
     return Having(
         tenant,
@@ -275,3 +286,21 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         files,
         serving,
     )
+
+
+async def _stored(database: Database, key_id: str, tenant: str) -> dict[str, str]:
+    """A response, and a conversation with an item, of the project of this key."""
+    caller = await KeyContexts(database).of(tenant, key_id)
+    owner, state = Owner.of(caller), stored_state(database, SECRET)
+    item: dict[str, Any] = {"id": new_id("msg"), "type": "message", "role": "user", "status": "completed"}
+    item["content"] = [{"type": "input_text", "text": "hi"}]
+    now = time.time()
+    response_id = new_request_id("resp", now)
+    body = new_body(
+        ResponseRequest(model="sapling", input="hi"), response_id, now, "sapling", "default", True
+    )
+    body["status"] = "completed"
+    record = ResponseRecord(response_id, "completed", now, body, [item], is_background=True)
+    await state.responses.save(owner, record)
+    conversation = await state.conversations.create(owner, {}, [item])
+    return {"response_id": response_id, "conversation_id": conversation.id, "item_id": item["id"]}

@@ -110,7 +110,13 @@ def test_error_responses_keep_to_the_conventions(response: object) -> None:
         assert response.retry_after
     if response.status < 500 and response.status != 408:
         assert response.retry == (
-            response.code in ("rate_limit_exceeded", "resource_unavailable", "idempotency_in_progress")
+            response.code
+            in (
+                "rate_limit_exceeded",
+                "resource_unavailable",
+                "idempotency_in_progress",
+                "conversation_locked",
+            )
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,12 @@ import pytest
 
 from api.openai import stream
 from api.openai.answer import AnswerDelta
+from api.openai.response_bodies import ChunkFormat
 from api.openai.stream import DONE, PING, EventStream, _Pings
+from api.openai.submission import Submission
 from api.response_writer import EXTENSION, do_nothing
 from engine.client import EngineGone
+from engine.protocol import PriorityClass, SamplingParams, Submit, Usage
 from tests.support.waiting import eventually
 
 SILENCE = 0.02
@@ -48,7 +52,7 @@ class Answer:
     def __init__(self) -> None:
         self.submission = SimpleNamespace(id="chatcmpl-1")
         self.outcome = SimpleNamespace(failed=lambda error: self.told.append(type(error).__name__))
-        self.usage = "the usage"
+        self.usage = Usage(1, 0, 2)
         self.told: list[str] = []
         self.give: Callable[[list[AnswerDelta]], bool] = lambda pieces: False
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -73,6 +77,26 @@ class Answer:
         self.told.append("left")
 
 
+SUBMISSION = Submission(
+    id="chatcmpl-1",
+    created=1,
+    model="sapling",
+    fingerprint="fp",
+    tier=PriorityClass.DEFAULT,
+    n=1,
+    submits=[Submit("chatcmpl-1", "ten_one", [1], SamplingParams(max_tokens=1))],
+    stops=(),
+    logprobs=None,
+)
+
+
+class Format(ChunkFormat):
+    """Chunks of bare text; the end of the stream is the real one."""
+
+    def chunk(self, delta: AnswerDelta) -> bytes:
+        return f"data: {delta.text}\n\n".encode() if delta.text else b""
+
+
 class Site:
     """A stream on its way to a client."""
 
@@ -85,11 +109,8 @@ class Site:
             open_streams=SimpleNamespace(inc=lambda: self.open.append(1), dec=lambda: self.open.append(-1)),
             failed=self.failed.append,
         )
-        format = SimpleNamespace(
-            chunk=lambda piece: f"data: {piece.text}\n\n".encode() if piece.text else b"",
-            usage=lambda usage: f"data: {usage}\n\n".encode(),
-        )
-        self.stream = EventStream(self.answer, format, include_usage, SILENCE, metrics, {})  # type: ignore[arg-type]
+        format = Format(SUBMISSION, True, include_usage)
+        self.stream = EventStream(self.answer, format, SILENCE, metrics, {})  # type: ignore[arg-type]
         self.task = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
@@ -124,7 +145,9 @@ async def test_usage_comes_before_it() -> None:
     await asyncio.sleep(0)
     site.answer.ends()
     await site.task
-    assert site.last == b"data: the usage\n\n" + DONE
+    event, done, rest = site.last.partition(DONE)
+    assert (done, rest) == (DONE, b"")
+    assert json.loads(event.removeprefix(b"data: "))["usage"]["total_tokens"] == 3
 
 
 async def test_a_silent_stream_sends_comments_and_none_after_its_end() -> None:

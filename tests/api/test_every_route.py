@@ -213,6 +213,8 @@ async def test_no_odd_text_in_a_body_is_a_fault_of_ours(site: Everything) -> Non
         for path in strings_of(body):
             for text in ("\x00", "a\x00b"):
                 answer = await client.request(verb, url, json=with_odd(body, path, text))
+                if answer.status_code == 200 and url.endswith("/items") and path[-1] == "content":
+                    continue  # encrypted, so that any text can be stored
                 if not 400 <= answer.status_code < 500:
                     faults.append((verb, url, path, answer.status_code, answer.text[:200]))
     assert faults == []

@@ -45,6 +45,7 @@ FIELDS_NOT_IDS = {
     "part_ids",  # of the upload in the path
     "createChatCompletion.id",  # of a call in the request's own messages
     "tool_call_id",  # the same
+    "call_id",  # the same, of responses
 }
 
 ALERT = {"currency": "USD", "interval": "month", "threshold_amount": 100}
@@ -70,6 +71,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "updateWebhookEndpoint": {"name": "mine"},
     "rotateWebhookSecret": {},
     "testWebhookEndpoint": {"event_type": "invoice.finalized"},
+    "updateConversation": {"metadata": {}},
+    "createConversationItems": {"items": [{"role": "user", "content": "mine"}]},
     "updateSpendAlert": ALERT,
     "createProjectSpendAlert": ALERT,
     "updateProjectSpendAlert": ALERT,
@@ -83,9 +86,42 @@ Fill = Callable[[Having, str], dict[str, Any]]
 
 BUDGET = {"metric": "tokens_per_day", "amount": 1}
 CHAT = [{"role": "user", "content": "hi"}]
+
+
+def _continuing(ours: Having, one: str) -> dict[str, Any]:
+    return {"model": "sapling", "input": "hi", "previous_response_id": one}
+
+
+def _in_conversation(ours: Having, one: str) -> dict[str, Any]:
+    return {"model": "sapling", "input": "hi", "conversation": {"id": one}}
+
+
+def _referring_input(ours: Having, one: str) -> dict[str, Any]:
+    return {"model": "sapling", "input": [{"type": "item_reference", "id": one}]}
+
+
+def _referring_items(ours: Having, one: str) -> dict[str, Any]:
+    return {"items": [{"type": "item_reference", "id": one}]}
+
+
 FIELDS: dict[tuple[str, str], tuple[str, Fill]] = {
     ("createChatCompletion", "model"): ("model", lambda _, one: {"model": one, "messages": CHAT}),
     ("createCompletion", "model"): ("model", lambda _, one: {"model": one, "prompt": "hi"}),
+    ("createResponse", "model"): ("model", lambda _, one: {"model": one, "input": "hi"}),
+    ("countInputTokens", "model"): ("model", lambda _, one: {"model": one, "input": "hi"}),
+    ("createResponse", "previous_response_id"): ("response_id", _continuing),
+    ("countInputTokens", "previous_response_id"): ("response_id", _continuing),
+    ("createResponse", "conversation.id"): ("conversation_id", _in_conversation),
+    ("countInputTokens", "conversation.id"): ("conversation_id", _in_conversation),
+    **{
+        (operation, f"{field}[].id"): ("item_id", fill)
+        for operation, field, fill in (
+            ("createResponse", "input", _referring_input),
+            ("countInputTokens", "input", _referring_input),
+            ("createConversation", "items", _referring_items),
+            ("createConversationItems", "items", _referring_items),
+        )
+    },
     ("createAdapter", "file_ids"): (
         "file_id",
         lambda ours, one: {"name": "new", "base_model": "sapling", "file_ids": [one, ours.files[1]]},
@@ -174,6 +210,8 @@ LISTED = {
     "listSpendAlerts": "alert_id",
     "listProjectSpendAlerts": "alert_id",
     "listRateLimits": "api_key_id",
+    "listInputItems": "item_id",
+    "listConversationItems": "item_id",
 }
 """Of which kind the ids of a list are; of others they are nothing that a path takes."""
 

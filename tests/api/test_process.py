@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -20,11 +21,12 @@ import psycopg
 import pytest
 import redis.asyncio
 from openai.types.chat import ChatCompletionChunk
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
 
 from adapters.service import AdapterService
+from billing.metering import JournalMeter
 from db.schema import expected_revision
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from engine.protocol import AdapterRef
 from tenants.actors import OPERATOR
 from tenants.key_service import KeyService
@@ -281,3 +283,65 @@ def test_a_schema_that_changes_underneath_is_not_ready(processes: Processes, own
     assert processes.log.count(reason) == 1, "logged once, not at every probe"
     stamp(expected_revision())
     assert schema_check() == "ok"
+
+
+async def test_a_background_response_survives_its_process(
+    processes: Processes, account: Account, database: Database, redis_client: redis.asyncio.Redis
+) -> None:
+    """`kill -9` of the API process that generates it: another one does, and the ledger has it once."""
+    processes.start("engine.main", "--null", ROOTSTOCK_ENGINE_NULL_STEP_SECONDS="0.02")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        other_port = probe.getsockname()[1]
+    by_name = {
+        "first": processes.start("api.main", ROOTSTOCK_API_NAME="first"),
+        "second": processes.start(
+            "api.main", ROOTSTOCK_API_NAME="second", ROOTSTOCK_API_PORT=str(other_port)
+        ),
+    }
+    processes.wait_for("/readyz", 200)
+    wait_until(lambda: _answers(f"http://127.0.0.1:{other_port}/readyz"), 120)
+    sdks = {
+        name: openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=account.key, max_retries=0)
+        for name, port in (("first", processes.port), ("second", other_port))
+    }
+    made = sdks["first"].responses.create(
+        model="sapling", input="Hello there", background=True, max_output_tokens=150
+    )
+    claimed = text("SELECT lease_owner FROM stored_responses WHERE id = :id AND status = 'in_progress'")
+    owner = None
+    for _ in range(600):
+        async with database.read(EVERY_TENANT) as session:
+            owner = (await session.execute(claimed, {"id": made.id})).scalar_one_or_none()
+        if owner is not None:
+            break
+        await asyncio.sleep(0.05)
+    assert owner is not None, processes.log
+    await asyncio.sleep(0.3)  # some tokens are generated
+    name = owner.partition("-")[0]
+    by_name[name].send_signal(signal.SIGKILL)
+    alive = sdks["second" if name == "first" else "first"]
+    assert alive.responses.retrieve(made.id).status == "in_progress"
+    await asyncio.to_thread(wait_until, lambda: alive.responses.retrieve(made.id).status == "incomplete", 120)
+    done = alive.responses.retrieve(made.id)
+    assert done.usage is not None
+    assert (done.usage.output_tokens, done.incomplete_details.reason) == (150, "max_output_tokens")
+    meter = JournalMeter(database, redis_client, "meter")
+    for _ in range(100):
+        await meter.drain()
+        async with database.read(EVERY_TENANT) as session:
+            query = text("SELECT request_id, endpoint, completion_tokens FROM usage_records")
+            rows = (await session.execute(query)).all()
+        if rows and rows[0].completion_tokens == 150:
+            break
+        await asyncio.sleep(0.1)
+    assert [tuple(row) for row in rows] == [(made.id, "responses", 150)]
+    async with database.read(EVERY_TENANT) as session:
+        fence = (await session.execute(text("SELECT fence FROM stored_responses"))).scalar_one()
+    assert fence == 2
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -20,6 +20,7 @@ PACKAGES = (
     "benchmarks",
     "billing",
     "cli",
+    "conversations",
     "db",
     "engine",
     "examples",

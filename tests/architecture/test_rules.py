@@ -11,8 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
-    "adapters", "admin", "api", "batches", "billing", "cli", "db", "engine", "kernels", "sla", "telemetry",
-    "tenants", "tokenization", "worker",
+    "adapters", "admin", "api", "batches", "billing", "cli", "conversations", "db", "engine", "kernels",
+    "sla", "telemetry", "tenants", "tokenization", "worker",
 )  # fmt: skip
 FORBIDDEN_FOLDERS = {"utils", "common", "helpers", "core"}
 FORBIDDEN_NAME_ENDINGS = ("Manager", "Handler", "Helper", "Impl", "Utils")
@@ -51,7 +51,7 @@ def test_only_repositories_build_queries() -> None:
     offenders = [
         f"{path}: {name}"
         for path, tree in modules(
-            "api", "admin", "worker", "tenants", "adapters", "batches", "billing", "cli"
+            "api", "admin", "worker", "tenants", "adapters", "batches", "billing", "cli", "conversations"
         )
         if path.name != "repository.py"
         for module, name in imported_names(tree)

@@ -7,6 +7,7 @@ from celery import Celery
 from worker.runtime import Runtime
 from worker.tasks import (
     books,
+    conversations,
     invoices,
     jobs,
     metering,
@@ -22,5 +23,8 @@ from worker.tasks import (
 
 def register(app: Celery, runtime: Runtime) -> None:
     """Adds all tasks to `app`, to run on `runtime`."""
-    for domain in (metering, sla, refusals, outbox, jobs, quotas, storage, spend, invoices, books, payments):
+    for domain in (
+        *(metering, sla, refusals, outbox, jobs, quotas, storage, spend, invoices, books, payments),
+        conversations,
+    ):
         domain.register(app, runtime)

@@ -300,6 +300,10 @@ GROUPS = (
                 *("plan", "max_file_bytes", "Maximum file size", _SIZE, "For example 500 MB or 20 GB"),
                 *(0, MOST["max_file_bytes"]),
             ),
+            Field(
+                *("plan", "response_days", "Days responses are kept", _COUNT),
+                *("Stored responses and conversations.", 0, MOST["response_days"]),
+            ),
             *(_limit(metric) for metric in SETTABLE),
         ),
     ),

@@ -1,0 +1,182 @@
+"""Translates a response's request into the chat request that is generated from.
+
+Items become messages: a message of the assistant and the calls that follow it are one message, an output of
+a call is a message of the role `tool`. A custom tool is a function of one string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from api.errors import InvalidValue
+from api.openai.schemas import (
+    MAX_MESSAGES,
+    ChatCompletionRequest,
+    JsonSchema,
+    JsonSchemaFormat,
+    Message,
+    check_chat,
+)
+from api.openai.tool_schemas import (
+    AllowedTools,
+    AllowedToolsChoice,
+    FunctionDefinition,
+    FunctionReference,
+    FunctionTool,
+    MessageFunctionCall,
+    MessageToolCall,
+    NamedFunction,
+    ToolChoice,
+)
+from api.responses.error_names import response_names
+from api.responses.items import texts_of
+from api.responses.schemas import (
+    AllowedToolsSelection,
+    CustomChoice,
+    FunctionChoice,
+    InputFields,
+    ResponseCustomTool,
+    ResponseJsonSchemaFormat,
+    ResponseRequest,
+    ResponseTool,
+    ResponseToolChoice,
+)
+
+Json = dict[str, Any]
+_SAMPLING = (
+    "stream", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_k",
+    "min_p", "repetition_penalty", "stop_token_ids", "service_tier", "prompt_cache_key",
+)  # fmt: skip
+_CUSTOM_INPUT = "input"
+_CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {_CUSTOM_INPUT: {"type": "string"}},
+    "required": [_CUSTOM_INPUT],
+    "additionalProperties": False,
+}
+
+
+def chat_request(request: InputFields, items: Sequence[Json]) -> ChatCompletionRequest:
+    """Returns the chat request for a response. `items`: the whole context in stored form, the oldest first.
+
+    Raises InvalidValue or UnsupportedParameter, naming the field of the response's request.
+    """
+    fields: Json = {"model": request.model}
+    if isinstance(request, ResponseRequest):
+        fields |= {name: getattr(request, name) for name in _SAMPLING}
+        fields["max_completion_tokens"] = request.max_output_tokens
+        if request.wants_logprobs:
+            fields |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+    chat = ChatCompletionRequest(
+        **fields,
+        messages=messages_of(items, request.instructions),
+        tools=None if request.tools is None else [_function(tool) for tool in request.tools],
+        tool_choice=_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
+        response_format=_format(request),
+    )
+    with response_names():
+        check_chat(chat)
+    return chat
+
+
+def messages_of(items: Sequence[Json], instructions: str | None) -> list[Message]:
+    """Returns the messages that items stand for. Raises InvalidValue."""
+    messages: list[Message] = []
+    if instructions:
+        messages.append(Message(role="system", content=instructions))
+    called: dict[str, str] = {}
+    for item in items:
+        kind = item["type"]
+        if kind == "message":
+            messages.append(Message(role=item["role"], content="\n".join(texts_of(item["content"]))))
+        elif kind in ("function_call", "custom_tool_call"):
+            called[item["call_id"]] = kind
+            _add_call(messages, item)
+        else:
+            messages.append(_result(item, called))
+    if not messages:
+        raise InvalidValue("The response has no input: send at least one item.", "input")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidValue(
+            f"The response has {len(messages)} messages in its context; at most {MAX_MESSAGES} are allowed.",
+            "input",
+        )
+    return messages
+
+
+def _add_call(messages: list[Message], item: Json) -> None:
+    """Adds a call to the assistant's message before it, or as a message of its own."""
+    arguments = item.get("arguments")
+    if arguments is None:
+        arguments = msgspec.json.encode({_CUSTOM_INPUT: item["input"]}).decode()
+    call = MessageToolCall(
+        id=item["call_id"],
+        type="function",
+        function=MessageFunctionCall(name=item["name"], arguments=arguments),
+    )
+    if messages and messages[-1].role == "assistant":
+        calls = [*(messages[-1].tool_calls or ()), call]
+        messages[-1] = msgspec.structs.replace(messages[-1], tool_calls=calls)
+    else:
+        messages.append(Message(role="assistant", tool_calls=[call]))
+
+
+def _result(item: Json, called: dict[str, str]) -> Message:
+    kind = item["type"].removesuffix("_output")
+    if called.get(item["call_id"]) != kind:
+        raise InvalidValue(
+            f"No item of the type '{kind}' before the item of the type '{item['type']}' has the 'call_id' "
+            f"{item['call_id']!r}.",
+            "input",
+        )
+    return Message(role="tool", tool_call_id=item["call_id"], content="\n".join(texts_of(item["output"])))
+
+
+def _function(tool: ResponseTool) -> FunctionTool:
+    if isinstance(tool, ResponseCustomTool):
+        parameters, strict = _CUSTOM_PARAMETERS, None
+    else:
+        parameters, strict = tool.parameters or {}, tool.strict
+    return FunctionTool(
+        type="function",
+        function=FunctionDefinition(
+            name=tool.name, description=tool.description, parameters=parameters or None, strict=strict
+        ),
+    )
+
+
+def _choice(choice: ResponseToolChoice | None) -> ToolChoice | None:
+    if isinstance(choice, AllowedToolsSelection):
+        return AllowedToolsChoice(
+            allowed_tools=AllowedTools(mode=choice.mode, tools=[_named(tool) for tool in choice.tools])
+        )
+    return _named(choice) if isinstance(choice, FunctionChoice | CustomChoice) else choice
+
+
+def _named(choice: FunctionChoice | CustomChoice) -> NamedFunction:
+    return NamedFunction(function=FunctionReference(name=choice.name))
+
+
+def _format(request: InputFields) -> Any:
+    wanted = None if request.text is None else request.text.format
+    if not isinstance(wanted, ResponseJsonSchemaFormat):
+        return wanted
+    return JsonSchemaFormat(
+        json_schema=JsonSchema(
+            name=wanted.name, schema=wanted.schema, description=wanted.description, strict=wanted.strict
+        )
+    )
+
+
+def custom_input(arguments: str) -> str:
+    """Returns the text that a custom tool is called with, from the arguments that the model wrote."""
+    try:
+        read = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    text = read.get(_CUSTOM_INPUT) if isinstance(read, dict) else None
+    return text if isinstance(text, str) else arguments
