@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_PROCESSES ?= 4
 # Kernels that were compiled for a test once, by what they were made of: tests compile what has changed.
 TRITON_TEST_CACHE ?= $(CURDIR)/var/triton
-PACKAGES := adapters admin api billing cli conversations db engine kernels sla telemetry tenants tokenization worker benchmarks examples
+PACKAGES := adapters admin api batches billing cli conversations db engine kernels sla telemetry tenants tokenization worker benchmarks examples
 DEMO_DATA ?= var/demo
 DEMO_PORT ?= 8000
 IMAGE ?= rootstock

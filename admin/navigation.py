@@ -23,6 +23,7 @@ class Section:
 OVERVIEW = Section("overview", "/", "Overview")
 ADAPTERS = Section("adapters", "/adapters", "Adapters", "Models", "adapters.read")
 PLAYGROUND = Section("playground", "/playground", "Playground", "Models", "adapters.write")
+BATCHES = Section("batches", "/batches", "Batches", "Models", "adapters.read")
 PROJECTS = Section("projects", "/projects", "Projects", "Access", "projects.read")
 KEYS = Section("keys", "/keys", "API keys", "Access", "keys.read")
 MEMBERS = Section("members", "/members", "Members", "Access", "members.read")
@@ -38,6 +39,7 @@ SECTIONS = (
     OVERVIEW,
     ADAPTERS,
     PLAYGROUND,
+    BATCHES,
     PROJECTS,
     KEYS,
     MEMBERS,

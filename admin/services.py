@@ -21,6 +21,7 @@ from adapters.service import AdapterService
 from adapters.submission import AdapterSubmission
 from admin.operator.services import OperatorServices
 from admin.sign_in.services import SignInServices
+from batches.service import BatchService
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
@@ -110,6 +111,7 @@ class ConsoleServices:
     usage: UsageReports
     files: FileService
     uploads: UploadService
+    batches: BatchService
     adapters: AdapterServices
     models: ModelResolver
     playground: Playground

@@ -15,6 +15,8 @@ from starlette.exceptions import HTTPException
 from adapters.files.uploads import MAX_PART_BYTES
 from api import health
 from api.authentication import identify
+from api.batches import bodies as batch_bodies
+from api.batches import routes as batch_routes
 from api.cors import Preflights
 from api.edge import AsgiApp, BodyLimit, BodyLimits, Edge
 from api.errors import (
@@ -79,6 +81,7 @@ PROTECTED = (
     openai_routes.router,
     response_routes.router,
     conversation_routes.router,
+    batch_routes.router,
     model_routes.router,
     file_routes.router,
     upload_routes.router,
@@ -158,6 +161,7 @@ def _install_openapi(app: FastAPI) -> None:
         CompletionRequest,
         *RESPONSE_BODIES,
         *ITEMS,
+        *batch_bodies.BODIES,
         *upload_routes.BODIES,
         *adapter_bodies.BODIES,
         *job_bodies.BODIES,

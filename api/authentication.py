@@ -75,7 +75,7 @@ async def identify(request: Request) -> TenantContext:
     caller: TenantContext | None = state.get("caller")
     if caller is None:
         caller = await services_of(request).keys.resolve(bearer_of(request), address_of(request))
-        state["log"] = {"tenant": caller.tenant_id, "key_id": caller.key_id}
+        state["log"] = {"tenant_id": caller.tenant_id, "key_id": caller.key_id}
         state["key_owner"] = caller
         _check_origin(request, caller)
         state["caller"] = caller

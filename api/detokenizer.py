@@ -58,10 +58,13 @@ class Detokenizer:
         token_ids: Sequence[int] = chunk.token_ids
         if ends_in_stop_token(chunk):
             token_ids = token_ids[:-1]
+        return self.push_pieces([table[token_id] for token_id in token_ids if token_id < size], chunk)
+
+    def push_pieces(self, pieces: Sequence[bytes], chunk: TokenChunk) -> str:
+        """The same, where `pieces` are the bytes of the chunk's tokens that belong to the text, by token."""
         if self._stops is None:
-            data = b"".join([table[token_id] for token_id in token_ids if token_id < size])
-            return self._show(data, final=chunk.finish_reason is not None)
-        match = self._read(token_id for token_id in token_ids if token_id < size)
+            return self._show(b"".join(pieces), final=chunk.finish_reason is not None)
+        match = self._read(pieces)
         if chunk.finish_reason is None:
             cut = len(self._held) - self._stops.held
         elif isinstance(chunk.stop, str) and match is not None:
@@ -71,15 +74,14 @@ class Detokenizer:
         data, self._held = self._held[:cut], self._held[cut:]
         return self._show(data, final=chunk.finish_reason is not None)
 
-    def _read(self, token_ids: Iterable[int]) -> StopMatch | None:
+    def _read(self, pieces: Iterable[bytes]) -> StopMatch | None:
         """Feeds tokens to the stop matcher one by one, as the engine did. Returns a match on the last
         token.
         """
         assert self._stops is not None
         match = None
         parts = [self._held]
-        for token_id in token_ids:
-            data = self._table[token_id]
+        for data in pieces:
             match = self._stops.push(data)
             parts.append(data)
         self._held = b"".join(parts)

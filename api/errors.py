@@ -26,11 +26,13 @@ from api.error_mapping import (
     UNAVAILABLE,
     ErrorResponse,
     adapters,
+    batches,
     billing,
     conversations,
     tenants,
 )
 from api.ratelimit import rate_headers
+from batches.errors import InvalidBatch
 from billing.errors import InvalidReportQuery
 from conversations.errors import ConversationError
 from db.errors import DatabaseUnavailable, UnknownCursor, UnstorableText
@@ -214,6 +216,7 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     UnstorableText: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     UnknownCursor: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     **adapters.ERROR_RESPONSES,
+    **batches.ERROR_RESPONSES,
     **billing.ERROR_RESPONSES,
     **conversations.ERROR_RESPONSES,
     **tenants.ERROR_RESPONSES,
@@ -261,6 +264,7 @@ def _param_of(error: BaseException) -> str | None:
         if isinstance(
             error,
             InvalidReportQuery
+            | InvalidBatch
             | InspectionRefused
             | InvalidAdapter
             | FileError

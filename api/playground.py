@@ -44,7 +44,7 @@ class Playground:
         authenticated. Raises what `api.openai.routes` does; UserNotFound, AccountSuspended.
         """
         caller = await self._callers.of(tenant_id, user_id)
-        request.state.log = {"tenant": tenant_id, "user_id": user_id}
+        request.state.log = {"tenant_id": tenant_id, "user_id": user_id}
         try:
             if caller.billing_state == "suspended":
                 raise AccountSuspended

@@ -25,6 +25,7 @@ from api.grammars.checks import GrammarChecks
 from api.metrics.payments import PaymentsCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
+from batches.service import BatchService
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
 from billing.notifications.service import WebhookService
@@ -48,6 +49,7 @@ from tenants.refusals.recorder import RefusalRecorder
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
 from tokenization.codec import TextCodec
+from tokenization.reasoning.efforts import OfferedReasoning
 from tokenization.tools.formats import ToolFormat
 
 ServiceT = TypeVar("ServiceT")
@@ -127,6 +129,8 @@ class Services:
     """None in a process that refuses requests with a grammar."""
     tool_format: ToolFormat | None = None
     """How the base model writes tool calls; None: it has no tools."""
+    reasoning: OfferedReasoning | None = None
+    """How the base model thinks before it answers; None: it does not."""
     idempotency: IdempotencyRecords | None = None
     """None in a process that refuses requests with an idempotency key."""
     state: StoredState | None = None
@@ -152,6 +156,8 @@ class Services:
     """None in a process whose /metrics shows no restarts."""
     refusals: RefusalRecorder | None = None
     """None in a process that does not record refused requests."""
+    batches: BatchService | None = None
+    """None in a process without the routes of batches."""
     incidents: Incidents | None = None
     """None in a process whose landing page shows no incidents."""
 

@@ -6,10 +6,13 @@ import os
 import socket
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ReasoningEffort = Literal["minimal", "low", "medium", "high", "xhigh"]
+"""OpenAI's efforts, without `none`."""
 
 
 class ApiSettings(BaseSettings):
@@ -30,6 +33,11 @@ class ApiSettings(BaseSettings):
     """Name the base model is sold under."""
     tool_format: Literal["auto", "none", "hermes", "llama", "mistral", "mistral_args", "qwen_coder"] = "auto"
     """How the base model writes tool calls: `auto` finds it in the chat template, `none` offers no tools."""
+    reasoning_format: Literal["auto", "none", "think", "mistral", "seed_oss", "cohere", "kimi"] = "auto"
+    """How the base model delimits its thinking: `auto` finds it in the chat template, `none`: it has none."""
+    reasoning_budgets: dict[ReasoningEffort, Annotated[int, Field(ge=1, lt=2**31)] | None] = {}
+    """By `reasoning_effort`, as a JSON object: after how many tokens of thinking the answer begins; null: no
+    bound. In place of the default of each effort that it names."""
     redis_url: str
     name: str = Field(default_factory=lambda: f"api-{socket.gethostname()}-{os.getpid()}")
     """Name of this process in its log and the engine's. Default: from its host and process id."""

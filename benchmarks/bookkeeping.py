@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.report import write_report
 from engine.batch import Batch, LaunchedStep
 from engine.core import EngineCore
+from engine.environment import EngineEnvironment
 from engine.inspection import create_history
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
@@ -58,8 +59,7 @@ class Load:
             slots=slots,
             eos_ids=(0,),
             token_bytes=[f" {token_id:x}".encode() for token_id in range(VOCAB_SIZE)],
-            engine_id="bench",
-            incarnation="bench",
+            environment=EngineEnvironment("bench", "bench"),
         )
         for number in range(num_adapters):
             ref = self._adapter(number)

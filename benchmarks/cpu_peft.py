@@ -30,6 +30,7 @@ from benchmarks.random_llama import Shape, write_adapter, write_base
 from benchmarks.report import write_report
 from engine.core import EngineCore
 from engine.device.cpu_runner import ModelRunner
+from engine.environment import EngineEnvironment
 from engine.kv_cache import BlockPool
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.lora.pool import AdapterPool
@@ -87,8 +88,7 @@ class Rootstock:
             SlotTable(len(refs), start_load),
             model.config.eos_ids,
             [],
-            "engine-0",
-            "benchmark",
+            EngineEnvironment("engine-0", "benchmark"),
         )
         runner = ModelRunner(model, pool, num_blocks, BLOCK_SIZE, batch, length)
         self._core = EngineCore(scheduler, runner)

@@ -23,7 +23,7 @@ import gc
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from benchmarks import floor
-from benchmarks.in_process import InProcessEngine, RunnerOptions, Sizes, pick_device, random_prompts
+from benchmarks.in_process import DEFAULT_OPTIONS, InProcessEngine, Sizes, pick_device, random_prompts
 from benchmarks.library_pools import resident_bytes
 from benchmarks.random_adapters import MIXED_RANKS, AdapterLibrary, Registered
 from benchmarks.random_base import random_base
@@ -235,7 +235,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "versions": versions(),
         "copy_tb_s": round(bandwidth / 1e12, 3),
     }
-    options = RunnerOptions(not asked.no_graphs, asked.batch_invariant)
+    options = replace(DEFAULT_OPTIONS, cuda_graphs=not asked.no_graphs, batch_invariant=asked.batch_invariant)
     with InProcessEngine(model, library, sizes, options) as engine:
         _synchronize(device)
         figures["startup"] = {

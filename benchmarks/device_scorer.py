@@ -17,7 +17,7 @@ from engine.lora.image import image_bytes
 from engine.lora.ranges import rounded
 from engine.model.cache import KVCache
 from engine.model.model import Model
-from kernels.attention import DevicePlan
+from kernels.attention import AttentionGeometry, DevicePlan
 from kernels.lora.device import DeviceLora
 from kernels.step_inputs import StepInputs
 
@@ -39,17 +39,8 @@ class DeviceScorer:
         self._kv = KVCache(config, num_blocks + 1, BLOCK_SIZE, device, stored)
         self._inputs = StepInputs(device)
         self._ids = self._inputs.field("scorer.ids", max_len)
-        self._plan = DevicePlan(
-            self._inputs,
-            max_rows=1,
-            max_tokens=max_len,
-            max_blocks=num_blocks,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size=BLOCK_SIZE,
-            device=device,
-        )
+        geometry = AttentionGeometry(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE)
+        self._plan = DevicePlan(self._inputs, geometry, 1, max_len, num_blocks, device)
         widths_in = sorted({columns for _, columns in config.linear_shapes.values()})
         self._lora = DeviceLora(self._pool.table, self._inputs, max_len, widths_in)
         self._inputs.freeze()

@@ -35,7 +35,7 @@ import torch
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from benchmarks.in_process import InProcessEngine, RunnerOptions, Sizes, pick_device, random_prompts
+from benchmarks.in_process import InProcessEngine, Sizes, pick_device, random_prompts
 from benchmarks.library_pools import resident_bytes
 from benchmarks.library_vocabulary import EOS_ID, train
 from benchmarks.random_adapters import AdapterLibrary, Registered
@@ -43,6 +43,7 @@ from benchmarks.random_base import random_base
 from benchmarks.random_schemas import random_schema
 from benchmarks.report import write_report
 from benchmarks.shapes import SHAPES, shape
+from engine.device.runner_options import RunnerOptions
 from engine.grammar.tokenizer import load_tokenizer
 from engine.protocol import Grammar, SamplingParams, Submit
 from kernels.timing import copy_bandwidth

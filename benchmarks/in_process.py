@@ -21,6 +21,8 @@ from benchmarks.library_pools import LibraryDevicePool, LibraryLoader, LibraryPo
 from benchmarks.random_adapters import AdapterLibrary, Registered
 from engine.core import EngineCore, Runner
 from engine.device.cpu_runner import ModelRunner
+from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
+from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import BlockPool
@@ -31,6 +33,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
 
 BLOCK_SIZE = 16
+DEFAULT_OPTIONS = RunnerOptions(mask_threads=12)
 STUCK_S = 30.0
 """Without any progress for so long a benchmark gives up."""
 
@@ -56,15 +59,6 @@ class Sizes:
         return -(-self.kv_tokens // BLOCK_SIZE) + 2 * self.max_rows + 1
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerOptions:
-    """Options of a GPU's runner."""
-
-    cuda_graphs: bool = True
-    batch_invariant: bool = False
-    mask_threads: int = 12
-
-
 class InProcessEngine:
     """Use as a context: at its end the loader's thread is gone and the memory given back."""
 
@@ -73,7 +67,7 @@ class InProcessEngine:
         model: Model,
         library: AdapterLibrary,
         sizes: Sizes,
-        options: RunnerOptions | None = None,
+        options: RunnerOptions = DEFAULT_OPTIONS,
         tokenizer: LLTokenizer | None = None,
     ) -> None:
         """With a `tokenizer`, requests may have grammars."""
@@ -84,7 +78,7 @@ class InProcessEngine:
         self._wake = threading.Event()
         self._num_requests = 0
         config = model.config
-        runner = self._on_gpu(options or RunnerOptions()) if model.device.type == "cuda" else self._on_cpu()
+        runner = self._on_gpu(options) if model.device.type == "cuda" else self._on_cpu()
         scheduler = Scheduler(
             EngineLimits(
                 context_length=sizes.max_len,
@@ -97,13 +91,13 @@ class InProcessEngine:
             SlotTable(sizes.num_slots, self._loader.start_load, self._loader),
             config.eos_ids,
             [],
-            "engine-0",
-            "benchmark",
+            EngineEnvironment("engine-0", "benchmark"),
         )
         grammars = None
         if tokenizer is not None:
-            lanes = (options or RunnerOptions()).mask_threads
-            compiler = GrammarCompiler(tokenizer, config.eos_ids, self._wake.set, max_lanes=lanes)
+            compiler = GrammarCompiler(
+                tokenizer, config.eos_ids, self._wake.set, mask_threads=options.mask_threads
+            )
             grammars = GrammarAdmission(compiler)
         self.core = EngineCore(scheduler, runner, grammars=grammars)
 
@@ -121,18 +115,13 @@ class InProcessEngine:
             self.library, model.config, sizes.num_slots, sizes.adapter_bytes, model.device
         )
         self._loader = LibraryLoader(self.library, self._pool, self._loaded)
+        kv_dtype = torch.float8_e4m3fn if sizes.kv_dtype == "fp8" else model.dtype
         runner = DeviceRunner(
             model,
             self._pool,
-            num_blocks=sizes.num_blocks,
-            block_size=BLOCK_SIZE,
-            max_rows=sizes.max_rows,
-            max_len=sizes.max_len,
-            max_batch_tokens=sizes.max_batch_tokens,
-            kv_dtype=torch.float8_e4m3fn if sizes.kv_dtype == "fp8" else model.dtype,
-            cuda_graphs=options.cuda_graphs,
-            batch_invariant=options.batch_invariant,
-            mask_threads=options.mask_threads,
+            CacheLayout(sizes.num_blocks, BLOCK_SIZE, kv_dtype),
+            BatchLimits(sizes.max_rows, sizes.max_len, sizes.max_batch_tokens),
+            options,
         )
         began = time.perf_counter()
         runner.capture()

@@ -56,6 +56,7 @@ class Measured:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int
     preemptions: int
     recorded_at: float
     finish_reason: str | None
@@ -94,6 +95,8 @@ def measure(event: UsageEvent) -> Measured:
             raise MalformedEvent(f"{name} is {count}")
     if not 0 <= usage.cached_tokens <= usage.prompt_tokens:
         raise MalformedEvent(f"cached_tokens is {usage.cached_tokens} of {usage.prompt_tokens}")
+    if not 0 <= usage.reasoning_tokens <= usage.completion_tokens:
+        raise MalformedEvent(f"reasoning_tokens is {usage.reasoning_tokens} of {usage.completion_tokens}")
     labels = event.labels
     rate = _rate(labels.get(RATE_LABEL, ""))
     return Measured(
@@ -119,6 +122,7 @@ def measure(event: UsageEvent) -> Measured:
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
         preemptions=event.preemptions,
         recorded_at=_time("recorded_at", event.recorded_at),
         finish_reason=_text("finish_reason", event.finish_reason or "") or None,
@@ -140,6 +144,7 @@ def merge(one: Measured, other: Measured) -> Measured:
         prompt_tokens=max(one.prompt_tokens, other.prompt_tokens),
         cached_tokens=max(one.cached_tokens, other.cached_tokens),
         completion_tokens=max(one.completion_tokens, other.completion_tokens),
+        reasoning_tokens=max(one.reasoning_tokens, other.reasoning_tokens),
         preemptions=max(one.preemptions, other.preemptions),
         recorded_at=max(one.recorded_at, other.recorded_at),
         finish_reason=_larger(one.finish_reason, other.finish_reason),

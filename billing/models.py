@@ -69,6 +69,8 @@ class UsageRecord(TenantOwned, Base):
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     cached_tokens: Mapped[int] = mapped_column(BigInteger)
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    reasoning_tokens: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    """Those of `completion_tokens` that the model thought with."""
     num_choices: Mapped[int] = mapped_column(Integer)
     finish_reason: Mapped[str | None]
     queue_seconds: Mapped[float | None] = mapped_column(Double)

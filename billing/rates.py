@@ -14,6 +14,10 @@ from engine.protocol import Usage
 
 RATE_LABEL = "rate"
 """The label of a request that holds `Rate.label`."""
+BATCH_TIER = "batch"
+"""The service tier of a batch's lines in the ledger and on invoices: its price is the plan's, apart from the
+tiers that requests can ask for.
+"""
 MAX_PRICE = 10**12
 """Micro-USD per million tokens, that is a million dollars."""
 MAX_RATE = 2 * MAX_PRICE

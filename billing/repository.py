@@ -42,8 +42,8 @@ _SAME = (
     "price_percent"
 )
 _GROWING = (
-    "prompt_tokens", "cached_tokens", "completion_tokens", "preemptions", "recorded_at", "finish_reason",
-    "queue_seconds", "first_token_seconds", "total_seconds",
+    "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "preemptions", "recorded_at",
+    "finish_reason", "queue_seconds", "first_token_seconds", "total_seconds",
 )  # fmt: skip
 
 
@@ -69,7 +69,8 @@ _UPSERT = text(
             num_choices integer, engine_id text, project_id text, user_id text, price_id text,
             input_price bigint, cached_input_price bigint, output_price bigint, price_percent integer,
             prompt_tokens bigint, cached_tokens bigint,
-            completion_tokens bigint, preemptions integer, recorded_at double precision, finish_reason text,
+            completion_tokens bigint, reasoning_tokens bigint, preemptions integer,
+            recorded_at double precision, finish_reason text,
             queue_seconds double precision, first_token_seconds double precision,
             total_seconds double precision)
     ), before AS (

@@ -66,6 +66,9 @@ ResponseDays = Annotated[
 IncludedUsage = Annotated[
     int | None, typer.Option(min=0, help="Micro-USD of a month's usage that the fee covers.")
 ]
+BatchPrice = Annotated[
+    int | None, typer.Option(min=0, help="Percentage of the price of tokens that batches pay.")
+]
 
 
 @adapter_app.command("add")
@@ -178,6 +181,7 @@ def plan_create(
     limit: PlanLimits = None,
     monthly_fee: MonthlyFee = None,
     included_usage: IncludedUsage = None,
+    batch_price_percent: BatchPrice = None,
     response_days: ResponseDays = None,
     data: Data = None,
 ) -> None:
@@ -188,6 +192,7 @@ def plan_create(
         *(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or (), limit or ()),
         monthly_fee=monthly_fee,
         included_usage=included_usage,
+        batch_price_percent=batch_price_percent,
         response_days=response_days,
     )
     print(plans.create_plan(data, name, wanted))
@@ -204,6 +209,7 @@ def plan_set(
     limit: PlanLimits = None,
     monthly_fee: MonthlyFee = None,
     included_usage: IncludedUsage = None,
+    batch_price_percent: BatchPrice = None,
     response_days: ResponseDays = None,
     data: Data = None,
 ) -> None:
@@ -214,6 +220,7 @@ def plan_set(
         *(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or (), limit or ()),
         monthly_fee=monthly_fee,
         included_usage=included_usage,
+        batch_price_percent=batch_price_percent,
         response_days=response_days,
     )
     print_rows(PLAN_HEADER, [plans.set_plan(data, name, wanted)])

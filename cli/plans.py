@@ -24,6 +24,7 @@ def changes(
     limits: Iterable[str] = (),
     monthly_fee: int | None = None,
     included_usage: int | None = None,
+    batch_price_percent: int | None = None,
     response_days: int | None = None,
 ) -> PlanChanges:
     """Parses the command line's options: `gate` as NAME=NUMBER, `terms` as CLASS.NAME=JSON, `limits` as
@@ -47,6 +48,7 @@ def changes(
         _limits(limits),
         monthly_fee,
         included_usage,
+        batch_price_percent,
         response_days,
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
@@ -28,6 +28,8 @@ from engine.device.memory import (
     plan_cpu,
     plan_gpu,
 )
+from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
+from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.tokenizer import load_tokenizer
@@ -48,6 +50,9 @@ from engine.server import EngineServer
 from engine.settings import DeviceSettings, EngineSettings
 from engine.vocabulary import Vocabulary
 from kernels.timing import copy_bandwidth
+
+if TYPE_CHECKING:
+    from engine.device.gpu_runner import DeviceRunner
 
 log = structlog.get_logger(__name__)
 
@@ -116,8 +121,7 @@ def build_engine(
         slots=SlotTable(sizes.num_slots, parts.loader.start_load, parts.loader),
         eos_ids=config.eos_ids,
         token_bytes=vocabulary.token_bytes,
-        engine_id=server.engine_id,
-        incarnation=server.incarnation,
+        environment=EngineEnvironment(server.engine_id, server.incarnation),
         floor=ByteFloor(model.weight_bytes, model.head_bytes, kv_token_bytes, parts.memory.slot_bytes),
     )
     info = EngineInfo(
@@ -184,10 +188,11 @@ def _gpu_parts(
     from engine.lora.device_pool import DevicePool
 
     config = model.config
+    limits = BatchLimits(sizes.max_rows, sizes.context_length, sizes.max_batch_tokens)
     kv_dtype = _kv_dtype(model, device_settings)
     free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
     used_bytes = total_bytes - free_bytes
-    scratch_bytes = DeviceRunner.scratch_bytes(config, sizes.max_rows, sizes.max_batch_tokens)
+    scratch_bytes = DeviceRunner.scratch_bytes(config, limits)
     plan = plan_gpu(
         _memory_request(sizes, device_settings),
         budget_bytes=int(device_settings.memory_share * total_bytes),
@@ -205,25 +210,9 @@ def _gpu_parts(
     loader = AdapterLoader(
         settings.artifacts_dir, pool, server.adapter_loaded, base, num_readers=NUM_READERS_ON_GPU
     )
-    runner = DeviceRunner(
-        model,
-        pool,
-        num_blocks=plan.num_blocks,
-        block_size=BLOCK_SIZE,
-        max_rows=sizes.max_rows,
-        max_len=sizes.context_length,
-        max_batch_tokens=sizes.max_batch_tokens,
-        kv_dtype=kv_dtype,
-        cuda_graphs=device_settings.cuda_graphs,
-        max_graph_rows=device_settings.max_graph_rows,
-        batch_invariant=device_settings.batch_invariant,
-        mask_threads=device_settings.mask_threads,
-    )
-    began = time.monotonic()
-    runner.capture(_Progress("capturing graphs"))
-    free_bytes, _ = torch.cuda.mem_get_info(model.device)
-    seconds = round(time.monotonic() - began, 2)
-    log.info("steps prepared", seconds=seconds, graphs=device_settings.cuda_graphs, mib_free=free_bytes >> 20)
+    options = _runner_options(device_settings)
+    runner = DeviceRunner(model, pool, CacheLayout(plan.num_blocks, BLOCK_SIZE, kv_dtype), limits, options)
+    _capture(runner, model.device, options)
 
     def gauges() -> DeviceGauges:
         return DeviceGauges(
@@ -240,6 +229,24 @@ def _gpu_parts(
     return _Parts(runner, loader, plan.num_blocks, gauges, DeviceMemory(shares))
 
 
+def _runner_options(settings: DeviceSettings) -> RunnerOptions:
+    return RunnerOptions(
+        cuda_graphs=settings.cuda_graphs,
+        max_graph_rows=settings.max_graph_rows,
+        batch_invariant=settings.batch_invariant,
+        mask_threads=settings.mask_threads,
+    )
+
+
+def _capture(runner: DeviceRunner, device: torch.device, options: RunnerOptions) -> None:
+    """Captures the graphs of all steps, and logs how long that took and what memory it left."""
+    began = time.monotonic()
+    runner.capture(_Progress("capturing graphs"))
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    seconds = round(time.monotonic() - began, 2)
+    log.info("steps prepared", seconds=seconds, graphs=options.cuda_graphs, mib_free=free_bytes >> 20)
+
+
 def _grammars(
     base_dir: Path, config: ModelConfig, server: EngineServer, mask_threads: int
 ) -> GrammarAdmission | None:
@@ -249,7 +256,9 @@ def _grammars(
     except (ValueError, OSError) as error:
         log.warning("grammars are not supported", reason=str(error))
         return None
-    return GrammarAdmission(GrammarCompiler(tokenizer, config.eos_ids, server.wake, max_lanes=mask_threads))
+    return GrammarAdmission(
+        GrammarCompiler(tokenizer, config.eos_ids, server.wake, mask_threads=mask_threads)
+    )
 
 
 # Choices ----------------------------------------------------------------------------------------------------

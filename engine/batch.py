@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.grammar.constraint import Constraint
+from engine.grammar.constraint import RowConstraint
 from engine.protocol import SamplingParams, TokenLogprob
 
 NO_SLOT = -1
@@ -36,8 +36,8 @@ class NewRow:
     sampling: SamplingParams
     seed: int
     slot: int = NO_SLOT
-    constraint: Constraint | None = None
-    """The grammar that the row's tokens are held to. The scheduler advances it at each commit."""
+    constraint: RowConstraint | None = None
+    """What the row's tokens are held to. The scheduler advances it at each commit."""
 
 
 class Scheduled(NamedTuple):
@@ -94,10 +94,11 @@ class StepResult:
 class LaunchedStep(Protocol):
     """A step that has been launched."""
 
-    def draw_constrained(self) -> None:
-        """Queues the draws of a step that has constrained rows; does nothing for other steps.
+    def fill_masks(self) -> None:
+        """Begins to fill the masks of a step's constrained rows; does nothing for a step without any.
 
-        Called once the step before it is committed: only then are the constraints where the draw is made.
+        Called once the constraints have accepted the tokens of the step before it. The step draws when its
+        masks are filled: the runner sees to that before it launches another one.
         """
         ...
 
@@ -112,8 +113,8 @@ class CompletedStep:
 
     drawn: StepResult
 
-    def draw_constrained(self) -> None:
-        """Does nothing: it has drawn."""
+    def fill_masks(self) -> None:
+        """Does nothing: the step has drawn."""
 
     def result(self) -> StepResult:
         return self.drawn

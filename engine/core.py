@@ -6,11 +6,11 @@ Sockets and journals are the server's, tensors the runner's. One thread calls th
 With a runner of depth 1 the next step is planned and launched before the tokens of this one are read, so that
 the device works while the host publishes results and prepares what follows:
 
-    step()  schedule(n+1), launch(n+1), wait for step n, commit(n), draw_constrained(n+1)
+    step()  schedule(n+1), launch(n+1), wait for step n, fill_masks(n+1), commit(n)
 
-Rows that are held to a grammar are drawn at the end of that line: the grammars have accepted the tokens of
-step n then, and their masks are filled while the device computes step n+1. Steps without such rows draw at
-their launch.
+Rows that are held to a grammar cannot be drawn at the launch: their masks depend on the tokens of step n.
+They are filled in other threads, while the device computes step n+1 and the host commits step n and plans
+step n+2; the draws are queued at the next launch.
 
 With depth 0 a launch returns when its step is over, and the step is committed at once.
 """
@@ -94,7 +94,11 @@ class EngineCore:
         if submit.grammar is None:
             return self.scheduler.submit(submit)
         if self.grammars is None:
+            self.scheduler.counters.rejected += 1
             return Rejected(submit.request_id, "invalid", "this engine does not support grammars")
+        rejected = self.scheduler.validate(submit)
+        if rejected is not None:
+            return rejected
         grammar = self.grammars.grammar(submit)
         return None if grammar is None else self.scheduler.submit(submit, grammar)
 
@@ -152,8 +156,7 @@ class EngineCore:
             outputs = self._commit(self._in_flight.popleft())
         else:
             outputs = self.scheduler.collect()
-        if batch is not None and self._in_flight:
-            self._in_flight[-1].launched.draw_constrained()
+            self._fill_masks()
         return outputs
 
     @property
@@ -235,6 +238,8 @@ class EngineCore:
 
     def _commit(self, in_flight: _InFlightStep) -> StepOutputs:
         result = in_flight.launched.result()
+        self.scheduler.advance_grammars(in_flight.batch, result)
+        self._fill_masks()
         self._history.ending()
         outputs = self.scheduler.commit(in_flight.batch, result)
         now = time.perf_counter()
@@ -245,6 +250,11 @@ class EngineCore:
         self._last_commit_at = now
         self._was_running = self.scheduler.num_running > 0
         return outputs
+
+    def _fill_masks(self) -> None:
+        """Has the masks of the step that is left in flight filled: the step before it is known."""
+        if self._in_flight:
+            self._in_flight[-1].launched.fill_masks()
 
     def _queue_compiled(self, grammars: GrammarAdmission) -> None:
         """Queues the requests whose grammars have been compiled."""

@@ -12,11 +12,13 @@ import math
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 from engine.batch import NO_SLOT, Batch, LaunchedStep, NewRow, Scored, StepResult
 from engine.core import EngineCore
+from engine.environment import EngineEnvironment
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.outputs import DeviceGauges, RunnerCounters
@@ -70,7 +72,7 @@ class NullStep:
         self.ends_at = ends_at
         self.is_read = False
 
-    def draw_constrained(self) -> None:
+    def fill_masks(self) -> None:
         """Does nothing: null engines support no grammars."""
 
     def result(self) -> StepResult:
@@ -196,15 +198,16 @@ def build_null_engine(
         runner.load(slot, ref)
         server.adapter_loaded(slot, ref.digest, None)
 
-    limits = settings.limits(settings.context_length or _DEFAULT_CONTEXT_LENGTH, len(token_bytes))
+    limits = replace(
+        settings.limits(settings.context_length or _DEFAULT_CONTEXT_LENGTH, len(token_bytes)), has_masks=False
+    )
     scheduler = Scheduler(
         limits=limits,
         pool=BlockPool(device.num_blocks or _DEFAULT_NUM_BLOCKS),
         slots=SlotTable(device.num_slots or _DEFAULT_NUM_SLOTS, start_load),
         eos_ids=(),
         token_bytes=token_bytes,
-        engine_id=settings.engine_id,
-        incarnation=server.incarnation,
+        environment=EngineEnvironment(settings.engine_id, server.incarnation),
     )
     info = EngineInfo(
         engine_id=settings.engine_id,

@@ -77,6 +77,28 @@ class Grammar(msgspec.Struct, frozen=True):
     llguidance's dialect of Lark."""
 
 
+class Reasoning(msgspec.Struct, frozen=True):
+    """A model's thinking before its answer: its tokens are counted, and it ends at its budget.
+
+    Stop strings, stop tokens and the grammar hold for the answer alone.
+    """
+
+    start: str
+    """The text that begins thinking; a choice that begins otherwise does not think."""
+    end: str
+    """The text that ends it."""
+    start_ids: tuple[int, ...]
+    """The tokens of `start`: with a grammar, thinking begins with exactly these."""
+    end_ids: tuple[int, ...]
+    """Generated when the budget is spent: tokens whose text ends in `end`."""
+    special: dict[int, str] = {}
+    """Special tokens that are markers, or parts of one, with their text."""
+    is_open: bool = False
+    """The prompt ends within thinking."""
+    budget: int | None = None
+    """Tokens of thinking, markers not counted, after which it ends. None: no bound."""
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """One request: a prompt, and n choices to generate from it. Billed as one."""
 
@@ -99,6 +121,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """The client does not stream: tokens are sent at the end, or many at a time."""
     grammar: Grammar | None = None
     """Holds for every choice."""
+    reasoning: Reasoning | None = None
+    """None: all that is generated is the answer."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -193,6 +217,8 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int
     """Prompt tokens whose keys and values came from the prefix cache at first admission."""
     completion_tokens: int
+    reasoning_tokens: int = 0
+    """Those of `completion_tokens` that are thinking, its markers included."""
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -12,9 +12,10 @@ from __future__ import annotations
 from enum import Enum
 
 from engine.batch import NO_SLOT, NewRow, Scheduled, Scored
-from engine.grammar.constraint import CompiledGrammar, Constraint
+from engine.grammar.constraint import CompiledGrammar, RowConstraint
 from engine.kv_cache import BlockTable
 from engine.protocol import FinishReason, PriorityClass, Submit, Usage, UsageEvent
+from engine.reasoning.thinking import Thinking
 from engine.stops import StopMatcher
 
 NO_ROW = -1
@@ -58,6 +59,7 @@ class RequestGroup:
         "limit",
         "num_unfinished",
         "preemptions",
+        "reasoning_tokens",
         "reasons",
         "scheduled_at",
         "seed",
@@ -82,6 +84,7 @@ class RequestGroup:
         self.reasons: list[FinishReason | None] = [None] * submit.n
         self.cached_tokens = 0
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self.preemptions = 0
         self.scheduled_at: float | None = None
         self.first_token_at: float | None = None
@@ -96,7 +99,7 @@ class RequestGroup:
     def usage(self) -> Usage:
         """Tokens to bill. A request that ends before it was scheduled owes nothing."""
         prompt_tokens = 0 if self.scheduled_at is None else len(self.submit.prompt_ids)
-        return Usage(prompt_tokens, self.cached_tokens, self.completion_tokens)
+        return Usage(prompt_tokens, self.cached_tokens, self.completion_tokens, self.reasoning_tokens)
 
     @property
     def finish_reason(self) -> str | None:
@@ -156,6 +159,7 @@ class Request:
         "table",
         "tenant",
         "tenant_share",
+        "thinking",
         "times_preempted",
         "token_ids",
         "total_len",
@@ -169,6 +173,8 @@ class Request:
         table: BlockTable,
         stop_ids: dict[int, int | None],
         matcher: StopMatcher | None,
+        thinking: Thinking | None = None,
+        constraint: RowConstraint | None = None,
     ) -> None:
         submit = group.submit
         self.group = group
@@ -200,7 +206,8 @@ class Request:
         self.stop_ids = stop_ids
         """Tokens that end it, each with the stop that is reported: None for an end of sequence."""
         self.matcher = matcher
-        self.constraint: Constraint | None = None if group.grammar is None else group.grammar.demand()
+        self.thinking = thinking
+        self.constraint = constraint
         self.row = NO_ROW
         self.slot = NO_SLOT
         self.decode_share = Scheduled(NO_ROW, 1, True)

@@ -15,16 +15,21 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from openai import AsyncOpenAI, OpenAIError
 from rich.console import Console
 from rich.table import Table
 
+from examples.sapling.functions import FUNCTIONS, TOOLS
 from examples.sapling.tasks import TASKS
 
 BASE_PROMPT = "What is a river?"
 STREAM_PROMPT = "Tell me a story about a dog."
+CALLER = "call-functions"
+"""The adapter that calls functions."""
+CALLER_PROMPT = "What is the weather in Rome?"
 USAGE_PATIENCE_S = 15.0
 
 
@@ -89,6 +94,8 @@ class Showcase:
             earlier = await self.settled_usage(client, since)
             await self.one_batch(client)
             await self.stream(client)
+            if CALLER in self.demo["adapters"]:
+                await self.call_functions(client)
             await self.reconcile(client, since, earlier)
         return self.problems
 
@@ -169,6 +176,29 @@ class Showcase:
         self.spent.add(usage)
         rate = usage.completion_tokens / (time.perf_counter() - started)
         self.out.print(f"[dim]first token after {first * 1000:.0f} ms, {rate:.0f} tokens a second[/]\n")
+
+    async def call_functions(self, client: AsyncOpenAI) -> None:
+        """Offers functions, runs those that the model calls, and prints the answer that it makes of them."""
+        model = f"{self.demo['base']}:{CALLER}"
+        self.out.print(f"[bold]function calls[/] by [cyan]{model}[/]: [dim]{CALLER_PROMPT}[/]")
+        messages: list[Any] = [{"role": "user", "content": CALLER_PROMPT}]
+        options: dict[str, Any] = {"model": model, "tools": TOOLS, "temperature": 0, "max_tokens": 96}
+        first = await client.chat.completions.create(messages=messages, **options)
+        calls = first.choices[0].message.tool_calls or []
+        messages.append(first.choices[0].message)
+        for call in calls:
+            arguments = json.loads(call.function.arguments)
+            result = FUNCTIONS[call.function.name].result(Random(0), arguments)
+            self.out.print(f"  {call.function.name} {arguments} -> {result}", markup=False)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)})
+        second = await client.chat.completions.create(messages=messages, **options)
+        for answer in (first, second):
+            if answer.usage is not None:
+                self.spent.add(answer.usage)
+        text = second.choices[0].message.content
+        self.out.print(f"  {text}\n", markup=False)
+        if not calls or not text:
+            self.problems.append(f"{model} made {len(calls)} calls and answered {text!r}")
 
     async def settled_usage(self, client: AsyncOpenAI, since: int) -> dict[str, Totals]:
         """Returns the ledger's usage before the showcase: reads until two readings agree."""

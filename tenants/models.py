@@ -40,7 +40,10 @@ class Plan(Base):
     """A plan: quotas, terms and fees of the tenants on it."""
 
     __tablename__ = "plans"
-    __table_args__ = (CheckConstraint("monthly_fee >= 0 AND included_usage >= 0", name="fees_sane"),)
+    __table_args__ = (
+        CheckConstraint("monthly_fee >= 0 AND included_usage >= 0", name="fees_sane"),
+        CheckConstraint("batch_price_percent BETWEEN 0 AND 10000", name="batch_price_sane"),
+    )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
@@ -59,6 +62,8 @@ class Plan(Base):
     """Micro-USD per month, in addition to usage."""
     included_usage: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
     """Micro-USD of usage per month that the fee covers."""
+    batch_price_percent: Mapped[int] = mapped_column(Integer, server_default=text("50"))
+    """Percentage of the price that requests of batches pay."""
     response_days: Mapped[int] = mapped_column(Integer, server_default=text("30"))
     """Days for which stored responses and conversations are kept."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())

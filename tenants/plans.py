@@ -46,6 +46,7 @@ MOST = {
     "max_adapters": 100_000,
     "max_file_bytes": 1 << 40,
     "pinned_adapters": 4096,
+    "batch_price_percent": 10_000,
     "response_days": 3650,
 } | dict.fromkeys(_FEES, 10**12)
 """Largest value of each numeric column of a plan; the smallest is 0."""
@@ -68,6 +69,7 @@ class PlanChanges:
     """Limits to set, by metric; None removes one."""
     monthly_fee: int | None = None
     included_usage: int | None = None
+    batch_price_percent: int | None = None
     response_days: int | None = None
 
     def check(self) -> None:

@@ -48,7 +48,7 @@ from tenants.models import (
 LAST_USED_PRECISION = timedelta(minutes=1)
 _ID = re.compile(r"[a-z_]{1,16}_[0-9A-Za-z]{1,40}")
 # The most frequent query: built once, SQLAlchemy finds its compiled form without traversing it each time.
-_KEYS_BY_DIGEST = (
+_KEYS = (
     select(
         ApiKey,
         Tenant,
@@ -60,8 +60,10 @@ _KEYS_BY_DIGEST = (
     .join(Plan, Plan.id == Tenant.plan_id)
     .outerjoin(Project, Project.id == ApiKey.project_id)
     .outerjoin(User, User.id == ApiKey.user_id)
-    .where(User.disabled_at.is_(None), ApiKey.digest == any_(bindparam("digests", type_=ARRAY(LargeBinary))))
+    .where(User.disabled_at.is_(None))
 )
+_KEYS_BY_DIGEST = _KEYS.where(ApiKey.digest == any_(bindparam("digests", type_=ARRAY(LargeBinary))))
+_KEY_BY_ID = _KEYS.where(ApiKey.id == bindparam("key_id"), ApiKey.tenant_id == bindparam("tenant_id"))
 _SIGNING_IN = (
     select(User, Tenant, SecondFactor.confirmed_at)
     .join(Tenant, Tenant.id == User.tenant_id)
@@ -136,6 +138,16 @@ class TenantDirectory:
         One query by a unique index; unknown keys and keys of disabled users are left out.
         """
         return (await self.session.execute(_KEYS_BY_DIGEST, {"digests": digests})).all()
+
+    async def key_by_id(
+        self, tenant_id: str, key_id: str
+    ) -> Row[ApiKey, Tenant, Plan, Project | None, Any] | None:
+        """Returns a tenant's key with its tenant, plan, project and limit rows; None for an unknown key, or
+        of a disabled user.
+        """
+        return (
+            await self.session.execute(_KEY_BY_ID, {"tenant_id": tenant_id, "key_id": key_id})
+        ).one_or_none()
 
     async def user_by_email(self, email: str) -> Row[User, Tenant, datetime | None] | None:
         """Returns the user with this email, their tenant, and when their second factor was confirmed."""

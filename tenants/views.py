@@ -28,6 +28,7 @@ class PlanView:
     """Limits of the tenant as a whole: amounts by metric."""
     monthly_fee: int = 0
     included_usage: int = 0
+    batch_price_percent: int = 50
     response_days: int = 30
 
 
@@ -47,5 +48,6 @@ def plan_view(plan: Plan) -> PlanView:
         MappingProxyType(dict(plan.limits)),
         plan.monthly_fee,
         plan.included_usage,
+        plan.batch_price_percent,
         plan.response_days,
     )

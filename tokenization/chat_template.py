@@ -8,7 +8,7 @@ The template runs in a sandbox nevertheless, because checkpoints come from stran
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -54,12 +54,14 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         self._template = _compile(environment, source)
+        self.source = source
+        """The template of conversations without tools."""
         self.tool_source = source if tool_source is None else tool_source
         """The template that conversations with tools are rendered with."""
-        self.takes_tools = any(
-            name.name == "tools" for name in environment.parse(self.tool_source).find_all(nodes.Name)
-        )
+        self.takes_tools = "tools" in _names(environment, self.tool_source)
         """Whether that template shows tools to the model."""
+        self.variables = _names(environment, source)
+        """Names that the template reads or sets."""
         self._tool_template = self._template if tool_source is None else _compile(environment, tool_source)
         self._special_tokens = special_tokens
 
@@ -102,10 +104,12 @@ class ChatTemplate:
         *,
         tools: Sequence[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
         """Returns the conversation as the model's text, by default ending where the assistant's turn begins.
 
-        `tools`: functions that the model may call, in OpenAI's form; None for none.
+        `tools`: functions that the model may call, in OpenAI's form; None for none. `options`: variables of
+        the template's own.
 
         Raises:
             TemplateRefusal: the template raised an exception of its own, or read what messages do not carry.
@@ -117,6 +121,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 tools=None if tools is None else list(tools),
                 **self._special_tokens,
+                **(options or {}),
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise TemplateRefusal(str(error) or type(error).__name__) from error
@@ -133,6 +138,10 @@ class ChatTemplate:
             )
         except TemplateRefusal:
             return False
+
+
+def _names(environment: ImmutableSandboxedEnvironment, source: str) -> frozenset[str]:
+    return frozenset(name.name for name in environment.parse(source).find_all(nodes.Name))
 
 
 def _compile(environment: ImmutableSandboxedEnvironment, source: str) -> Template:

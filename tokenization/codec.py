@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,20 +107,25 @@ class TextCodec:
         return self._names.get(token_id)
 
     def render_chat(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> RenderedChat:
         """Renders messages with the template, with special tokens in user text shielded.
 
         Args:
-            messages: dicts of "role" and "content", and optionally "name", "tool_calls", "tool_call_id".
+            messages: dicts of "role" and "content", and optionally "name", "tool_calls", "tool_call_id",
+                "reasoning_content".
             tools: functions that the model may call, in OpenAI's form.
+            options: variables of the template's own.
 
         Raises:
             TemplateRefusal: the template does not accept this conversation.
         """
         assert self.template is not None, "asked to render a chat for a base without a chat template"
         (shielded, shielded_tools), typed = self._shield([list(messages), tools])
-        return RenderedChat(self.template.render(shielded, tools=shielded_tools), typed)
+        return RenderedChat(self.template.render(shielded, tools=shielded_tools, options=options), typed)
 
     def encode_conversation(self, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
         """A conversation that ends with the assistant's turn, as the model would have met and said it.
@@ -151,6 +156,10 @@ class TextCodec:
     def encode_completion(self, prompt: str, completion: str) -> tuple[list[int], list[int]]:
         """Returns the token ids of a raw prompt and of its continuation. For callers off the event loop."""
         return self._encode_prompt(prompt), self._tokenizer.encode(completion, add_special_tokens=False).ids
+
+    def encode_part(self, text: str) -> list[int]:
+        """Returns the token ids of text that a template could have written. For short texts."""
+        return _ids(self._tokenizer, text, add_special_tokens=False)
 
     def _shield(self, said: list[Any]) -> tuple[list[Any], dict[int, str]]:
         """Returns what users said with a private-use character for every special token that was typed, and

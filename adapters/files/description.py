@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from adapters.files.errors import InvalidFile, UnsupportedFile
-from adapters.files.models import Purpose
+from adapters.files.models import UPLOADED, Purpose
 from tenants.validation import INVISIBLE
 
 FileKind = Literal["weights", "config"]
@@ -19,7 +19,7 @@ MIN_LIFETIME, MAX_LIFETIME = 3600, 30 * 24 * 3600
 """Seconds, as in OpenAI's API."""
 
 _KINDS: dict[str, FileKind] = {".safetensors": "weights", ".json": "config"}
-_CALIBRATION = frozenset({".jsonl"})
+_LINES = frozenset({".jsonl"})
 _INVISIBLE = re.compile(rf"[{INVISIBLE}\ud800-\udfff]")
 
 
@@ -48,8 +48,8 @@ def describe(
         InvalidFile: naming the field.
         UnsupportedFile: the name's suffix is not accepted for the purpose.
     """
-    if purpose not in Purpose.__members__.values():
-        allowed = ", ".join(repr(str(each)) for each in Purpose)
+    if purpose not in UPLOADED:
+        allowed = ", ".join(repr(str(each)) for each in UPLOADED)
         raise InvalidFile("purpose", f"must be one of {allowed}, not {purpose[:80]!r}")
     _check_filename(filename, filename_field)
     if lifetime is not None and not MIN_LIFETIME <= lifetime <= MAX_LIFETIME:
@@ -57,7 +57,7 @@ def describe(
     if purpose == Purpose.ADAPTER and _suffix(filename) not in _KINDS:
         wanted = "'.safetensors' for weights and '.json' for the configuration"
         raise UnsupportedFile(filename_field, filename, wanted)
-    if purpose == Purpose.CALIBRATION and _suffix(filename) not in _CALIBRATION:
+    if purpose in (Purpose.CALIBRATION, Purpose.BATCH) and _suffix(filename) not in _LINES:
         raise UnsupportedFile(filename_field, filename, "'.jsonl'")
     return FileDescription(Purpose(purpose), filename, lifetime)
 

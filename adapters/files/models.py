@@ -27,6 +27,14 @@ class Purpose(StrEnum):
     """`adapter_model.safetensors` or `adapter_config.json`."""
     CALIBRATION = "calibration"
     """JSON lines for calibrating an adapter."""
+    BATCH = "batch"
+    """JSON lines, each a request of a batch."""
+    BATCH_OUTPUT = "batch_output"
+    """Results of a batch; not uploaded."""
+
+
+UPLOADED = (Purpose.ADAPTER, Purpose.CALIBRATION, Purpose.BATCH)
+"""Purposes that a client's file can have."""
 
 
 class UploadStatus(StrEnum):
@@ -39,7 +47,9 @@ class UploadStatus(StrEnum):
 class StoredFile(TenantOwned, Base):
     __tablename__ = "files"
     __table_args__ = (
-        CheckConstraint("purpose IN ('adapter', 'calibration')", name="purpose_known"),
+        CheckConstraint(
+            "purpose IN ('adapter', 'calibration', 'batch', 'batch_output')", name="purpose_known"
+        ),
         Index(None, "tenant_id", "id"),
         Index(None, "expires_at"),
     )
@@ -61,7 +71,7 @@ class Upload(TenantOwned, Base):
 
     __tablename__ = "uploads"
     __table_args__ = (
-        CheckConstraint("purpose IN ('adapter', 'calibration')", name="purpose_known"),
+        CheckConstraint("purpose IN ('adapter', 'calibration', 'batch')", name="purpose_known"),
         CheckConstraint("status IN ('pending', 'completed', 'cancelled', 'expired')", name="status_known"),
         CheckConstraint("status <> 'completed' OR file_id IS NOT NULL", name="completed_is_a_file"),
         UniqueConstraint("id", "tenant_id"),

@@ -16,6 +16,7 @@ from admin import formatting
 from admin.amounts import read_dollars
 from admin.keys.page import MAX_PROJECTS
 from admin.web.form_errors import FieldError
+from batches.service import BatchService
 from tenants.errors import QuotaUnavailable
 from tenants.key_service import KeyService
 from tenants.limits.kinds import MAX_AMOUNT, MAX_RATE, Limit, Metric, Scope
@@ -45,6 +46,7 @@ _METRICS: Mapping[Metric, tuple[str, str]] = {
     Metric.TOKENS_PER_MONTH: ("Tokens per month", "input and output"),
     Metric.ADAPTERS: ("Adapters", "organization only"),
     Metric.STORAGE_BYTES: ("Storage", "such as 20 GB, organization only"),
+    Metric.BATCH_LINES: ("Waiting batch lines", "organization only"),
     Metric.PREPAID_BALANCE: ("Prepaid balance", "from top-ups"),
 }
 CHOICES = [
@@ -108,6 +110,7 @@ class LimitsPage:
         names: NameService,
         keys: KeyService,
         projects: ProjectService,
+        batches: BatchService,
     ) -> None:
         self._limits = limits
         self._quotas = quotas
@@ -116,6 +119,7 @@ class LimitsPage:
         self._names = names
         self._keys = keys
         self._projects = projects
+        self._batches = batches
 
     async def gather(self, tenant_id: str, plan: PlanView, tab: Tab, number: int) -> Limits:
         """Raises TenantNotFound, DatabaseUnavailable."""
@@ -179,6 +183,8 @@ class LimitsPage:
             found[Metric.ADAPTERS] = await self._catalogue.count(tenant_id)
         if Metric.STORAGE_BYTES in metrics:
             found[Metric.STORAGE_BYTES] = await self._files.stored_bytes(tenant_id)
+        if Metric.BATCH_LINES in metrics:
+            found[Metric.BATCH_LINES] = await self._batches.waiting_lines(tenant_id)
         return found
 
 

@@ -40,6 +40,7 @@ class LimitRoutes:
             services.names,
             account.keys,
             account.projects,
+            services.batches,
         )
         self._error_mapping = services.error_mapping
         self._expected_errors = form_errors.expected_errors(services.error_mapping)

@@ -10,7 +10,7 @@ from tenants.object_names import CALIBRATION_KEY, NamedObject
 from tenants.roles import Right
 
 TIERS = {"priority": "Priority", "default": "Default", "flex": "Flex"}
-_NOTHING = {
+_NO_VALUE = {
     "project": "No project",
     "user": "–",
     "key": "No key",
@@ -18,7 +18,7 @@ _NOTHING = {
     "adapter": "Base model",
     "tier": "No service tier",
 }
-_GONE = {
+_DELETED = {
     "project": "Deleted project",
     "user": "Deleted member",
     "key": "Deleted key",
@@ -32,13 +32,13 @@ May = Callable[[Right], bool]
 class Label:
     text: str
     detail: str = ""
-    """Beside it, smaller."""
+    """Shown beside it, smaller."""
     path: str = ""
-    """Of its own page; empty where there is none, or none that the visitor may see."""
+    """Of its own page; empty where there is none that the user may see."""
 
 
 class Labels:
-    """Of the ids that were asked for."""
+    """Names and links of the ids that were looked up."""
 
     def __init__(
         self, names: Mapping[str, NamedObject], adapters: Mapping[str, tuple[str, bool]], may: May
@@ -48,9 +48,9 @@ class Labels:
         self._may = may
 
     def of(self, dimension: str, value: str) -> Label:
-        """`dimension` is one of `usage_query.DIMENSIONS`, by its id."""
+        """`dimension` is one of `query.DIMENSIONS`, by its id."""
         if not value:
-            return Label(_NOTHING[dimension])
+            return Label(_NO_VALUE[dimension])
         if dimension == "model":
             return Label(value)
         if dimension == "tier":
@@ -60,7 +60,7 @@ class Labels:
         if value == CALIBRATION_KEY:
             return Label("Calibration")
         named = self._names.get(value)
-        return Label(_GONE[dimension], value) if named is None else self._named(dimension, value, named)
+        return Label(_DELETED[dimension], value) if named is None else self._named(dimension, value, named)
 
     def is_deleted(self, key_id: str) -> bool:
         """Whether there is no key, or person in place of one, with this id."""
@@ -69,7 +69,7 @@ class Labels:
     def _adapter(self, id: str) -> Label:
         found = self._adapters.get(id)
         if found is None:
-            return Label(_GONE["adapter"], id)
+            return Label(_DELETED["adapter"], id)
         name, is_gone = found
         if is_gone:
             return Label(name, "deleted")
@@ -80,7 +80,7 @@ class Labels:
             path = f"/keys/{id}" if self._may("keys.read") else ""
             return Label(named.name, "revoked" if named.is_gone else "", path)
         if named.kind == "user":
-            # Who signed in and asks in the playground has no key: their id stands in its place.
+            # Requests of the playground have no key; the member's id stands in its place.
             detail = "removed" if named.is_gone else "playground" if dimension == "key" else ""
             path = f"/members/{id}" if self._may("members.write") and not named.is_gone else ""
             return Label(named.name, detail, path)
@@ -91,15 +91,15 @@ class Labels:
 
 
 class LabelLookup:
-    """Looks them up, all in one go."""
+    """Looks up the names of many ids at once."""
 
     def __init__(self, catalogue: AdapterCatalogue) -> None:
         self._catalogue = catalogue
 
-    async def of(self, tenant_id: str, asked: Iterable[tuple[str, str]], may: May) -> Labels:
-        """`asked` are pairs of a dimension's id and a value of it. Raises DatabaseUnavailable."""
+    async def of(self, tenant_id: str, ids: Iterable[tuple[str, str]], may: May) -> Labels:
+        """`ids` are pairs of a dimension's id and a value of it. Raises DatabaseUnavailable."""
         named, adapters = set(), set()
-        for dimension, value in asked:
+        for dimension, value in ids:
             if value and dimension == "adapter":
                 adapters.add(value)
             elif value and dimension in ("project", "user", "key"):

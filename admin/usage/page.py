@@ -1,7 +1,7 @@
 """Gathers the usage page: figures, a chart and a table, by any grouping and filter.
 
 The figures equal those that the API reports, but for requests that calibrated adapters: they have no price,
-and count only if they are asked for.
+and count only if the query includes them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from admin.usage.query import BY_ID, DIMENSIONS, MEASURES, NONE, RANGES, SORTABL
 from admin.usage.totals import (
     TITLES,
     Bucket,
-    Gathered,
-    Sums,
-    added,
+    UsageBreakdown,
+    UsageTotals,
+    break_down,
     buckets_of,
     chart_of,
-    gathered,
     group_label,
     tones,
+    total_of,
 )
 from admin.web.sorting import Column, Heading, headings, sort_rows
 from billing.reports.slices import REQUEST, UsageSlices
@@ -37,7 +37,7 @@ MONTHS = 12
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A measure: its figure, and the way to its chart."""
+    """A metric: its figure, and the link to its chart."""
 
     id: str
     title: str
@@ -50,18 +50,18 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of the table: a group's, or a bucket's."""
+    """A row of the table: a group, or a bucket."""
 
     label: Label
     order: str
     """What sorting by the first column compares."""
-    sums: Sums
+    totals: UsageTotals
     tone: str = ""
     """Of its colour in the chart."""
-    narrower: str = ""
-    """Query of the page that shows this alone."""
-    behind: str = ""
-    """Query of the list of its requests."""
+    detail_query: str = ""
+    """Query string of the page that shows this alone."""
+    requests_query: str = ""
+    """Query string of the list of its requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A filter that is set, and the way to be rid of it."""
+    """A filter that is set, and the link that removes it."""
 
     title: str
     text: str
@@ -95,7 +95,7 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class UsageView:
-    asked: UsageQuery
+    query: UsageQuery
     ranges: list[tuple[str, str, bool]]
     """(title, query, whether it is this)."""
     months: list[tuple[str, str]]
@@ -105,147 +105,157 @@ class UsageView:
     headings: list[Heading]
     noun: str
     rows: list[Row]
-    total: Sums
-    rest: tuple[int, Sums] | None
+    total: UsageTotals
+    rest: tuple[int, UsageTotals] | None
     """The number of groups left out of the table, and their totals."""
     filters: list[Filter]
     chips: list[Chip]
-    is_used: bool
-    """Whether anything ever was."""
+    has_any_usage: bool
+    """Whether the tenant ever had any."""
     has_calibration: bool
     """Whether adapters were calibrated in this time."""
 
 
 class UsagePage:
-    """Gathers it."""
+    """Gathers the page."""
 
     def __init__(self, slices: UsageSlices, labels: LabelLookup) -> None:
         self._slices = slices
         self._labels = labels
 
-    async def gather(self, tenant_id: str, asked: UsageQuery, may: May) -> UsageView:
+    async def gather(self, tenant_id: str, query: UsageQuery, may: May) -> UsageView:
         """Raises InvalidReportQuery, DatabaseUnavailable."""
-        column = BY_ID[asked.group].column if asked.group else None
-        looked = await self._slices.look(
-            tenant_id, asked.start, asked.end, unit=asked.unit, group_by=column, slice=asked.slice
+        column = BY_ID[query.group].column if query.group else None
+        result = await self._slices.look(
+            tenant_id, query.start, query.end, unit=query.unit, group_by=column, slice=query.slice
         )
-        values = looked.values
-        sums = gathered(looked.used, asked)
-        ranked = sums.ranked(asked.show)
-        named = names_of(asked, values)
-        if asked.group:
-            named |= {(asked.group, value) for _, value in ranked[:MAX_ROWS]}
+        values = result.values
+        breakdown = break_down(result.used, query)
+        ranked = breakdown.ranked(query.show)
+        named = names_of(query, values)
+        if query.group:
+            named |= {(query.group, value) for _, value in ranked[:MAX_ROWS]}
         labels = await self._labels.of(tenant_id, named, may)
-        buckets = buckets_of(asked)
-        left = ranked[MAX_ROWS:] if asked.group else []
+        buckets = buckets_of(query)
+        if query.group:
+            rows, unlisted = _group_rows(breakdown, query, labels), ranked[MAX_ROWS:]
+        else:
+            rows, unlisted = _bucket_rows(breakdown, buckets, query), []
+        rest = (len(unlisted), total_of(breakdown.groups[group] for group in unlisted)) if unlisted else None
         return UsageView(
-            asked=asked,
-            ranges=[(title, asked.over(id).query, asked.over(id) == asked) for id, title in RANGES.items()],
-            months=months_of(asked),
+            query=query,
+            ranges=[
+                (title, query.over(id).query_string, query.over(id) == query) for id, title in RANGES.items()
+            ],
+            months=months_of(query),
             groups=[("", "None"), *((one.id, one.title) for one in DIMENSIONS)],
-            tiles=[_tile(measure, sums.whole, asked) for measure in MEASURES],
-            chart=chart_of(sums, buckets, asked, labels),
-            headings=_headings(asked),
-            noun=BY_ID[asked.group].noun if asked.group else asked.step,
-            rows=_sorted(
-                _group_rows(sums, asked, labels) if asked.group else _bucket_rows(sums, buckets, asked), asked
-            ),
-            total=sums.whole,
-            rest=(len(left), added(sums.groups[group] for group in left)) if left else None,
-            filters=filters_of(asked, values, labels),
-            chips=chips_of(asked, labels),
-            is_used=looked.has_any_usage,
+            tiles=[_tile(measure, breakdown.total, query) for measure in MEASURES],
+            chart=chart_of(breakdown, buckets, query, labels),
+            headings=_headings(query),
+            noun=BY_ID[query.group].noun if query.group else query.step,
+            rows=_sorted(rows, query),
+            total=breakdown.total,
+            rest=rest,
+            filters=filters_of(query, values, labels),
+            chips=chips_of(query, labels),
+            has_any_usage=result.has_any_usage,
             has_calibration=any(value == CALIBRATION_KEY for value, _ in values["api_key_id"]),
         )
 
 
-def names_of(asked: UsageQuery, values: Mapping[str, list[tuple[str, int]]]) -> set[tuple[str, str]]:
+def names_of(query: UsageQuery, values: Mapping[str, list[tuple[str, int]]]) -> set[tuple[str, str]]:
     """Returns what the filters name, as `LabelLookup.of` takes it."""
     named = {(one.id, value) for one in DIMENSIONS for value, _ in values[one.column][:MAX_CHOICES]}
-    return named | {(id, value) for id, chosen in asked.chosen.items() for value in chosen}
+    return named | {(id, value) for id, chosen in query.chosen.items() for value in chosen}
 
 
 def filters_of(
-    asked: UsageQuery, values: Mapping[str, list[tuple[str, int]]], labels: Labels
+    query: UsageQuery, values: Mapping[str, list[tuple[str, int]]], labels: Labels
 ) -> list[Filter]:
-    return [_filter(one, values[one.column], asked, labels) for one in DIMENSIONS]
+    return [_filter(one, values[one.column], query, labels) for one in DIMENSIONS]
 
 
-def chips_of(asked: UsageQuery, labels: Labels) -> list[Chip]:
+def chips_of(query: UsageQuery, labels: Labels) -> list[Chip]:
     return [
-        Chip(BY_ID[id].title, labels.of(id, value).text, asked.without(id, value).query)
-        for id, values in asked.chosen.items()
+        Chip(BY_ID[id].title, labels.of(id, value).text, query.without(id, value).query_string)
+        for id, values in query.chosen.items()
         for value in values
     ]
 
 
-def _tile(measure: str, whole: Sums, asked: UsageQuery) -> Tile:
-    value = whole.of(measure)
+def _tile(measure: str, total: UsageTotals, query: UsageQuery) -> Tile:
+    value = total.of(measure)
     if measure == "cost":
         figure, exact, hint = formatting.usd_roughly(value), formatting.usd(value), ""
-        if whole.tokens > 0:
-            hint = f"{formatting.usd_roughly(value * 1_000_000 / whole.tokens)} per 1M tokens"
+        if total.tokens > 0:
+            hint = f"{formatting.usd_roughly(value * 1_000_000 / total.tokens)} per 1M tokens"
     else:
         figure, exact = formatting.compact(value), formatting.count(value)
-        per_day = f"{formatting.compact(value / asked.num_days)} per day"
-        hint = per_day if asked.num_days > 1 else ""
-        if measure == "tokens" and whole.input > 0:
-            hint = f"{whole.cached / whole.input:.0%} of input from cache"
+        per_day = f"{formatting.compact(value / query.num_days)} per day"
+        hint = per_day if query.num_days > 1 else ""
+        if measure == "tokens" and total.input > 0:
+            hint = f"{total.cached / total.input:.0%} of input from cache"
     return Tile(
-        measure, TITLES[measure], figure, exact, hint, asked.showing(measure).query, asked.show == measure
+        measure,
+        TITLES[measure],
+        figure,
+        exact,
+        hint,
+        query.showing(measure).query_string,
+        query.show == measure,
     )
 
 
-def _headings(asked: UsageQuery) -> list[Heading]:
-    title = BY_ID[asked.group].title if asked.group else asked.step.capitalize()
-    first = Column(title, "name", starts_descending=not asked.group)
-    share = replace(SORTABLE[-1], title=f"Share of {asked.show}")
-    return headings([first, *SORTABLE[1:-1], share], asked.sort)
+def _headings(query: UsageQuery) -> list[Heading]:
+    title = BY_ID[query.group].title if query.group else query.step.capitalize()
+    first = Column(title, "name", starts_descending=not query.group)
+    share = replace(SORTABLE[-1], title=f"Share of {query.show}")
+    return headings([first, *SORTABLE[1:-1], share], query.sort)
 
 
-def _sorted(rows: list[Row], asked: UsageQuery) -> list[Row]:
+def _sorted(rows: list[Row], query: UsageQuery) -> list[Row]:
     def value(row: Row, column: str) -> str | int:
         if column == "name":
             return row.order
-        return row.sums.of(asked.show if column == "share" else column)
+        return row.totals.of(query.show if column == "share" else column)
 
-    return rows if asked.sort is None else sort_rows(rows, asked.sort, value)
+    return rows if query.sort is None else sort_rows(rows, query.sort, value)
 
 
-def _group_rows(sums: Gathered, asked: UsageQuery, labels: Labels) -> list[Row]:
-    ranked = sums.ranked(asked.show)
+def _group_rows(breakdown: UsageBreakdown, query: UsageQuery, labels: Labels) -> list[Row]:
+    ranked = breakdown.ranked(query.show)
     coloured = tones(ranked)
     rows = []
     for group in ranked[:MAX_ROWS]:
         kind, value = group
-        narrower = asked.only(asked.group, value).query if kind == REQUEST else ""
-        label = group_label(group, asked, labels)
+        detail_query = query.only(query.group, value).query_string if kind == REQUEST else ""
+        label = group_label(group, query, labels)
         rows.append(
             Row(
                 label,
                 label.text.casefold(),
-                sums.groups[group],
+                breakdown.groups[group],
                 coloured.get(group, "rest"),
-                narrower,
-                narrower,
+                detail_query,
+                detail_query,
             )
         )
     return rows
 
 
-def _bucket_rows(sums: Gathered, buckets: Sequence[Bucket], asked: UsageQuery) -> list[Row]:
-    """The latest first; those that nothing was used in are left out."""
+def _bucket_rows(breakdown: UsageBreakdown, buckets: Sequence[Bucket], query: UsageQuery) -> list[Row]:
+    """Returns a row per bucket with usage, the latest first."""
     rows = []
     for bucket in reversed(buckets):
-        if bucket.at in sums.buckets:
-            narrower = "" if asked.step == "hour" else bucket.query
+        if bucket.at in breakdown.buckets:
+            detail_query = "" if query.step == "hour" else bucket.query
             rows.append(
                 Row(
-                    Label(bucket.words),
+                    Label(bucket.title),
                     bucket.at.isoformat(),
-                    sums.buckets[bucket.at],
+                    breakdown.buckets[bucket.at],
                     "",
-                    narrower,
+                    detail_query,
                     bucket.query,
                 )
             )
@@ -253,10 +263,10 @@ def _bucket_rows(sums: Gathered, buckets: Sequence[Bucket], asked: UsageQuery) -
 
 
 def _filter(
-    dimension: Dimension, values: Sequence[tuple[str, int]], asked: UsageQuery, labels: Labels
+    dimension: Dimension, values: Sequence[tuple[str, int]], query: UsageQuery, labels: Labels
 ) -> Filter:
-    """The most frequent, and whatever is chosen."""
-    chosen = asked.chosen.get(dimension.id, ())
+    """Returns the most frequent values, and those that are chosen."""
+    chosen = query.chosen.get(dimension.id, ())
     counts: Mapping[str, int] = dict(values)
     shown = [value for value, _ in values[:MAX_CHOICES]]
     shown += [value for value in chosen if value not in shown]
@@ -270,8 +280,8 @@ def _filter(
     )
 
 
-def months_of(asked: UsageQuery) -> list[tuple[str, str]]:
-    found, at = [], asked.today.replace(day=1)
+def months_of(query: UsageQuery) -> list[tuple[str, str]]:
+    found, at = [], query.today.replace(day=1)
     for _ in range(MONTHS):
         found.append((f"{at:%Y-%m}", f"{at:%B %Y}"))
         at = (at - timedelta(days=1)).replace(day=1)

@@ -21,16 +21,16 @@ Step = Literal["hour", "day", "month"]
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """What usage is grouped by and filtered to."""
+    """A property of requests that usage is grouped and filtered by."""
 
     id: str
-    """In addresses."""
+    """Its name in URLs."""
     title: str
     noun: str
     column: str
-    """By OpenAI's name."""
+    """Its name in OpenAI's API."""
     filter: str
-    """In a `Slice`."""
+    """Its field of a `Slice`."""
 
 
 DIMENSIONS = (
@@ -43,7 +43,7 @@ DIMENSIONS = (
 )
 BY_ID = {one.id: one for one in DIMENSIONS}
 NONE = "none"
-"""In an address, what has no project, no adapter, and so on."""
+"""The value, in a URL, of requests without a project, an adapter, and so on."""
 MEASURES = ("tokens", "requests", "cost")
 RANGES = {"today": "Today", "7d": "7 days", "30d": "30 days", "month": "This month"}
 DEFAULT_RANGE = "30d"
@@ -66,7 +66,7 @@ STATUSES = {"": "All", "succeeded": "Succeeded", "failed": "Refused or failed"}
 
 
 class Params(Protocol):
-    """Of an address."""
+    """Query parameters of a URL."""
 
     def get(self, name: str, default: str) -> Any: ...
     def getlist(self, name: str) -> list[str]: ...
@@ -85,17 +85,17 @@ class UsageQuery:
     group: str = ""
     show: str = MEASURES[0]
     chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By dimension, the values that count, as the ledger has them."""
+    """By dimension, the values to include, as the ledger has them."""
     sort: Sort | None = None
-    """Of the table's rows."""
+    """Order of the table's rows."""
     hour: int | None = None
-    """Of the one day, where only that counts."""
+    """Only this hour of a single day. None: all hours."""
     status: str = ""
     """Of the list of requests: one of `STATUSES`, an HTTP status, or the code of an error."""
     calibration: bool = False
-    """Whether requests that calibrated adapters count."""
+    """Whether to include requests that calibrated adapters."""
     deleted: bool = False
-    """Whether the list of requests has those of deleted keys."""
+    """Whether the list of requests includes those of deleted keys."""
 
     @property
     def num_days(self) -> int:
@@ -109,7 +109,7 @@ class UsageQuery:
 
     @property
     def unit(self) -> Unit:
-        """Of the sums that the steps are made of."""
+        """The width of the rollup rows that the steps add up."""
         return "hour" if self.step == "hour" else "day"
 
     @property
@@ -140,7 +140,7 @@ class UsageQuery:
 
     @property
     def hidden_keys(self) -> tuple[str, ...]:
-        """Keys whose requests do not count, unless keys are chosen."""
+        """Keys whose requests are excluded, unless keys are chosen."""
         return () if self.calibration or self.chosen.get("key") else (CALIBRATION_KEY,)
 
     @property
@@ -164,7 +164,7 @@ class UsageQuery:
         return replace(self.of_days(at.date(), at.date()), hour=at.hour)
 
     def only(self, dimension: str, value: str) -> UsageQuery:
-        """Narrowed to one value; no longer grouped by what is one now."""
+        """Narrows to one value of a dimension, and no longer groups by it."""
         group = "" if self.group == dimension else self.group
         return replace(self, chosen={**self.chosen, dimension: (value,)}, group=group)
 
@@ -198,7 +198,7 @@ class UsageQuery:
 
     @property
     def fields(self) -> list[tuple[str, str]]:
-        """Of the address: what is as it is anyhow is left out."""
+        """The URL's parameters, but for defaults."""
         found: list[tuple[str, str]] = []
         if self.range != DEFAULT_RANGE:
             found.append(("range", self.range))
@@ -225,19 +225,19 @@ class UsageQuery:
         return found
 
     @property
-    def query(self) -> str:
+    def query_string(self) -> str:
         return "&".join(f"{name}={quote_plus(value)}" for name, value in self.fields)
 
 
 def read(params: Params, today: date) -> UsageQuery:
-    """Raises Refused naming the field."""
+    """Parses a URL's parameters. Raises FieldError naming the field."""
     range = params.get("range", "") or ("month" if params.get("month", "") else DEFAULT_RANGE)
     if range == "days" or (range not in RANGES and (params.get("from", "") or params.get("to", ""))):
-        asked = UsageQuery(today, "days", *_days(params.get("from", ""), params.get("to", ""), today))
+        query = UsageQuery(today, "days", *_days(params.get("from", ""), params.get("to", ""), today))
     elif range == "month" and params.get("month", ""):
-        asked = UsageQuery(today, range, today, today).of_month(_month(params.get("month", "")))
+        query = UsageQuery(today, range, today, today).of_month(_month(params.get("month", "")))
     elif range in RANGES:
-        asked = UsageQuery(today, range, *_span_of(range, today))
+        query = UsageQuery(today, range, *_span_of(range, today))
     else:
         raise FieldError("range", f"Unknown date range. Choose one of {', '.join(RANGES.values())}.")
     group, show = params.get("group", ""), params.get("show", "") or MEASURES[0]
@@ -246,14 +246,14 @@ def read(params: Params, today: date) -> UsageQuery:
     if show not in MEASURES:
         raise FieldError("show", "Unknown metric.")
     hour = params.get("hour", "")
-    if hour and not (hour.isdecimal() and int(hour) < 24 and asked.first == asked.last):
+    if hour and not (hour.isdecimal() and int(hour) < 24 and query.first == query.last):
         raise FieldError("hour", "Choose an hour of a single day.")
     status = params.get("status", "")
     if status not in STATUSES and _STATUS.fullmatch(status) is None:
         raise FieldError("status", "Unknown status. Choose a status, or enter a code such as 429.")
     chosen = {id: _values(id, params.getlist(id)) for id in BY_ID}
     return replace(
-        asked,
+        query,
         group=group,
         show=show,
         sort=read_sort(params.get("sort", ""), SORTABLE),

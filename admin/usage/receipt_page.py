@@ -23,7 +23,7 @@ _KINDS = (("input", "Input"), ("cached_input", "Cached input"), ("output", "Outp
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Of what a request is billed for."""
+    """A line of the cost: one kind of token."""
 
     title: str
     tokens: int
@@ -33,15 +33,15 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
-    """A stretch of the time that a request took."""
+class Phase:
+    """A phase of a request: queued, prefill or decode."""
 
     title: str
     tone: str
     x: float
     width: float
     """Per cent."""
-    took: str
+    duration: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,9 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenBack:
+class Reversal:
+    """A reversal of what the request was billed."""
+
     id: str
     at: datetime
     reason: str
@@ -65,12 +67,12 @@ class Receipt:
     state: Badge
     lines: list[Line]
     percent: int | None
-    """What the class pays of the prices; None: nothing is priced."""
+    """Of the prices, what the service tier pays; None: there is no price."""
     tier: str
     cost: int
     billed: int
-    reversals: list[TakenBack]
-    legs: list[Leg]
+    reversals: list[Reversal]
+    phases: list[Phase]
     rate: str | None
     facts: list[Fact]
     parts: list[str]
@@ -78,6 +80,8 @@ class Receipt:
 
 
 class ReceiptPage:
+    """Gathers the receipt."""
+
     def __init__(self, receipts: Receipts, labels: LabelLookup) -> None:
         self._receipts = receipts
         self._labels = labels
@@ -96,7 +100,7 @@ class ReceiptPage:
         return _receipt(found, {dimension: labels.of(dimension, value) for dimension, value in of.items()})
 
     async def document(self, tenant_id: str, request_id: str) -> ReceiptObject:
-        """As the API has it."""
+        """Returns the receipt that the API serves."""
         return await self._receipts.of(tenant_id, request_id)
 
 
@@ -114,14 +118,14 @@ def _receipt(found: Mapping[str, Any], labels: Mapping[str, Label]) -> Receipt:
         "output": usage["completion_tokens"],
     }
     reversals = [
-        TakenBack(one["id"], datetime.fromisoformat(one["at"]), one["reason"], one["cost_micro_usd"])
+        Reversal(one["id"], datetime.fromisoformat(one["at"]), one["reason"], one["cost_micro_usd"])
         for one in found["reversals"]
     ]
     tier = found["service_tier"] or "default"
     return Receipt(
         id=found["id"],
         at=datetime.fromisoformat(found["submitted_at"]),
-        state=_whole_state(found, reversals),
+        state=_state(found, reversals),
         lines=[
             Line(title, tokens[kind], (price or {}).get(kind, 0), found["cost_details"][kind])
             for kind, title in _KINDS
@@ -131,14 +135,14 @@ def _receipt(found: Mapping[str, Any], labels: Mapping[str, Label]) -> Receipt:
         cost=found["cost_micro_usd"],
         billed=found["billed_micro_usd"],
         reversals=reversals,
-        legs=_legs(found["timings"]),
+        phases=_phases(found["timings"]),
         rate=_rate(found, usage["completion_tokens"]),
         facts=_facts(found, labels),
         parts=found["requests"] if len(found["requests"]) > 1 else [],
     )
 
 
-def _whole_state(found: Mapping[str, Any], reversals: Sequence[TakenBack]) -> Badge:
+def _state(found: Mapping[str, Any], reversals: Sequence[Reversal]) -> Badge:
     if reversals:
         return (
             Badge("Reversed", "warn") if not found["billed_micro_usd"] else Badge("Partly reversed", "warn")
@@ -173,17 +177,17 @@ def _facts(found: Mapping[str, Any], labels: Mapping[str, Label]) -> list[Fact]:
     return facts
 
 
-def _legs(timings: Mapping[str, float | None]) -> list[Leg]:
-    """Waiting, reading the prompt, writing: as far as they are known."""
+def _phases(timings: Mapping[str, float | None]) -> list[Phase]:
+    """Returns the phases, or none unless all timings are known."""
     queued, first, total = (timings[f"{name}_seconds"] for name in ("queue", "first_token", "total"))
     if queued is None or first is None or total is None or not 0 <= queued <= first <= total or not total:
         return []
     ends = ((queued, "Queued", "rest"), (first, "Prefill", "input"), (total, "Decode", "output"))
-    legs, begins = [], 0.0
+    phases, begins = [], 0.0
     for ends_at, title, tone in ends:
         width = 100 * (ends_at - begins) / total
-        legs.append(
-            Leg(
+        phases.append(
+            Phase(
                 title,
                 tone,
                 round(100 * begins / total, 3),
@@ -192,7 +196,7 @@ def _legs(timings: Mapping[str, float | None]) -> list[Leg]:
             )
         )
         begins = ends_at
-    return legs
+    return phases
 
 
 def _rate(found: Mapping[str, Any], output: int) -> str | None:

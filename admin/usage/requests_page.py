@@ -28,8 +28,8 @@ PAGE = 50
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _TICK = timedelta(microseconds=1)
 RAN, REFUSED = "~", "!"
-"""In an address, between the time and the id of a request's position."""
-_PLACE = re.compile(r"(\d{1,16})([~!])([\x21-\x7e]{1,200})")
+"""In a URL, between the time and the id of a request's position."""
+_POSITION = re.compile(r"(\d{1,16})([~!])([\x21-\x7e]{1,200})")
 _OUTCOMES: Mapping[str, Outcome | None] = {"": None, "succeeded": "succeeded", "failed": "failed"}
 _NO_REQUESTS = Requests([], frozenset(), None)
 
@@ -88,7 +88,7 @@ class StatusChoice:
 
 @dataclass(frozen=True, slots=True)
 class RequestList:
-    asked: UsageQuery
+    query: UsageQuery
     ranges: list[tuple[str, str, bool]]
     """(title, query, whether it is this)."""
     months: list[tuple[str, str]]
@@ -113,25 +113,25 @@ class RequestsPage:
         self._refused = refused
         self._labels = labels
 
-    async def list(self, tenant_id: str, asked: UsageQuery, after: str, may: May) -> RequestList:
+    async def list(self, tenant_id: str, query: UsageQuery, after: str, may: May) -> RequestList:
         """Raises FieldError, InvalidReportQuery, DatabaseUnavailable."""
         position = _position(after)
-        values = await self._slices.values(tenant_id, asked.start, asked.end)
+        values = await self._slices.values(tenant_id, query.start, query.end)
         labels = await self._labels.of(tenant_id, _keys(value for value, _ in values["api_key_id"]), may)
         deleted = tuple(value for value, _ in values["api_key_id"] if labels.is_deleted(value))
-        hidden = asked.hidden_keys
-        if not asked.deleted and not asked.chosen.get("key"):
+        hidden = query.hidden_keys
+        if not query.deleted and not query.chosen.get("key"):
             hidden += deleted
         ran, (refused, counts) = await asyncio.gather(
-            self._ran(tenant_id, asked, hidden, position),
+            self._ran(tenant_id, query, hidden, position),
             self._refused.page(
-                *(tenant_id, asked.start, asked.end),
-                wanted=_wanted(asked, hidden),
+                *(tenant_id, query.start, query.end),
+                wanted=_wanted(query, hidden),
                 before=None if position is None else position.below_refused,
                 limit=PAGE + 1,
             ),
         )
-        named = names_of(asked, values) | {("key", call.key_id) for call in refused}
+        named = names_of(query, values) | {("key", call.key_id) for call in refused}
         named |= {("key", row.key_id) for row in ran.rows}
         labels = await self._labels.of(tenant_id, named, may)
         rows = list(
@@ -144,31 +144,31 @@ class RequestsPage:
         page = rows[:PAGE]
         seen = _with_seen(values, refused)
         return RequestList(
-            asked=asked,
+            query=query,
             ranges=[
-                (title, asked.over(id).query, asked.over(id).query == asked.query)
+                (title, query.over(id).query_string, query.over(id).query_string == query.query_string)
                 for id, title in RANGES.items()
             ],
-            months=months_of(asked),
-            statuses=_statuses(asked, counts),
-            filters=[one for one in filters_of(asked, seen, labels) if one.choices],
-            chips=_status_chip(asked) + chips_of(asked, labels),
+            months=months_of(query),
+            statuses=_statuses(query, counts),
+            filters=[one for one in filters_of(query, seen, labels) if one.choices],
+            chips=_status_chip(query) + chips_of(query, labels),
             rows=page,
             next_after=page[-1].position.address if len(rows) > PAGE else None,
             num_unlisted=sum(count.unlisted for count in counts),
             has_deleted=bool(deleted),
-            leaves_out_refused=bool(asked.chosen.get("adapter")),
+            leaves_out_refused=bool(query.chosen.get("adapter")),
         )
 
     async def _ran(
-        self, tenant_id: str, asked: UsageQuery, hidden: tuple[str, ...], position: Position | None
+        self, tenant_id: str, query: UsageQuery, hidden: tuple[str, ...], position: Position | None
     ) -> Requests:
-        if asked.status not in _OUTCOMES:
+        if query.status not in _OUTCOMES:
             return _NO_REQUESTS
         return await self._slices.requests(
-            *(tenant_id, asked.start, asked.end),
-            slice=replace(asked.slice, excluded_key_ids=hidden),
-            outcome=_OUTCOMES[asked.status],
+            *(tenant_id, query.start, query.end),
+            slice=replace(query.slice, excluded_key_ids=hidden),
+            outcome=_OUTCOMES[query.status],
             after=None if position is None else position.below_ran,
             limit=PAGE + 1,
         )
@@ -178,20 +178,20 @@ def _keys(ids: Iterable[str]) -> set[tuple[str, str]]:
     return {("key", id) for id in ids if id != CALIBRATION_KEY}
 
 
-def _wanted(asked: UsageQuery, hidden: tuple[str, ...]) -> RefusedFilter | None:
+def _wanted(query: UsageQuery, hidden: tuple[str, ...]) -> RefusedFilter | None:
     """Returns the filter of refused calls, None if none of them can match."""
-    if asked.status == "succeeded" or asked.chosen.get("adapter"):
+    if query.status == "succeeded" or query.chosen.get("adapter"):
         return None
-    code = "" if asked.status in STATUSES else asked.status
+    code = "" if query.status in STATUSES else query.status
     return RefusedFilter(
         status=int(code) if code.isdecimal() else None,
         code="" if code.isdecimal() else code,
-        models=asked.chosen.get("model", ()),
-        key_ids=asked.chosen.get("key", ()),
+        models=query.chosen.get("model", ()),
+        key_ids=query.chosen.get("key", ()),
         excluded_key_ids=hidden,
-        project_ids=asked.chosen.get("project", ()),
-        user_ids=asked.chosen.get("user", ()),
-        service_tiers=asked.chosen.get("tier", ()),
+        project_ids=query.chosen.get("project", ()),
+        user_ids=query.chosen.get("user", ()),
+        service_tiers=query.chosen.get("tier", ()),
     )
 
 
@@ -209,23 +209,23 @@ def _with_seen(
     return found
 
 
-def _statuses(asked: UsageQuery, counts: Sequence[CodeCount]) -> list[StatusChoice]:
+def _statuses(query: UsageQuery, counts: Sequence[CodeCount]) -> list[StatusChoice]:
     titles: dict[str, tuple[str, int | None]] = {value: (title, None) for value, title in STATUSES.items()}
     for count in counts:
         _, before = titles.get(count.code, ("", 0))
         titles[count.code] = (f"{count.status} {count.code}", (before or 0) + count.refused)
-    if asked.status not in titles:
-        titles[asked.status] = (asked.status, 0)
+    if query.status not in titles:
+        titles[query.status] = (query.status, 0)
     return [
-        StatusChoice(value, title, asked.of_status(value).query, count, value == asked.status)
+        StatusChoice(value, title, query.of_status(value).query_string, count, value == query.status)
         for value, (title, count) in titles.items()
     ]
 
 
-def _status_chip(asked: UsageQuery) -> list[Chip]:
-    if not asked.status:
+def _status_chip(query: UsageQuery) -> list[Chip]:
+    if not query.status:
         return []
-    return [Chip("Status", STATUSES.get(asked.status, asked.status), asked.of_status("").query)]
+    return [Chip("Status", STATUSES.get(query.status, query.status), query.of_status("").query_string)]
 
 
 def _refused_row(call: RefusedCall, labels: Labels) -> RequestRow:
@@ -277,8 +277,8 @@ def _position(written: str) -> Position | None:
 
 
 def position_of(written: str) -> Position | None:
-    """Returns the position that an address names, or None if it names none."""
-    found = _PLACE.fullmatch(written)
+    """Parses a position of a URL; returns None if it is malformed."""
+    found = _POSITION.fullmatch(written)
     if found is None:
         return None
     return Position(_EPOCH + int(found[1]) * _TICK, found[2], found[3])

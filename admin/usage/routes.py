@@ -34,7 +34,7 @@ NOT_FOUND = (
 
 
 class UsageRoutes:
-    """Below `/usage`."""
+    """The pages below `/usage`."""
 
     def __init__(self, console: Console, services: ConsoleServices) -> None:
         self._console = console
@@ -58,8 +58,8 @@ class UsageRoutes:
         ]
 
     async def show(self, request: Request, principal: TenantUser) -> Response:
-        asked, errors, status = _read(request)
-        shown = await self._usage.gather(principal.tenant_id, asked, principal.may)
+        usage_query, errors, status = _read(request)
+        shown = await self._usage.gather(principal.tenant_id, usage_query, principal.may)
         return self._console.render(
             request,
             "usage.html",
@@ -71,7 +71,7 @@ class UsageRoutes:
         )
 
     async def show_requests(self, request: Request, principal: TenantUser) -> Response:
-        asked, errors, status = _read(request)
+        usage_query, errors, status = _read(request)
         wanted = request.query_params.get("id", "").strip()
         if wanted:
             path = await self._find(principal, wanted)
@@ -80,10 +80,10 @@ class UsageRoutes:
             errors, status = form_errors.FormErrors({"id": NOT_FOUND}), 404
         after = request.query_params.get("after", "")
         try:
-            shown = await self._requests.list(principal.tenant_id, asked, after, principal.may)
+            shown = await self._requests.list(principal.tenant_id, usage_query, after, principal.may)
         except form_errors.FieldError as error:
             errors, status, after = form_errors.FormErrors({error.field: error.message}), 422, ""
-            shown = await self._requests.list(principal.tenant_id, asked, after, principal.may)
+            shown = await self._requests.list(principal.tenant_id, usage_query, after, principal.may)
         return self._console.render(
             request,
             "requests.html",
@@ -125,29 +125,29 @@ class UsageRoutes:
         return None if path is None else quote(path)
 
     async def download(self, request: Request, principal: TenantUser) -> Response:
-        """The receipt that the API serves."""
+        """Serves the receipt that the API serves, as a file."""
         document = await self._receipts.document(principal.tenant_id, request.path_params["id"])
         headers = {"content-disposition": f'attachment; filename="receipt-{document["id"]}.json"'}
         return Response(msgspec.json.encode(document), media_type="application/json", headers=headers)
 
     async def export(self, request: Request, principal: TenantUser) -> Response:
-        """The file that the API exports, of what is asked: every row of the ledger, or with `sums` what the
-        chart is made of.
+        """Exports what the query selects as the API does: every row of the ledger, or with `sums` the
+        totals of the chart.
         """
         try:
-            asked = query.read(request.query_params, _today())
+            usage_query = query.read(request.query_params, _today())
         except form_errors.FieldError as error:
             raise HTTPException(400, error.message) from None
         is_summed = request.query_params.get("what", "") == "sums"
-        group = query.BY_ID[asked.group].column if asked.group else None
+        group = query.BY_ID[usage_query.group].column if usage_query.group else None
         export = await self._reports.exports.open(
             principal.tenant_id,
             format=request.query_params.get("format", "csv"),
-            start_time=int(asked.start.timestamp()),
-            end_time=int(asked.end.timestamp()),
-            bucket_width={"hour": "1h", "day": "1d"}[asked.unit] if is_summed else None,
+            start_time=int(usage_query.start.timestamp()),
+            end_time=int(usage_query.end.timestamp()),
+            bucket_width={"hour": "1h", "day": "1d"}[usage_query.unit] if is_summed else None,
             group_by=[group] if is_summed and group else (),
-            slice=asked.slice,
+            slice=usage_query.slice,
         )
         first = await anext(export.pieces)  # an unavailable database is reported before the 200
         return StreamingResponse(
@@ -158,7 +158,7 @@ class UsageRoutes:
 
 
 def _read(request: Request) -> tuple[UsageQuery, form_errors.FormErrors, int]:
-    """What is asked, what is wrong with it, and the status."""
+    """Returns the query, the errors of its fields, and the response's status."""
     try:
         return query.read(request.query_params, _today()), form_errors.NO_ERRORS, 200
     except form_errors.FieldError as error:

@@ -22,7 +22,9 @@ Group = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Sums:
+class UsageTotals:
+    """Totals of a group, of a bucket, or of both."""
+
     requests: int = 0
     input: int = 0
     """Cached tokens among them."""
@@ -38,115 +40,118 @@ class Sums:
     def of(self, measure: str) -> int:
         return int(getattr(self, measure))
 
-    def count(self, used: UsageRow) -> None:
-        self.requests += used.requests
-        self.input += used.input_tokens
-        self.cached += used.cached_tokens
-        self.output += used.output_tokens
-        self.cost += used.cost
+    def count(self, row: UsageRow) -> None:
+        self.requests += row.requests
+        self.input += row.input_tokens
+        self.cached += row.cached_tokens
+        self.output += row.output_tokens
+        self.cost += row.cost
 
-    def add(self, other: Sums) -> None:
+    def add(self, other: UsageTotals) -> None:
         for name in ("requests", "input", "cached", "output", "cost"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A step of the time that is asked for."""
+    """An hour, a day or a month of the query's time range."""
 
     at: datetime
-    """Where it begins."""
+    """When it begins."""
     tick: str
-    """What it is called beneath an axis."""
-    words: str
-    """In full."""
+    """Its label on the axis."""
+    title: str
+    """Its label in full."""
     query: str
-    """Of the page that is narrowed to its days, or its hour."""
+    """Query string of the page narrowed to its days, or its hour."""
 
 
 @dataclass(slots=True)
-class Gathered:
-    whole: Sums = field(default_factory=Sums)
-    buckets: dict[datetime, Sums] = field(default_factory=dict)
-    groups: dict[Group, Sums] = field(default_factory=dict)
-    both: dict[tuple[Group, datetime], Sums] = field(default_factory=dict)
+class UsageBreakdown:
+    """Totals of a time range: of all of it, by bucket, by group, and by both."""
+
+    total: UsageTotals = field(default_factory=UsageTotals)
+    buckets: dict[datetime, UsageTotals] = field(default_factory=dict)
+    groups: dict[Group, UsageTotals] = field(default_factory=dict)
+    cells: dict[tuple[Group, datetime], UsageTotals] = field(default_factory=dict)
 
     def ranked(self, measure: str) -> list[Group]:
-        """The groups, that with most first; charges last."""
+        """Returns the groups, the largest first; charges last."""
         return sorted(
             self.groups, key=lambda group: (group[0] != REQUEST, -self.groups[group].of(measure), group)
         )
 
-    def at(self, group: Group, bucket: datetime) -> Sums:
-        return self.both.get((group, bucket)) or Sums()
+    def at(self, group: Group, bucket: datetime) -> UsageTotals:
+        return self.cells.get((group, bucket)) or UsageTotals()
 
 
-def gathered(found: Iterable[UsageRow], asked: UsageQuery) -> Gathered:
-    sums = Gathered()
-    for used in found:
-        bucket = used.bucket.astimezone(UTC)
-        if asked.step == "month":
+def break_down(rows: Iterable[UsageRow], query: UsageQuery) -> UsageBreakdown:
+    breakdown = UsageBreakdown()
+    for row in rows:
+        bucket = row.bucket.astimezone(UTC)
+        if query.step == "month":
             bucket = bucket.replace(day=1)
         # What is charged besides requests is a group of its own; an adapter's storage is the adapter's.
-        group = (REQUEST if used.group else used.kind, used.group)
-        sums.whole.count(used)
-        sums.buckets.setdefault(bucket, Sums()).count(used)
-        sums.groups.setdefault(group, Sums()).count(used)
-        sums.both.setdefault((group, bucket), Sums()).count(used)
-    return sums
+        group = (REQUEST if row.group else row.kind, row.group)
+        breakdown.total.count(row)
+        breakdown.buckets.setdefault(bucket, UsageTotals()).count(row)
+        breakdown.groups.setdefault(group, UsageTotals()).count(row)
+        breakdown.cells.setdefault((group, bucket), UsageTotals()).count(row)
+    return breakdown
 
 
-def added(found: Iterable[Sums]) -> Sums:
-    total = Sums()
-    for one in found:
-        total.add(one)
+def total_of(parts: Iterable[UsageTotals]) -> UsageTotals:
+    total = UsageTotals()
+    for part in parts:
+        total.add(part)
     return total
 
 
-def buckets_of(asked: UsageQuery) -> list[Bucket]:
-    """The steps, in order."""
+def buckets_of(query: UsageQuery) -> list[Bucket]:
+    """Returns the buckets, in order."""
     return [
-        Bucket(at, _tick(at, asked), _words(at, asked), _narrowed(at, asked).query) for at in _starts(asked)
+        Bucket(at, _tick(at, query), _title(at, query), _narrowed(at, query).query_string)
+        for at in _starts(query)
     ]
 
 
-def _starts(asked: UsageQuery) -> list[datetime]:
-    if asked.step == "month":
-        found, at = [], asked.first.replace(day=1)
-        while at <= asked.last:
+def _starts(query: UsageQuery) -> list[datetime]:
+    if query.step == "month":
+        found, at = [], query.first.replace(day=1)
+        while at <= query.last:
             found.append(datetime(at.year, at.month, 1, tzinfo=UTC))
             at = (at + timedelta(days=31)).replace(day=1)
         return found
-    width = timedelta(hours=1) if asked.step == "hour" else timedelta(days=1)
-    return [asked.start + number * width for number in range((asked.end - asked.start) // width)]
+    width = timedelta(hours=1) if query.step == "hour" else timedelta(days=1)
+    return [query.start + number * width for number in range((query.end - query.start) // width)]
 
 
-def _tick(at: datetime, asked: UsageQuery) -> str:
-    if asked.step == "hour":
+def _tick(at: datetime, query: UsageQuery) -> str:
+    if query.step == "hour":
         return f"{at:%H}:00"
-    return f"{at:%b} {at.day}" if asked.step == "day" else f"{at:%b %Y}"
+    return f"{at:%b} {at.day}" if query.step == "day" else f"{at:%b %Y}"
 
 
-def _words(at: datetime, asked: UsageQuery) -> str:
-    if asked.step == "month":
+def _title(at: datetime, query: UsageQuery) -> str:
+    if query.step == "month":
         return f"{at:%B %Y}"
-    if asked.step == "hour":
+    if query.step == "hour":
         return f"{at:%b} {at.day}, {at:%H}:00"
     return f"{at:%a}, {day_words(at.date())}"
 
 
-def _narrowed(at: datetime, asked: UsageQuery) -> UsageQuery:
-    if asked.step == "hour":
-        return asked.of_hour(at)
-    if asked.step == "day":
-        return asked.of_days(at.date(), at.date())
-    month = asked.of_month(at.date())
-    return asked.of_days(max(month.first, asked.first), min(month.last, asked.last))
+def _narrowed(at: datetime, query: UsageQuery) -> UsageQuery:
+    if query.step == "hour":
+        return query.of_hour(at)
+    if query.step == "day":
+        return query.of_days(at.date(), at.date())
+    month = query.of_month(at.date())
+    return query.of_days(max(month.first, query.first), min(month.last, query.last))
 
 
-def group_label(group: Group, asked: UsageQuery, labels: Labels) -> Label:
+def group_label(group: Group, query: UsageQuery, labels: Labels) -> Label:
     kind, value = group
-    return labels.of(asked.group, value) if kind == REQUEST else Label(CHARGES[kind], "Not request-based")
+    return labels.of(query.group, value) if kind == REQUEST else Label(CHARGES[kind], "Not request-based")
 
 
 def tones(ranked: Sequence[Group]) -> dict[Group, str]:
@@ -154,28 +159,30 @@ def tones(ranked: Sequence[Group]) -> dict[Group, str]:
     return dict(zip(ranked[:TOP], layout.TONES, strict=False))
 
 
-def chart_of(sums: Gathered, buckets: Sequence[Bucket], asked: UsageQuery, labels: Labels) -> Chart:
-    if asked.group:
-        series = _by_group(sums, buckets, asked, labels)
-    elif asked.show == "tokens":
-        series = _by_kind(sums, buckets)
-    elif asked.show == "requests":
-        series = [Series("Requests", "input", _values(sums, buckets, "requests"))]
+def chart_of(
+    breakdown: UsageBreakdown, buckets: Sequence[Bucket], query: UsageQuery, labels: Labels
+) -> Chart:
+    if query.group:
+        series = _by_group(breakdown, buckets, query, labels)
+    elif query.show == "tokens":
+        series = _by_kind(breakdown, buckets)
+    elif query.show == "requests":
+        series = [Series("Requests", "input", _values(breakdown, buckets, "requests"))]
     else:
-        series = _by_charge(sums, buckets)
-    points = [_point(bucket, asked) for bucket in buckets]
-    by = f" by {BY_ID[asked.group].noun}" if asked.group else ""
-    caption = f"{TITLES[asked.show]}{by}, {asked.days_words}"
-    return layout.bars(caption, points, series, USD if asked.show == "cost" else COUNT)
+        series = _by_charge(breakdown, buckets)
+    points = [_point(bucket, query) for bucket in buckets]
+    by = f" by {BY_ID[query.group].noun}" if query.group else ""
+    caption = f"{TITLES[query.show]}{by}, {query.days_words}"
+    return layout.bars(caption, points, series, USD if query.show == "cost" else COUNT)
 
 
-def _values(sums: Gathered, buckets: Sequence[Bucket], measure: str) -> list[float]:
-    return [(sums.buckets.get(bucket.at) or Sums()).of(measure) for bucket in buckets]
+def _values(breakdown: UsageBreakdown, buckets: Sequence[Bucket], measure: str) -> list[float]:
+    return [(breakdown.buckets.get(bucket.at) or UsageTotals()).of(measure) for bucket in buckets]
 
 
-def _by_kind(sums: Gathered, buckets: Sequence[Bucket]) -> list[Series]:
-    cached, output = _values(sums, buckets, "cached"), _values(sums, buckets, "output")
-    fresh = [whole - known for whole, known in zip(_values(sums, buckets, "input"), cached, strict=True)]
+def _by_kind(breakdown: UsageBreakdown, buckets: Sequence[Bucket]) -> list[Series]:
+    cached, output = _values(breakdown, buckets, "cached"), _values(breakdown, buckets, "output")
+    fresh = [whole - known for whole, known in zip(_values(breakdown, buckets, "input"), cached, strict=True)]
     return [
         Series("Input", "input", fresh),
         Series("Cached input", "cached", cached),
@@ -183,38 +190,40 @@ def _by_kind(sums: Gathered, buckets: Sequence[Bucket]) -> list[Series]:
     ]
 
 
-def _by_charge(sums: Gathered, buckets: Sequence[Bucket]) -> list[Series]:
+def _by_charge(breakdown: UsageBreakdown, buckets: Sequence[Bucket]) -> list[Series]:
     names = {(REQUEST, ""): ("Requests", "input")} | {
         (kind, ""): (title, tone) for (kind, title), tone in zip(CHARGES.items(), ("c1", "c2"), strict=True)
     }
     return [
-        Series(title, tone, [sums.at(group, bucket.at).cost for bucket in buckets])
+        Series(title, tone, [breakdown.at(group, bucket.at).cost for bucket in buckets])
         for group, (title, tone) in names.items()
-        if group in sums.groups or group == (REQUEST, "")
+        if group in breakdown.groups or group == (REQUEST, "")
     ]
 
 
-def _by_group(sums: Gathered, buckets: Sequence[Bucket], asked: UsageQuery, labels: Labels) -> list[Series]:
-    ranked = [group for group in sums.ranked(asked.show) if sums.groups[group].of(asked.show)]
-    coloured = tones(sums.ranked(asked.show))
+def _by_group(
+    breakdown: UsageBreakdown, buckets: Sequence[Bucket], query: UsageQuery, labels: Labels
+) -> list[Series]:
+    ranked = [group for group in breakdown.ranked(query.show) if breakdown.groups[group].of(query.show)]
+    coloured = tones(breakdown.ranked(query.show))
     series = [
         Series(
-            group_label(group, asked, labels).text,
+            group_label(group, query, labels).text,
             coloured[group],
-            [sums.at(group, bucket.at).of(asked.show) for bucket in buckets],
+            [breakdown.at(group, bucket.at).of(query.show) for bucket in buckets],
         )
         for group in ranked
         if group in coloured
     ]
     rest = [group for group in ranked if group not in coloured]
     if rest:
-        values = [sum(sums.at(group, bucket.at).of(asked.show) for group in rest) for bucket in buckets]
+        values = [sum(breakdown.at(group, bucket.at).of(query.show) for group in rest) for bucket in buckets]
         series.append(Series(f"{len(rest)} more", "rest", values))
     return series
 
 
-def _point(bucket: Bucket, asked: UsageQuery) -> Point:
-    if bucket.at.date() > asked.today:
-        return Point(bucket.tick, bucket.words)
-    path = "usage/requests" if asked.step == "hour" else "usage"
-    return Point(bucket.tick, bucket.words, f"{path}?{bucket.query}")
+def _point(bucket: Bucket, query: UsageQuery) -> Point:
+    if bucket.at.date() > query.today:
+        return Point(bucket.tick, bucket.title)
+    path = "usage/requests" if query.step == "hour" else "usage"
+    return Point(bucket.tick, bucket.title, f"{path}?{bucket.query}")

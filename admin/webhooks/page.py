@@ -15,6 +15,10 @@ from billing.notifications.events import (
     ACCOUNT_RESTORED,
     ACCOUNT_SUSPENDED,
     ADAPTER_READY,
+    BATCH_CANCELLED,
+    BATCH_COMPLETED,
+    BATCH_EXPIRED,
+    BATCH_FAILED,
     ENDPOINT_DISABLED,
     EVENTS,
     INVOICE_FINALIZED,
@@ -39,6 +43,10 @@ EVENT_LABELS = {
     ACCOUNT_SUSPENDED: "Account suspended",
     ACCOUNT_RESTORED: "Account restored",
     ADAPTER_READY: "Adapter version ready",
+    BATCH_COMPLETED: "Batch completed",
+    BATCH_FAILED: "Batch failed",
+    BATCH_EXPIRED: "Batch expired",
+    BATCH_CANCELLED: "Batch cancelled",
     ENDPOINT_DISABLED: "Endpoint disabled after repeated failures",
 }
 CHOICES = [(name, EVENT_LABELS[name]) for name in EVENTS]

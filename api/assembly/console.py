@@ -35,6 +35,7 @@ def console_over(
     engine, accounts, onboarding = services.engine, services.accounts, services.onboarding
     assert accounts is not None
     assert onboarding is not None
+    assert services.batches is not None
 
     def base_digest() -> str:
         if engine.info is None or not engine.ready:
@@ -51,6 +52,7 @@ def console_over(
             usage=services.usage,
             files=services.files,
             uploads=services.uploads,
+            batches=services.batches,
             adapters=onboarding,
             models=services.models,
             playground=Playground(services, UserContexts(database)),

@@ -22,11 +22,13 @@ from adapters.storage import ObjectStore, StorageSettings, open_store
 from admin.app import BillingServices
 from admin.settings import ConsoleSettings
 from api.assembly.adapters import open_onboarding
+from api.assembly.batches import batch_runner
 from api.assembly.console import console_over
 from api.assembly.operators import operator_services
 from api.assembly.payments import open_payments
 from api.assembly.sign_in import open_sign_in
 from api.assembly.stored_state import running_background, stored_state
+from api.batches.settings import BatchSettings
 from api.deferred_work import DeferredWork
 from api.edge import AsgiApp
 from api.engine_watch import EngineWatch
@@ -38,6 +40,7 @@ from api.metrics.restarts import RestartsCollector
 from api.readiness import EngineDisk, LocalDisk, RedisWritable, SameBaseModel, SchemaVersion
 from api.services import Check, Onboarding, RequestLimits, Services
 from api.settings import ApiSettings
+from batches.service import BatchService
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
@@ -70,6 +73,8 @@ from tenants.resolver import KeyResolver
 from tenants.service import account_services
 from tenants.settings import TenantSettings
 from tokenization.codec import TextCodec
+from tokenization.reasoning.efforts import OfferedReasoning
+from tokenization.reasoning.formats import ReasoningFormat
 from tokenization.tools.formats import ToolFormat
 
 LOG_DELAY_S = 0.01
@@ -143,6 +148,7 @@ async def open_services(
         services = await opened.enter_async_context(
             running_background(services, stores.database, settings.name)
         )
+        await _start_batches(opened, services, stores, settings)
         sign_in = await opened.enter_async_context(open_sign_in(ConsoleSettings(), NotificationSettings()))
         operation = operator_services(stores.database, stores.cache, onboarding.outbox, generation.watch)
         yield services, console_over(stores.database, stores.cache, services, billing, operation, sign_in)
@@ -218,6 +224,17 @@ async def _start_sandbox(opened: AsyncExitStack, sandbox: Sandbox) -> None:
         log.error("uploads of adapter files are refused: the sandbox does not start", error=str(error))
 
 
+async def _start_batches(
+    opened: AsyncExitStack, services: Services, stores: _Stores, settings: ApiSettings
+) -> None:
+    batches = BatchSettings()
+    if batches.concurrency:
+        owner = f"{settings.name}-{token_hex(4)}"
+        runner = batch_runner(services, stores.database, stores.objects, stores.sandbox, batches, owner)
+        await runner.start()
+        opened.push_async_callback(runner.close)
+
+
 def _billing(stores: _Stores, payments: PaymentService, quotas: Quotas) -> BillingServices:
     rows, cache = stores.database, stores.cache
     notifications = NotificationSettings()
@@ -252,10 +269,12 @@ def _services(
     tenants: TenantSettings,
 ) -> Services:
     rows, cache = stores.database, stores.cache
+    tool_format = ToolFormat.of(generation.text, settings.tool_format)
     services = Services(
         engine=generation.engine,
         text=generation.text,
-        tool_format=ToolFormat.of(generation.text, settings.tool_format),
+        tool_format=tool_format,
+        reasoning=_reasoning(generation.text, settings, tool_format),
         keys=generation.keys,
         models=generation.models,
         usage=UsageReports(rows),
@@ -289,10 +308,18 @@ def _services(
         payments=billing.payments,
         payments_waiting=PaymentsCollector(rows),
         restarts=RestartsCollector(cache),
+        batches=BatchService(rows, stores.objects),
         incidents=Incidents(rows),
     )
     services.metrics.registry.register(DiskCollector(stores.objects.scratch, lambda: generation.engine.stats))
     return services
+
+
+def _reasoning(text: TextCodec, settings: ApiSettings, tools: ToolFormat | None) -> OfferedReasoning | None:
+    """Returns None for a base that does not think. Raises ValueError for a format that it cannot have."""
+    format = ReasoningFormat.of(text, settings.reasoning_format, tools)
+    budgets = {str(effort): budget for effort, budget in settings.reasoning_budgets.items()}
+    return None if format is None else OfferedReasoning.of(format, budgets)
 
 
 def _checks(stores: _Stores, engine: EngineClient, base_name: str) -> dict[str, Check]:

@@ -19,7 +19,9 @@ from api.errors import GenerationAborted, GenerationFailed
 from api.openai.logprobs import LogprobTrail, joined
 from api.openai.outcome import FEWEST_RATED, OutcomeRecorder
 from api.openai.reservation import RequestReservation
+from api.openai.submission import Submission
 from api.openai.tool_calls import CallDelta, ToolCallReader
+from api.thinking_detokenizer import ThinkingDetokenizer
 from engine.client import EngineClient, Generation
 from engine.protocol import FinishReason, Submit, TokenChunk, Usage
 from engine.stops import StopMatcher
@@ -37,6 +39,8 @@ class AnswerDelta(NamedTuple):
     finish_reason: FinishReason | Literal["tool_calls"] | None
     calls: Sequence[CallDelta] = ()
     """Pieces of tool calls, after the text."""
+    reasoning: str = ""
+    """New thinking, before the text."""
 
 
 DeltaHandler = Callable[[list[AnswerDelta]], bool]
@@ -50,7 +54,7 @@ class _Choice:
 
     def __init__(
         self,
-        detokenizer: Detokenizer,
+        detokenizer: Detokenizer | ThinkingDetokenizer,
         trail: LogprobTrail | None,
         chat: bool,
         calls: ToolCallReader | None = None,
@@ -70,11 +74,19 @@ class _Choice:
     def read(self, choice: int, chunks: list[TokenChunk]) -> AnswerDelta:
         """Combines chunks that arrived together into one delta."""
         texts: list[str] = []
+        thoughts: list[str] = []
         entries: list[Any] = []
         for chunk in chunks:
-            texts.append(self.detokenizer.push(chunk))
+            scored = None
+            if isinstance(self.detokenizer, ThinkingDetokenizer):
+                thought, text = self.detokenizer.push(chunk)
+                thoughts.append(thought)
+                scored = self.detokenizer.take_scored()
+            else:
+                text = self.detokenizer.push(chunk)
+            texts.append(text)
             if self.trail is not None:
-                entries += self.trail.push(chunk, self.detokenizer.num_shown)
+                entries += self.trail.push(chunk, self.detokenizer.num_shown, scored)
         logprobs = None
         if self.trail is not None and entries:
             logprobs = self.trail.chat(entries) if self._chat else self.trail.completion(entries)
@@ -82,11 +94,12 @@ class _Choice:
         if self._prompt is not None and reason not in _NO_ANSWER:
             logprobs = joined(self._scored(*self._prompt), logprobs)
             self._prompt = None
+        reasoning = "".join(thoughts)
         if self._calls is None:
-            return AnswerDelta(choice, "".join(texts), logprobs, reason)
+            return AnswerDelta(choice, "".join(texts), logprobs, reason, reasoning=reasoning)
         text, calls = self._calls.read("".join(texts), is_last=reason is not None)
         has_called = reason == "stop" and self._calls.num_calls > 0
-        return AnswerDelta(choice, text, logprobs, "tool_calls" if has_called else reason, calls)
+        return AnswerDelta(choice, text, logprobs, "tool_calls" if has_called else reason, calls, reasoning)
 
     def _scored(self, submit: Submit, generation: Generation, echo: str) -> dict[str, Any]:
         assert self.trail is not None
@@ -139,13 +152,12 @@ class Answer:
         self._error: Exception | None = None
         """The error that ended the answer."""
         self._waiter: asyncio.Future[None] | None = None
-        matcher = StopMatcher(submission.stops) if submission.stops else None
+        new_detokenizer = _detokenizers(submission, text, chat)
         tools = submission.tools
         vocabulary = text.vocabulary if tools is None else tools.format.vocabulary
-        strip = chat and vocabulary.strips_leading_space
         self._choices = [
             _Choice(
-                Detokenizer(vocabulary, matcher.fresh() if matcher is not None else None, strip),
+                new_detokenizer(),
                 LogprobTrail(text, len(echo[number // submission.n]) if echo is not None else 0, vocabulary)
                 if submission.logprobs is not None
                 else None,
@@ -315,6 +327,7 @@ class Answer:
             sum(usage.prompt_tokens for usage in usages),
             sum(usage.cached_tokens for usage in usages),
             sum(usage.completion_tokens for usage in usages),
+            sum(usage.reasoning_tokens for usage in usages),
         )
 
     @property
@@ -333,6 +346,23 @@ class Answer:
         rate = 1 / max(pace, 1e-9) if pace is not None and per_choice >= FEWEST_RATED else None
         self.outcome.answered(self._first_at - self._arrived, rate)
         self._metrics.billed(tier, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+
+def _detokenizers(
+    submission: Submission, text: TextCodec, chat: bool
+) -> Callable[[], Detokenizer | ThinkingDetokenizer]:
+    """Returns a function that makes the detokenizer of one choice."""
+    matcher = StopMatcher(submission.stops) if submission.stops else None
+    tools, thinking = submission.tools, submission.thinking
+    if thinking is None:
+        vocabulary = text.vocabulary if tools is None else tools.format.vocabulary
+        strip = chat and vocabulary.strips_leading_space
+        return lambda: Detokenizer(vocabulary, None if matcher is None else matcher.fresh(), strip)
+    marked = thinking.format.vocabulary if tools is None else thinking.format.tool_vocabulary
+    is_exact = submission.submits[0].grammar is not None
+    return lambda: ThinkingDetokenizer(
+        marked, thinking.reasoning, is_exact, None if matcher is None else matcher.fresh()
+    )
 
 
 def _by_choice(first: int, chunks: list[TokenChunk]) -> Iterator[tuple[int, list[TokenChunk]]]:

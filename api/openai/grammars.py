@@ -64,8 +64,13 @@ def _invalid(body: GenerationFields, param: str, refused: GrammarRefused) -> Inv
     wanted = body.response_format
     if not isinstance(wanted, JsonSchemaFormat):
         return InvalidValue(f"Invalid value for '{param}': {refused.reason}.", param)
+    return invalid_schema(f"response_format '{wanted.json_schema.name}'", param, refused)
+
+
+def invalid_schema(owner: str, param: str, refused: GrammarRefused) -> InvalidValue:
+    """Returns the error of a refused schema. `param`: the field that has it; `owner`: what it belongs to."""
     context = f"In context={repr(refused.path)[:_MAX_PARAM]}, " if refused.path else ""
-    message = f"Invalid schema for response_format '{wanted.json_schema.name}': {context}{refused.reason}."
+    message = f"Invalid schema for {owner}: {context}{refused.reason}."
     return InvalidValue(message, (param + _dotted(refused.path))[:_MAX_PARAM])
 
 

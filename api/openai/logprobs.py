@@ -6,7 +6,7 @@ echoed prompt come first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,17 +41,17 @@ class LogprobTrail:
         self._num_bytes = 0
         self._num_characters = first_character
 
-    def push(self, chunk: TokenChunk, num_shown: int) -> list[_Entry]:
+    def push(
+        self, chunk: TokenChunk, num_shown: int, scored: Iterable[tuple[TokenLogprob, bytes]] | None = None
+    ) -> list[_Entry]:
         """Take a chunk that the detokenizer has just read; the entries that belong to what is shown by now.
 
         Args:
             chunk: with log probabilities parallel to its tokens.
             num_shown: bytes of the choice given out so far, this chunk's included.
+            scored: log probabilities with the bytes that belong to the text, where those are not the chunk's.
         """
-        table = self._shown
-        entries = chunk.logprobs or []
-        for logprob in entries[:-1] if ends_in_stop_token(chunk) else entries:
-            data = table[logprob.token_id] if logprob.token_id < len(table) else b""
+        for logprob, data in self._scored(chunk) if scored is None else scored:
             end = self._num_bytes + len(data)
             self._waiting.append(_Entry(self._num_bytes, end, self._num_characters, logprob))
             self._num_bytes = end
@@ -64,6 +64,12 @@ class LogprobTrail:
         shown = [entry for entry in self._waiting if not cut or entry.start < num_shown]
         self._waiting = []
         return shown
+
+    def _scored(self, chunk: TokenChunk) -> Iterator[tuple[TokenLogprob, bytes]]:
+        table = self._shown
+        entries = chunk.logprobs or []
+        for logprob in entries[:-1] if ends_in_stop_token(chunk) else entries:
+            yield logprob, table[logprob.token_id] if logprob.token_id < len(table) else b""
 
     def chat(self, entries: list[_Entry]) -> dict[str, Any]:
         """Returns entries in the chat format."""

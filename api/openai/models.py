@@ -49,6 +49,8 @@ class Capabilities(TypedDict):
     streaming: bool
     logprobs: bool
     tools: bool
+    reasoning: bool
+    """Thinks before it answers: takes `reasoning_effort`."""
     vision: bool
     audio: bool
     structured_outputs: bool
@@ -173,6 +175,7 @@ def _model_object(services: Services, card: ModelCard, pricing: Pricing) -> Mode
             "streaming": True,
             "logprobs": True,
             "tools": services.tool_format is not None,
+            "reasoning": services.reasoning is not None,
             "vision": False,
             "audio": False,
             "structured_outputs": services.grammars is not None and services.grammars.are_supported,

@@ -19,7 +19,8 @@ class PromptTokensDetails(TypedDict):
 
 
 class CompletionTokensDetails(TypedDict):
-    reasoning_tokens: Literal[0]
+    reasoning_tokens: int
+    """Tokens that the model thought with before its answer."""
 
 
 class UsageObject(TypedDict):
@@ -98,6 +99,10 @@ class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     """Null if the message has only tool calls."""
+    reasoning: NotRequired[str | None]
+    """What the model thought before its answer, if it may think; null if it did not."""
+    reasoning_content: NotRequired[str | None]
+    """The same, for clients that read it under this name."""
     tool_calls: NotRequired[list[ToolCallObject]]
     refusal: None
     annotations: list[str]
@@ -147,7 +152,11 @@ class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     """In the first chunk of a choice."""
     content: NotRequired[str | None]
-    """Always there in answers to requests without tools."""
+    """Always there in answers to requests without tools of a model that does not think."""
+    reasoning: NotRequired[str]
+    """The next piece of what the model thinks."""
+    reasoning_content: NotRequired[str]
+    """The same, for clients that read it under this name."""
     tool_calls: NotRequired[list[ToolCallDelta]]
 
 

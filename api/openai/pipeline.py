@@ -7,7 +7,7 @@ A status is sent only once the engine has taken the request. No database connect
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from fastapi import Request, Response
 
@@ -17,16 +17,20 @@ from api.openai.grammars import checked_grammar
 from api.openai.model_access import permitted_model
 from api.openai.outcome import OutcomeRecorder
 from api.openai.prompts import echoed_texts, encode_chat, encode_prompts
+from api.openai.reasoning import requested_reasoning
 from api.openai.reservation import reserve
 from api.openai.respond import respond
 from api.openai.schemas import (
     ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
     decode_chat,
     decode_completion,
     named_in,
 )
 from api.openai.service_tier import requested_tier
 from api.openai.tool_calls import offered_tools
+from api.openai.tool_constraint import message_constraint
 from api.openai.validation import ValidatedRequest, validate_chat, validate_completion
 from api.services import Services, engine_of
 from tenants.context import TenantContext
@@ -44,43 +48,82 @@ class _NamesModel(Protocol):
 BodyT = TypeVar("BodyT", bound=_NamesModel)
 
 
+class PreparedRequest(NamedTuple):
+    """A decoded request that the engine can take, and the texts that its choices begin with, if any."""
+
+    validated: ValidatedRequest
+    echo: list[str] | None
+    is_chat: bool
+
+
 async def chat_completion(request: Request, services: Services, caller: TenantContext) -> Response:
     """Answers a chat completion request of an authenticated caller. Raises what the route documents."""
     with OutcomeRecorder(caller, services.sla, services.metrics) as outcome:
         body = await read_body(request, decode_chat)
-        validated = await validated_chat(services, caller, body)
-        request.state.log |= {"model": validated.model.name, "id": validated.id}
-        outcome.tier = requested_tier(body.service_tier, caller)
-        reservation = await reserve(validated, outcome.tier, services.quotas, services.prices)
-        return await respond(request, services, body, reservation, outcome, is_chat=True)
-
-
-async def validated_chat(
-    services: Services, caller: TenantContext, body: ChatCompletionRequest
-) -> ValidatedRequest:
-    """Resolves the model of a chat request, and encodes and validates it. Nothing is reserved."""
-    model = await permitted_model(services, caller, body.model)
-    info = engine_of(services)
-    tools = offered_tools(body, services.text, services.tool_format)
-    prompt_ids = await encode_chat(body, info, services.text, tools, services.tool_format)
-    grammar = await checked_grammar(body, caller.tenant_id, services.grammars)
-    return validate_chat(body, prompt_ids, caller, model, info, grammar, tools)
+        prepared = await prepare_chat(services, caller, body)
+        return await _respond(request, services, caller, body, prepared, outcome)
 
 
 async def completion(request: Request, services: Services, caller: TenantContext) -> Response:
     """Answers a completion request of an authenticated caller. Raises what the route documents."""
     with OutcomeRecorder(caller, services.sla, services.metrics) as outcome:
         body = await read_body(request, decode_completion)
-        model = await permitted_model(services, caller, body.model)
-        info = engine_of(services)
-        prompts = await encode_prompts(body, info, services.text)
-        grammar = await checked_grammar(body, caller.tenant_id, services.grammars)
-        validated = validate_completion(body, prompts, caller, model, info, grammar)
-        request.state.log |= {"model": model.name, "id": validated.id}
-        echo = echoed_texts(body, prompts, services.text) if body.echo else None
-        outcome.tier = requested_tier(body.service_tier, caller)
-        reservation = await reserve(validated, outcome.tier, services.quotas, services.prices)
-        return await respond(request, services, body, reservation, outcome, is_chat=False, echo=echo)
+        prepared = await prepare_completion(services, caller, body)
+        return await _respond(request, services, caller, body, prepared, outcome)
+
+
+async def prepare_chat(
+    services: Services, caller: TenantContext, body: ChatCompletionRequest
+) -> PreparedRequest:
+    """Returns a chat request with its model resolved and its messages encoded, as `validated_chat`."""
+    return PreparedRequest(await validated_chat(services, caller, body), None, True)
+
+
+async def validated_chat(
+    services: Services, caller: TenantContext, body: ChatCompletionRequest
+) -> ValidatedRequest:
+    """Resolves the model of a chat request, and encodes and validates it. Raises what the route documents;
+    nothing is reserved.
+    """
+    model = await permitted_model(services, caller, body.model)
+    info = engine_of(services)
+    tools = offered_tools(body, services.text, services.tool_format)
+    reasoning = requested_reasoning(body, services.reasoning)
+    prompt_ids = await encode_chat(
+        body, info, services.text, tools, services.tool_format, reasoning.template_options
+    )
+    prompt_ids, thinking = reasoning.begin(prompt_ids, services.text, info)
+    grammar = await message_constraint(body, tools, caller.tenant_id, services.grammars)
+    return validate_chat(body, prompt_ids, caller, model, info, grammar, tools, thinking)
+
+
+async def prepare_completion(
+    services: Services, caller: TenantContext, body: CompletionRequest
+) -> PreparedRequest:
+    """Returns a completion request with its model resolved and its prompts encoded, as `prepare_chat`."""
+    model = await permitted_model(services, caller, body.model)
+    info = engine_of(services)
+    prompts = await encode_prompts(body, info, services.text)
+    grammar = await checked_grammar(body, caller.tenant_id, services.grammars)
+    validated = validate_completion(body, prompts, caller, model, info, grammar)
+    echo = echoed_texts(body, prompts, services.text) if body.echo else None
+    return PreparedRequest(validated, echo, False)
+
+
+async def _respond(
+    request: Request,
+    services: Services,
+    caller: TenantContext,
+    body: GenerationFields,
+    prepared: PreparedRequest,
+    outcome: OutcomeRecorder,
+) -> Response:
+    """Reserves quota for the request and answers it."""
+    validated, echo, is_chat = prepared
+    request.state.log |= {"model": validated.model.name, "id": validated.id}
+    outcome.tier = requested_tier(body.service_tier, caller)
+    reservation = await reserve(validated, outcome.tier, services.quotas, services.prices)
+    return await respond(request, services, body, reservation, outcome, is_chat=is_chat, echo=echo)
 
 
 async def read_body(request: Request, decode: Callable[[bytes], BodyT]) -> BodyT:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from api.errors import ContextLengthExceeded, InvalidValue
+from api.openai.reasoning_turns import add_reasoning
 from api.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from api.openai.tool_calls import OfferedTools, add_call_fields, template_tools
 from engine.protocol import EngineInfo
@@ -20,12 +21,14 @@ async def encode_chat(
     text: TextCodec,
     tools: OfferedTools | None = None,
     format: ToolFormat | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Returns the token ids of the conversation, rendered by the model's chat template.
 
     Args:
         tools: None if the model is not to see the request's tools.
         format: of the model's tool calls.
+        options: variables of the chat template's own.
 
     Raises:
         InvalidValue: the chat template refuses the messages.
@@ -45,20 +48,19 @@ async def encode_chat(
             rendered["name"] = message.name
         if message.tool_calls or message.tool_call_id is not None:
             add_call_fields(rendered, message, called, format)
+        add_reasoning(rendered, message)
         messages.append(rendered)
     if not text.template.takes_later_systems:
         messages = _with_one_system(messages)
-    _refuse_too_long(
-        text.fewest_tokens("".join(message["content"] for message in messages)), info, "messages"
-    )
+    refuse_too_long(text.fewest_tokens("".join(message["content"] for message in messages)), info, "messages")
     try:
-        chat = text.render_chat(messages, None if tools is None else template_tools(body))
+        chat = text.render_chat(messages, None if tools is None else template_tools(body), options)
     except TemplateRefusal as error:
         raise InvalidValue(
             f"The model's chat template refuses these messages: {error}", "messages"
         ) from error
     prompt_ids = await text.encode_chat(chat)
-    _refuse_too_long(len(prompt_ids), info, "messages", exact=True)
+    refuse_too_long(len(prompt_ids), info, "messages", exact=True)
     return prompt_ids
 
 
@@ -86,13 +88,13 @@ async def encode_prompts(body: CompletionRequest, info: EngineInfo, text: TextCo
     encoded = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            _refuse_too_long(text.fewest_tokens(prompt), info, "prompt")
+            refuse_too_long(text.fewest_tokens(prompt), info, "prompt")
             encoded.append(await text.encode_prompt(prompt))
         else:
             check_token_ids(prompt, info, "prompt")
             encoded.append(prompt)
     for prompt_ids in encoded:
-        _refuse_too_long(len(prompt_ids), info, "prompt", exact=True)
+        refuse_too_long(len(prompt_ids), info, "prompt", exact=True)
     return encoded
 
 
@@ -108,7 +110,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     return cast("list[str | list[int]]", prompt)
 
 
-def _refuse_too_long(prompt_len: int, info: EngineInfo, param: str, exact: bool = False) -> None:
+def refuse_too_long(prompt_len: int, info: EngineInfo, param: str, exact: bool = False) -> None:
     """Raises InvalidValue for an empty prompt, and ContextLengthExceeded unless a token is left for the
     completion.
     """

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from api.openai.submission import Submission, build_submission
 from api.openai.validation import ValidatedRequest
 from billing.pricing import PriceBook
-from billing.rates import Rate
+from billing.rates import BATCH_TIER, Rate
 from engine.client import EngineGone, Generation
 from engine.protocol import PriorityClass, Usage
 from tenants.limits.kinds import Amounts
@@ -54,6 +54,16 @@ class RequestReservation:
             self._num_open = 0
             self._quotas.cancel(self.reservation)
 
+    @property
+    def used(self) -> Amounts:
+        """What the generations that have ended were billed."""
+        return Amounts(
+            requests=1,
+            input_tokens=sum(usage.prompt_tokens for usage in self._used),
+            output_tokens=sum(usage.completion_tokens for usage in self._used),
+            spend=sum(self._rate.cost(usage) for usage in self._used),
+        )
+
     def _ended(self, generation: Generation) -> None:
         assert self._num_open
         self._num_open -= 1
@@ -73,15 +83,7 @@ class RequestReservation:
         if not self._used:
             self._quotas.cancel(self.reservation)
             return
-        self._quotas.settle(
-            self.reservation,
-            Amounts(
-                requests=1,
-                input_tokens=sum(usage.prompt_tokens for usage in self._used),
-                output_tokens=sum(usage.completion_tokens for usage in self._used),
-                spend=sum(self._rate.cost(usage) for usage in self._used),
-            ),
-        )
+        self._quotas.settle(self.reservation, self.used)
 
 
 async def reserve(
@@ -114,6 +116,28 @@ async def reserve(
     if contracted is not None and not reservation.within_contract:
         tier, rate = PriorityClass.DEFAULT, default_rate
     return RequestReservation(build_submission(request, tier, rate.label), rate, reservation, quotas)
+
+
+async def reserve_batch_line(
+    request: ValidatedRequest, attempt: str, quotas: Quotas, prices: PriceBook
+) -> RequestReservation:
+    """Reserves what a line of a batch may use at most, at the price of batches. `attempt` distinguishes runs
+    of the same line: the reservation of a run whose process died expires without a charge, as the ledger
+    bills the line once. Raises what `reserve` does.
+    """
+    percent = request.caller.plan.batch_price_percent
+    rate = await prices.rate(percent, request.submitted_at, request.model.adapter_id is not None)
+    worst, expected = _amounts(request, rate)
+    reservation = await quotas.reserve(
+        f"{request.id}/{attempt}",
+        request.caller,
+        request.model.name,
+        worst,
+        expected,
+        parts=len(request.prompts),
+    )
+    submission = build_submission(request, PriorityClass.FLEX, rate.label, BATCH_TIER)
+    return RequestReservation(submission, rate, reservation, quotas)
 
 
 def _amounts(request: ValidatedRequest, rate: Rate) -> tuple[Amounts, Amounts | None]:

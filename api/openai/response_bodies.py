@@ -30,8 +30,13 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
+
+
+def _reasoning_fields(text: str | None) -> dict[str, Any]:
+    """Returns the thinking of a message under both of the names that clients read."""
+    return {"reasoning": text, "reasoning_content": text}
 
 
 async def whole(answer: Answer, chat: bool) -> bytes:
@@ -41,11 +46,13 @@ async def whole(answer: Answer, chat: bool) -> bytes:
     texts: list[list[str]] = [[] for _ in range(num_choices)]
     logprobs: list[dict[str, Any] | None] = [None] * num_choices
     calls: list[list[CallDelta]] = [[] for _ in range(num_choices)]
+    thoughts: list[list[str]] = [[] for _ in range(num_choices)]
     reasons: list[str | None] = [None] * num_choices
 
     def take(deltas: list[AnswerDelta]) -> bool:
         for delta in deltas:
             texts[delta.choice].append(delta.text)
+            thoughts[delta.choice].append(delta.reasoning)
             calls[delta.choice] += delta.calls
             if delta.logprobs is not None:
                 logprobs[delta.choice] = joined(logprobs[delta.choice], delta.logprobs)
@@ -65,6 +72,8 @@ async def whole(answer: Answer, chat: bool) -> bytes:
             }
             if calls[number]:
                 message |= {"content": text or None, "tool_calls": whole_calls(calls[number])}
+            if submission.thinking is not None:
+                message |= _reasoning_fields("".join(thoughts[number]) or None)
             content: dict[str, Any] = {"message": message}
         else:
             content = {
@@ -143,7 +152,7 @@ class ChunkFormat:
         self._usage_so_far = usage_so_far
         self._echo = echo
         self._n = submission.n
-        self._has_tools = submission.tools is not None
+        self._has_parts = submission.tools is not None or submission.thinking is not None
         self._started = [False] * (submission.n * len(submission.submits))
         if chat:
             self._first, self._next, self._after = (
@@ -157,8 +166,8 @@ class ChunkFormat:
 
     def chunk(self, delta: AnswerDelta) -> bytes:
         """Returns the events of a delta, usually one; empty if there is nothing to send yet."""
-        if self._has_tools:
-            return self._with_calls(delta)
+        if self._has_parts:
+            return self._in_parts(delta)
         text, number = delta.text, delta.choice
         started = self._started[number]
         if not text and started and delta.finish_reason is None and delta.logprobs is None:
@@ -170,10 +179,11 @@ class ChunkFormat:
         content = (self._next if started else self._first, _encode(text), self._after)
         return self._event(number, b"".join(content), delta.logprobs, delta.finish_reason)
 
-    def _with_calls(self, delta: AnswerDelta) -> bytes:
-        """Returns an event for the delta's text and one for each piece of a call."""
+    def _in_parts(self, delta: AnswerDelta) -> bytes:
+        """Returns an event for the delta's thinking, one for its text and one for each piece of a call."""
         number, reason = delta.choice, delta.finish_reason
-        parts: list[dict[str, Any]] = [{"content": delta.text}] if delta.text else []
+        parts: list[dict[str, Any]] = [_reasoning_fields(delta.reasoning)] if delta.reasoning else []
+        parts += [{"content": delta.text}] if delta.text else []
         parts += [{"tool_calls": [streamed_call(call)]} for call in delta.calls]
         if not self._started[number]:
             self._started[number] = True
@@ -182,11 +192,12 @@ class ChunkFormat:
         elif not parts and (reason is not None or delta.logprobs is not None):
             parts = [{}]
         last = len(parts) - 1
+        scored = 1 if delta.reasoning and last > 0 else 0  # log probabilities are the answer's
         return b"".join(
             self._event(
                 number,
                 b',"delta":' + _encode(part),
-                delta.logprobs if place == 0 else None,
+                delta.logprobs if place == scored else None,
                 reason if place == last else None,
             )
             for place, part in enumerate(parts)

@@ -19,7 +19,16 @@ from msgspec import Meta, Struct
 
 from api.errors import ApiError, InvalidValue, UnsupportedParameter
 from api.json_bodies import decode
-from api.openai.tool_schemas import CallId, ToolCalls, ToolChoice, Tools, check_messages, check_tools
+from api.openai.reasoning_turns import check_reasoning_turns
+from api.openai.tool_schemas import (
+    CallId,
+    ToolCalls,
+    ToolChoice,
+    Tools,
+    check_messages,
+    check_tools,
+    custom_tool,
+)
 
 MAX_CHOICES = 128
 """Choices of one request, over all its prompts."""
@@ -62,11 +71,25 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Of the role `assistant`: the calls of an earlier answer."""
     tool_call_id: CallId | None = None
     """Of the role `tool`: the call whose result the message is."""
+    reasoning: Text | None = None
+    """Of the role `assistant`: the thinking before an earlier answer. The model sees what its chat template
+    shows of it."""
+    reasoning_content: Text | None = None
+    """Another name of `reasoning`."""
     # Other fields of an earlier answer's message, sent back unchanged.
     refusal: None = None
     audio: None = None
     annotations: Nothing | None = None
     function_call: None = None
+
+
+class ChatTemplateOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Variables of the chat template, as clients of vLLM and SGLang send them."""
+
+    enable_thinking: bool | None = None
+    """False is the `reasoning_effort` of `none`; true lets the model think."""
+    thinking: bool | None = None
+    """Another name of `enable_thinking`."""
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -164,13 +187,24 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     tools: Tools | None = None
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
-    """`none`: the model does not see the tools. `auto`, the default: it calls functions as it sees fit. Other
-    choices are not supported yet.
+    """`none`: the model does not see the tools. `auto`, the default: it calls functions as it sees fit.
+    `required`: the message consists of calls. A function: of one call of it. `allowed_tools`: the model sees
+    all tools, and calls these.
     """
     parallel_tool_calls: bool | None = None
     """False: at most one call in a message. True is the default."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """How long the model may think before it answers; `none`: not at all. Without it, the model's own
+    default, and no bound."""
     verbosity: Literal["low", "medium", "high"] | None = None
     """A hint that no model served here was trained on."""
+
+    # Ours, sent through the stock client's `extra_body`.
+    thinking_budget: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """After so many tokens of thinking the answer begins, whatever the effort; 0: no thinking."""
+    thinking_token_budget: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """Another name of `thinking_budget`, vLLM's."""
+    chat_template_kwargs: ChatTemplateOptions | None = None
 
     # Not offered: only the neutral value passes.
     store: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
@@ -178,7 +212,6 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
     audio: None = None
-    reasoning_effort: Literal["none"] | None = None
     prediction: None = None
     web_search_options: None = None
     moderation: None = None
@@ -209,7 +242,6 @@ FEATURES = {
     "function_call": "Functions in the form that preceded 'tools' are",
     "modalities": "Modalities other than text are",
     "audio": "Audio is",
-    "reasoning_effort": "Reasoning is",
     "prediction": "Predicted outputs are",
     "web_search_options": "Web search is",
     "moderation": "Moderation is",
@@ -243,7 +275,8 @@ def decode_chat(body: bytes) -> ChatCompletionRequest:
     try:
         request = decode(_chat_decoder, body, FEATURES, _raw_schema)
     except ApiError as error:
-        raise _feature_in_history(body, error.param or "") or error from None
+        param = error.param or ""
+        raise _feature_in_history(body, param) or custom_tool(body, param) or error from None
     if request.store:
         raise UnsupportedParameter("Stored answers are not supported yet: leave 'store' out.", "store")
     check_chat(request)
@@ -260,6 +293,7 @@ def check_chat(request: ChatCompletionRequest) -> None:
         raise InvalidValue("Give 'max_completion_tokens' or 'max_tokens', not both.", "max_tokens")
     check_tools(request.tools or (), request.tool_choice)
     check_messages(request.messages)
+    check_reasoning_turns(request.messages)
     _check_common(request)
 
 

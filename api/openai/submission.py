@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from api.openai.reasoning import Thinking
 from api.openai.tool_calls import OfferedTools
 from api.openai.validation import ValidatedRequest
 from billing.rates import RATE_LABEL
@@ -28,17 +29,23 @@ class Submission(msgspec.Struct, frozen=True):
     logprobs: int | None
     tools: OfferedTools | None = None
     """What the model may call."""
+    thinking: Thinking | None = None
+    """May precede every answer."""
 
 
-def build_submission(request: ValidatedRequest, tier: PriorityClass, rate_label: str) -> Submission:
-    """Returns the request's Submits in the service tier `tier`, at the rate that `rate_label` names."""
+def build_submission(
+    request: ValidatedRequest, tier: PriorityClass, rate_label: str, billed_as: str | None = None
+) -> Submission:
+    """Returns the request's Submits in the service tier `tier`, at the rate that `rate_label` names.
+    `billed_as`: the service tier in the ledger, if it is another one.
+    """
     caller, model = request.caller, request.model
     max_wait_ms = caller.plan.terms[tier].max_wait_ms
     labels = {
         "key_id": caller.key_id,
         "model": model.name,
         "endpoint": request.endpoint,
-        "service_tier": tier.value,
+        "service_tier": billed_as or tier.value,
         RATE_LABEL: rate_label,
     }
     if caller.project_id is not None:
@@ -63,6 +70,7 @@ def build_submission(request: ValidatedRequest, tier: PriorityClass, rate_label:
             ttft_target=None if max_wait_ms is None else max_wait_ms / 1000,
             whole=not request.is_streamed,
             grammar=request.grammar,
+            reasoning=None if request.thinking is None else request.thinking.reasoning,
         )
         for position, (prompt_ids, sampling) in enumerate(zip(request.prompts, request.sampling, strict=True))
     ]
@@ -77,4 +85,5 @@ def build_submission(request: ValidatedRequest, tier: PriorityClass, rate_label:
         stops=request.sampling[0].stop,
         logprobs=request.sampling[0].logprobs,
         tools=request.tools,
+        thinking=request.thinking,
     )

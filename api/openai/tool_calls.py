@@ -12,7 +12,14 @@ import msgspec
 
 from api.errors import UnsupportedParameter
 from api.openai.schemas import ChatCompletionRequest, Message
-from api.openai.tool_schemas import FunctionDefinition, MessageToolCall, is_deeper
+from api.openai.tool_schemas import (
+    FunctionDefinition,
+    MessageToolCall,
+    NamedFunction,
+    allowed_functions,
+    is_deeper,
+    must_call,
+)
 from tokenization.codec import TextCodec
 from tokenization.tools.deltas import ArgumentsDelta, CallStart, TextDelta, ToolFunction
 from tokenization.tools.formats import ToolFormat
@@ -38,8 +45,11 @@ class OfferedTools:
 
     format: ToolFormat
     functions: tuple[ToolFunction, ...]
+    """Those that the model may call."""
     is_parallel: bool
     """Several calls in a message are allowed."""
+    is_required: bool = False
+    """A message consists of calls."""
 
     def reader(self) -> ToolCallReader:
         """Returns a reader of one choice."""
@@ -50,6 +60,8 @@ def offered_tools(
     body: ChatCompletionRequest, text: TextCodec, format: ToolFormat | None
 ) -> OfferedTools | None:
     """Returns what the model may call; None if the request offers nothing.
+
+    A named function is called once.
 
     Raises:
         UnsupportedParameter: the base model cannot call functions, or not be shown the calls of earlier
@@ -64,8 +76,10 @@ def offered_tools(
             "not known. Leave 'tools' out.",
             "tools",
         )
-    functions = tuple(ToolFunction(tool.function.name, tool.function.parameters or {}) for tool in body.tools)
-    return OfferedTools(format, functions, body.parallel_tool_calls is not False)
+    allowed = allowed_functions(body.tools, body.tool_choice)
+    functions = tuple(ToolFunction(one.name, one.parameters or {}) for one in allowed.values())
+    is_parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedFunction)
+    return OfferedTools(format, functions, is_parallel, must_call(body.tool_choice))
 
 
 def _check_history(messages: Sequence[Message], text: TextCodec) -> None:

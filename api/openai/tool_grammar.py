@@ -1,29 +1,45 @@
-"""Derives the grammar that a request's tool choice holds its answer to."""
+"""Derives the grammar that holds a message to calls of the functions that it may call.
+
+`required`, and a named function: the message consists of calls. `auto`: it is text, or text and then calls;
+a call that begins is held to its function's schema.
+"""
 
 from __future__ import annotations
 
-from api.openai.schemas import ChatCompletionRequest
+from collections.abc import Collection
+from typing import Any
+
+from api.errors import UnsupportedParameter
 from api.openai.tool_calls import OfferedTools
-from api.openai.tool_schemas import AllowedToolsChoice, NamedFunction
-from tokenization.tools.grammar import call_grammar
+from engine.protocol import Grammar
+from tokenization.tools.argument_rules import ANY_OBJECT
+from tokenization.tools.grammar import call_grammar, message_grammar
 
 
-def grammar_of(body: ChatCompletionRequest, tools: OfferedTools) -> str | None:
-    """Returns a grammar in llguidance's dialect of Lark; None if the choice leaves the model free.
+def grammar_of(
+    tools: OfferedTools, answer: dict[str, Any] | None = None, loose: Collection[str] = ()
+) -> Grammar:
+    """Returns a grammar in llguidance's dialect of Lark.
 
-    `required`: one or more calls of any function. A named function: exactly one call of it. `allowed_tools`:
-    calls of those functions, if its mode is `required`.
+    Args:
+        answer: a JSON Schema that messages without calls are of; None: text.
+        loose: names of functions that are held to any object, in place of their schema.
+
+    Raises:
+        UnsupportedParameter: an answer by a schema cannot be told from calls in the model's format.
     """
-    choice = body.tool_choice
-    if choice == "required":
-        return call_grammar(tools.format, tools.functions, is_parallel=tools.is_parallel)
-    if isinstance(choice, NamedFunction):
-        names = {choice.function.name}
-        is_parallel = False
-    elif isinstance(choice, AllowedToolsChoice) and choice.allowed_tools.mode == "required":
-        names = {allowed.function.name for allowed in choice.allowed_tools.tools}
-        is_parallel = tools.is_parallel
-    else:
-        return None
-    functions = [function for function in tools.functions if function.name in names]
-    return call_grammar(tools.format, functions, is_parallel=is_parallel)
+    functions = [
+        function._replace(parameters=ANY_OBJECT) if function.name in loose else function
+        for function in tools.functions
+    ]
+    if tools.is_required:
+        return Grammar("lark", call_grammar(tools.format, functions, is_parallel=tools.is_parallel))
+    try:
+        source = message_grammar(tools.format, functions, is_parallel=tools.is_parallel, answer=answer)
+    except ValueError as error:
+        raise UnsupportedParameter(
+            f"'tools' and 'response_format' cannot be combined on this model: {error}. Leave one out, or set "
+            "'tool_choice' to 'required' or 'none'.",
+            "tools",
+        ) from None
+    return Grammar("lark", source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol
 
@@ -28,8 +29,10 @@ class FunctionDefinition(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     description: Annotated[str, Meta(max_length=100_000)] | None = None
     parameters: dict[str, Any] | None = None
     """A JSON Schema of the arguments, an object. None: the function takes no arguments."""
-    strict: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
-    """Not supported yet: only false passes."""
+    strict: bool | None = None
+    """Takes only the subset of JSON Schema that OpenAI's strict mode does, and refuses a schema that calls
+    cannot be held to. Other functions are held to theirs as far as it is supported.
+    """
 
 
 class FunctionTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -97,7 +100,7 @@ class _Message(Protocol):
 
 
 def check_tools(tools: Sequence[FunctionTool], choice: ToolChoice | None) -> None:
-    """Raises InvalidValue or UnsupportedParameter, naming the field."""
+    """Raises InvalidValue, naming the field."""
     names: set[str] = set()
     for number, tool in enumerate(tools):
         where = f"tools[{number}].function"
@@ -107,10 +110,6 @@ def check_tools(tools: Sequence[FunctionTool], choice: ToolChoice | None) -> Non
         names.add(function.name)
         if function.parameters is not None:
             _check_parameters(function.parameters, f"{where}.parameters")
-        if function.strict:
-            raise UnsupportedParameter(
-                f"Strict functions are not supported yet: leave '{where}.strict' out.", f"{where}.strict"
-            )
     if choice is None or choice in ("none", "auto"):
         return
     if not tools:
@@ -120,9 +119,41 @@ def check_tools(tools: Sequence[FunctionTool], choice: ToolChoice | None) -> Non
     elif isinstance(choice, AllowedToolsChoice):
         for number, allowed in enumerate(choice.allowed_tools.tools):
             _check_offered(allowed, names, f"tool_choice.allowed_tools.tools[{number}]")
-    raise UnsupportedParameter(
-        "Only 'none' and 'auto' are supported yet as 'tool_choice': leave it out.", "tool_choice"
-    )
+
+
+def custom_tool(body: bytes, param: str) -> UnsupportedParameter | None:
+    """Returns the error that names custom tools if the body has one at `param`, the refused field."""
+    if re.fullmatch(r"tools\[\d+\]\.type|tool_choice\.type", param) is None:
+        return None
+    try:
+        value = msgspec.json.decode(body)
+        for step in re.findall(r"\w+", param):
+            value = value[int(step) if step.isdecimal() else step]
+    except (msgspec.DecodeError, RecursionError):  # the rest of the body is not valid JSON
+        return None
+    if value != "custom":
+        return None
+    return UnsupportedParameter(f"Custom tools are not supported yet, only functions: see '{param}'.", param)
+
+
+def allowed_functions(
+    tools: Sequence[FunctionTool], choice: ToolChoice | None
+) -> dict[int, FunctionDefinition]:
+    """Returns the functions that the model may call, by their place in `tools`."""
+    if isinstance(choice, NamedFunction):
+        names = {choice.function.name}
+    elif isinstance(choice, AllowedToolsChoice):
+        names = {allowed.function.name for allowed in choice.allowed_tools.tools}
+    else:
+        names = {tool.function.name for tool in tools}
+    return {number: tool.function for number, tool in enumerate(tools) if tool.function.name in names}
+
+
+def must_call(choice: ToolChoice | None) -> bool:
+    """Returns whether a message has to consist of calls."""
+    if isinstance(choice, AllowedToolsChoice):
+        return choice.allowed_tools.mode == "required"
+    return choice == "required" or isinstance(choice, NamedFunction)
 
 
 def check_messages(messages: Sequence[_Message]) -> None:

@@ -7,8 +7,9 @@ import time
 import msgspec
 
 from adapters.resolver import ResolvedModel
-from api.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
+from api.errors import ContextLengthExceeded, InvalidValue
 from api.openai.prompts import check_token_ids, context_window
+from api.openai.reasoning import Thinking
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationFields
 from api.openai.tool_calls import OfferedTools
 from billing.request_ids import new_request_id
@@ -38,6 +39,8 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     grammar: Grammar | None
     """Holds for every choice; known to compile."""
     tools: OfferedTools | None = None
+    thinking: Thinking | None = None
+    """May precede every answer."""
     reservation_id: str = ""
     """Under which quota is reserved, if not under `id`: for a request that is generated again."""
 
@@ -50,14 +53,15 @@ def validate_chat(
     info: EngineInfo,
     grammar: Grammar | None,
     tools: OfferedTools | None = None,
+    thinking: Thinking | None = None,
 ) -> ValidatedRequest:
     """Returns the request with sampling parameters and a token budget. `tools`: what the model may call.
+    `thinking`: what may precede the answer.
 
     `grammar`: what its fields ask for, already checked.
 
     Raises:
         InvalidValue: a token id outside the vocabulary, or more minimum tokens than are generated.
-        UnsupportedParameter: tools together with a grammar.
         ContextLengthExceeded: the prompt and `max_completion_tokens` exceed the context.
     """
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -65,13 +69,7 @@ def validate_chat(
     validated = _validated(
         "chatcmpl", body, [prompt_ids], max_tokens, logprobs, "messages", caller, model, info
     )
-    if grammar is not None and tools is not None:
-        raise UnsupportedParameter(
-            "'tools' together with a constraint on the answer are not supported yet: leave one out, or set "
-            "'tool_choice' to 'none'.",
-            "tools",
-        )
-    return msgspec.structs.replace(validated, grammar=grammar, tools=tools)
+    return msgspec.structs.replace(validated, grammar=grammar, tools=tools, thinking=thinking)
 
 
 def validate_completion(

@@ -31,8 +31,9 @@ TAGS = {
     "Completions": "Continue a text.",
     "Responses": "Generate responses that can be stored, continued and run in the background.",
     "Conversations": "Conversations that responses read from and add to.",
+    "Batches": "Files of requests that run in the background, at a price of their own.",
     "Models": "The models that your key can use, with their context length and prices.",
-    "Files": "Files that adapters and calibration samples are made from.",
+    "Files": "Files of adapters, calibration samples and batches.",
     "Uploads": "Large files, uploaded in parts.",
     "Adapters": "LoRA adapters of your own and their versions.",
     "Calibration": "Jobs that measure a version of an adapter before it serves, and their reports.",
@@ -50,7 +51,7 @@ TAGS = {
 }
 """In the order of the reference."""
 GROUPS = {
-    "Inference": ["Responses", "Conversations", "Chat", "Completions", "Models"],
+    "Inference": ["Responses", "Conversations", "Chat", "Completions", "Batches", "Models"],
     "Adapters": ["Files", "Uploads", "Adapters", "Calibration"],
     "Organization": ["Organization", "Projects", "Keys", "Users", "Audit"],
     "Money and limits": ["Usage", "Limits", "Billing", "Webhooks", "SLA"],
@@ -75,6 +76,7 @@ PATH_PARAMETERS = {
     "adapter": "The adapter's id or name.",
     "version": "The version's number.",
     "job_id": "The calibration job's id.",
+    "batch_id": "The batch's id.",
     "chart": "The chart's name, as the report has it.",
     "file_id": "The file's id.",
     "upload_id": "The upload's id.",

@@ -20,6 +20,7 @@ SOURCES: dict[str, dict[str, str]] = {
     "createCalibrationJob": {"job_id": ID},
     "createFile": {"file_id": ID},
     "createUpload": {"upload_id": ID},
+    "createBatch": {"batch_id": ID},
     "createChatCompletion": {"generation_id": ID},
     "createCompletion": {"generation_id": ID},
     "createResponse": {"generation_id": ID, "response_id": ID},

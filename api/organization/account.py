@@ -33,6 +33,8 @@ class PlanObject(TypedDict):
     max_file_bytes: int
     pinned_adapters: int
     """How many adapters are always kept in memory."""
+    batch_price_percent: int
+    """The price of a batch's lines, in percent of the list price."""
     response_days: int
     """Days for which stored responses and conversations are kept."""
     service_tiers: dict[str, TierTerms]
@@ -71,6 +73,7 @@ def plan_object(plan: PlanView) -> PlanObject:
         "max_adapters": plan.max_adapters,
         "max_file_bytes": plan.max_file_bytes,
         "pinned_adapters": plan.pinned_adapters,
+        "batch_price_percent": plan.batch_price_percent,
         "response_days": plan.response_days,
         "service_tiers": {
             tier.name.lower(): {

@@ -1,4 +1,4 @@
-"""`/v1/files`: uploads, lists and downloads files of adapters and calibration, in OpenAI's format.
+"""`/v1/files`: uploads, lists and downloads files of adapters, calibration and batches, in OpenAI's format.
 
 `adapters.files` validates and stores the files.
 """
@@ -66,7 +66,7 @@ CREATE_SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
     "properties": {
         "file": {"type": "string", "format": "binary"},
-        "purpose": {"type": "string", "enum": ["adapter", "calibration"]},
+        "purpose": {"type": "string", "enum": ["adapter", "calibration", "batch"]},
         _ANCHOR: {"type": "string", "enum": ["created_at"]},
         _SECONDS: {"type": "integer", "minimum": 3600, "maximum": 2592000},
     },
@@ -98,7 +98,7 @@ def file_object(file: StoredFile) -> FileObject:
 )
 async def create_file(request: Request) -> FileObject:
     """Uploads a file. Its `purpose` is `adapter` for `adapter_model.safetensors` and `adapter_config.json`,
-    or `calibration` for samples as JSON lines.
+    `calibration` for samples as JSON lines, or `batch` for the requests of a batch as JSON lines.
     """
     caller = await authenticate(request, WRITE_FILES)
     files = services_of(request).files

@@ -53,7 +53,7 @@ class CreateUploadRequest(Body, frozen=True, kw_only=True):
     mime_type: Annotated[
         str, Meta(min_length=1, max_length=255, extra_json_schema={"pattern": f"^{PRINTABLE}$"})
     ]
-    purpose: Literal["adapter", "calibration"]
+    purpose: Literal["adapter", "calibration", "batch"]
     expires_after: ExpiresAfter | None = None
 
 

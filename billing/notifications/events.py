@@ -29,10 +29,22 @@ ACCOUNT_GRACE = "account.grace"
 ACCOUNT_SUSPENDED = "account.suspended"
 ACCOUNT_RESTORED = "account.restored"
 ADAPTER_READY = "adapter.ready"
+BATCH_COMPLETED = "batch.completed"
+BATCH_FAILED = "batch.failed"
+BATCH_EXPIRED = "batch.expired"
+BATCH_CANCELLED = "batch.cancelled"
 ENDPOINT_DISABLED = "webhook_endpoint.disabled"
 
 _PAYMENT = {"invoice_id": "inv_sample", "amount_micro_usd": 12_340_000}
 _ADAPTER = {"adapter_id": "adp_sample", "name": "pirate", "version": 1, "model": "base:pirate@1"}
+_BATCH = {
+    "id": "batch_sample",
+    "total": 100,
+    "completed": 99,
+    "failed": 1,
+    "output_file_id": "file_sample",
+    "error_file_id": "file_sample2",
+}
 
 EVENTS: Mapping[str, EventType] = {
     event.name: event
@@ -67,6 +79,15 @@ EVENTS: Mapping[str, EventType] = {
         EventType(ACCOUNT_SUSPENDED, "Requests are refused until the open amount is paid.", True, {}),
         EventType(ACCOUNT_RESTORED, "Requests are served again.", True, {}),
         EventType(ADAPTER_READY, "A version of an adapter can be used.", False, _ADAPTER),
+        EventType(BATCH_COMPLETED, "Every line of a batch has run.", False, _BATCH),
+        EventType(
+            BATCH_FAILED,
+            "The input file of a batch is not valid, and none of its lines ran.",
+            False,
+            _BATCH | {"total": 0, "completed": 0, "failed": 0, "output_file_id": None, "error_file_id": None},
+        ),
+        EventType(BATCH_EXPIRED, "A batch ended after 24 hours with what was done.", False, _BATCH),
+        EventType(BATCH_CANCELLED, "A batch was cancelled.", False, _BATCH),
         EventType(
             ENDPOINT_DISABLED,
             "A webhook endpoint failed for days and was disabled.",

@@ -100,6 +100,15 @@ def _adapter(data: Data) -> tuple[str, list[str]]:
     return f"{data['model']} is ready", [f"Version {data['version']} of {data['name']} can be used."]
 
 
+def _batch_ended(how: str) -> Callable[[Data], tuple[str, list[str]]]:
+    def words(data: Data) -> tuple[str, list[str]]:
+        return f"The batch {data['id']} {how}", [
+            f"Of {data['total']} requests, {data['completed']} were answered and {data['failed']} failed."
+        ]
+
+    return words
+
+
 def _disabled(data: Data) -> tuple[str, list[str]]:
     return "A webhook endpoint was disabled", [
         f"The endpoint {data['url']} failed for days, so events are no longer sent to it.",
@@ -116,6 +125,10 @@ _WORDS: Mapping[str, Callable[[Data], tuple[str, list[str]]]] = {
     events.ACCOUNT_SUSPENDED: _suspended,
     events.ACCOUNT_RESTORED: _restored,
     events.ADAPTER_READY: _adapter,
+    events.BATCH_COMPLETED: _batch_ended("is completed"),
+    events.BATCH_FAILED: _batch_ended("failed: its input file is not valid"),
+    events.BATCH_EXPIRED: _batch_ended("has expired"),
+    events.BATCH_CANCELLED: _batch_ended("was cancelled"),
     events.ENDPOINT_DISABLED: _disabled,
 }
 

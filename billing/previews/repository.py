@@ -58,9 +58,9 @@ class PricedSums:
         return (await self.session.execute(query)).all()
 
     async def plans(self) -> Sequence[Any]:
-        """Returns rows (tenant_id, tenant_name, terms of its plan) of every tenant."""
+        """Returns rows (id, name, terms and batch_price_percent of its plan) of every tenant."""
         query = (
-            select(Tenant.id, Tenant.name, Plan.terms)
+            select(Tenant.id, Tenant.name, Plan.terms, Plan.batch_price_percent)
             .join(Plan, Plan.id == Tenant.plan_id)
             .where(Tenant.id != OPERATOR_TENANT)
         )

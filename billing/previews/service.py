@@ -17,6 +17,7 @@ from billing.models import Price, StoredAdapter
 from billing.months import month_of, span
 from billing.previews.repository import PricedSums
 from billing.pricing import AMOUNTS, PriceVersion
+from billing.rates import BATCH_TIER
 from db.session import EVERY_TENANT, Database
 from engine.protocol import Usage
 from tenants.tier_terms import read
@@ -66,7 +67,7 @@ class PlanCosts:
     """The parts of a plan that decide what its tenants pay. Money is micro-USD."""
 
     percents: Mapping[str, int]
-    """Percentages of the price, by service tier."""
+    """Percentages of the price, by service tier, and of batches."""
     monthly_fee: int
     included_usage: int
 
@@ -91,10 +92,10 @@ class PricePreviews:
             plans = await sums.plans()
             stored = await ChargeBook(session).stored(start, end)
         names = {row.id: row.name for row in plans}
-        percents = {row.id: _percents(row.terms) for row in plans}
+        percents = {row.id: _percents(row.terms, row.batch_price_percent) for row in plans}
         totals: dict[str, list[int]] = {}
         for row in used:
-            percent = percents.get(row.tenant_id, _percents({})).get(row.service_tier, 100)
+            percent = percents.get(row.tenant_id, {}).get(row.service_tier, 100)
             usage = Usage(int(row.prompt_tokens), int(row.cached_tokens), int(row.completion_tokens))
             cost = draft.rate(percent, row.on_adapter).cost(usage)
             _add(totals, row.tenant_id, int(row.num_requests), int(row.cost), cost)
@@ -153,8 +154,8 @@ def _add(totals: dict[str, list[int]], tenant_id: str, requests: int, before: in
     found[0], found[1], found[2] = found[0] + requests, found[1] + before, found[2] + after
 
 
-def _percents(terms: Mapping[str, Mapping[str, object]]) -> dict[str, int]:
-    return {tier.value: found.price_percent for tier, found in read(terms).items()}
+def _percents(terms: Mapping[str, Mapping[str, object]], batch: int) -> dict[str, int]:
+    return {tier.value: found.price_percent for tier, found in read(terms).items()} | {BATCH_TIER: batch}
 
 
 def _storage(

@@ -21,14 +21,16 @@ _BEHIND = text(
     """
     SELECT x.tenant_id, x.request_id, to_timestamp(x.submitted) AS submitted_at, f.name, f.expected, f.found
     FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(tenant_id text, request_id text,
-        submitted double precision, prompt_tokens bigint, cached_tokens bigint, completion_tokens bigint)
+        submitted double precision, prompt_tokens bigint, cached_tokens bigint, completion_tokens bigint,
+        reasoning_tokens bigint)
     LEFT JOIN usage_records r ON r.submitted_at = to_timestamp(x.submitted) AND r.request_id = x.request_id
         AND r.submitted_at BETWEEN to_timestamp(:earliest) AND to_timestamp(:latest)
     CROSS JOIN LATERAL (VALUES
         ('requests', 1, CASE WHEN r.request_id IS NULL THEN 0 ELSE 1 END),
         ('prompt tokens', x.prompt_tokens, coalesce(r.prompt_tokens, 0)),
         ('cached tokens', x.cached_tokens, coalesce(r.cached_tokens, 0)),
-        ('completion tokens', x.completion_tokens, coalesce(r.completion_tokens, 0))
+        ('completion tokens', x.completion_tokens, coalesce(r.completion_tokens, 0)),
+        ('reasoning tokens', x.reasoning_tokens, coalesce(r.reasoning_tokens, 0))
     ) AS f(name, expected, found)
     WHERE f.found < f.expected ORDER BY 3, 2, 4
     """
@@ -40,7 +42,7 @@ _FIXED = (
 _STANDING = text(
     f"""
     SELECT r.request_id, {", ".join(f"r.{name}" for name in _FIXED)},
-           r.prompt_tokens, r.cached_tokens, r.completion_tokens
+           r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.reasoning_tokens
     FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(request_id text, submitted double precision)
     JOIN usage_records r ON r.submitted_at = to_timestamp(x.submitted) AND r.request_id = x.request_id
         AND r.submitted_at BETWEEN to_timestamp(:earliest) AND to_timestamp(:latest)
@@ -184,6 +186,7 @@ class BooksRepository:
                 "prompt_tokens": row.prompt_tokens,
                 "cached_tokens": row.cached_tokens,
                 "completion_tokens": row.completion_tokens,
+                "reasoning_tokens": row.reasoning_tokens,
             }
             for row in rows
         ]

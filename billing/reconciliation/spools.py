@@ -28,7 +28,7 @@ ANSWERED_WITHIN = 5.0
 MOST_HELD = 100_000
 """The oldest events of one engine that are compared."""
 _BATCH = 1000
-COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 CUT_OFF = "error"
 """The finish reason of a request whose engine died: it is billed for what was counted by then."""
 

@@ -36,11 +36,17 @@ class CachedTokens(TypedDict):
     """Prompt tokens that were in the prefix cache."""
 
 
+class ReasoningTokens(TypedDict):
+    reasoning_tokens: int
+    """Completion tokens that the model thought with, before its answer."""
+
+
 class ReceiptUsage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
 
 
 class ReceiptPrice(TypedDict):
@@ -213,6 +219,7 @@ def _usage(records: Sequence[UsageRecord]) -> ReceiptUsage:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(record.cached_tokens for record in records)},
+        "completion_tokens_details": {"reasoning_tokens": sum(record.reasoning_tokens for record in records)},
     }
 
 

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsError
 
 from adapters.storage.settings import StorageSettings
 from admin.settings import ConsoleSettings
+from api.batches.settings import BatchSettings
 from api.settings import ApiSettings, ConnectionSettings
 from billing.invoices.settings import InvoiceSettings
 from billing.notifications.settings import NotificationSettings
@@ -49,6 +50,7 @@ USERS: Mapping[type[BaseSettings], set[Process]] = {
     TenantSettings: _API,
     ApiSettings: _API,
     ConnectionSettings: _API,
+    BatchSettings: _API,
     ConsoleSettings: _API,
     StorageSettings: _API | _JOBS,
     NotificationSettings: _API | _WORKERS,

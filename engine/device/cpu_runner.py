@@ -6,7 +6,7 @@ over the rows that run, plus what changed.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from engine.batch import NO_SLOT, Batch, CompletedStep, NewRow, Scored, StepResu
 from engine.device.batch_state import BatchState, Shares
 from engine.device.cpu_sampler import Sampler
 from engine.device.scoring import read, rows_per_chunk, score, score_requests
-from engine.grammar.constraint import Constraint
 from engine.grammar.masks import MaskFiller, words_of
 from engine.grammar.row_constraints import RowConstraints
 from engine.lora.pool import AdapterPool
@@ -53,7 +52,6 @@ class ModelRunner:
         self._state = BatchState(max_rows, max_len, block_size)
         self._constraints = RowConstraints(max_rows)
         self._filler = MaskFiller(num_threads=1)
-        self._filling = ThreadPoolExecutor(1, "masks")
         self._bits_MW = np.zeros((max_rows, words_of(model.config.vocab_size)), np.int32)
         self.counters = RunnerCounters()
 
@@ -76,15 +74,15 @@ class ModelRunner:
             state.append_blocks(row, block_ids)
         shares = state.shares(batch)
         drawing = shares.rows[shares.samples]
-        masks = self._start_masks(drawing)
-        logits_SV, scores = self._forward(shares, batch.scored)
         output_lens = state.total_len[drawing] - state.prompt_len[drawing]
+        masks, constraints = self._constraints.of(drawing, output_lens)
+        filling = self._filler.start(constraints, self._bits_MW[: len(constraints)]) if constraints else None
+        logits_SV, scores = self._forward(shares, batch.scored)
         state.advance(shares)
         if not drawing.size:
             return StepResult([], scores=scores)
-        sampled = self._sampler.sample(
-            logits_SV, drawing, output_lens, None if masks is None else masks.result()
-        )
+        token_masks = None if filling is None else self._filled(filling, masks)
+        sampled = self._sampler.sample(logits_SV, drawing, output_lens, token_masks)
         state.learn(drawing, sampled.token_ids)
         return StepResult(sampled.token_ids.tolist(), sampled.logprobs, sampled.failed, scores)
 
@@ -95,15 +93,10 @@ class ModelRunner:
         self._sampler.admit(new.row, new.sampling, new.seed, prompt_ids, output_ids)
         self._constraints.enter(new.row, new.constraint)
 
-    def _start_masks(self, drawing: np.ndarray) -> Future[TokenMasks] | None:
-        """Fills the masks of constrained rows beside the forward pass; None where no row is constrained."""
-        masks, constraints = self._constraints.of(drawing)
-        return self._filling.submit(self._fill, masks, constraints) if constraints else None
-
-    def _fill(self, masks: np.ndarray, constraints: list[Constraint]) -> TokenMasks:
-        bits_MW = self._bits_MW[: len(constraints)]
-        self._filler.fill(constraints, bits_MW)
-        return TokenMasks(torch.from_numpy(bits_MW), torch.from_numpy(masks.astype(np.int32)))
+    def _filled(self, filling: Future[None], masks: np.ndarray) -> TokenMasks:
+        """Waits for the masks that were filled beside the forward pass."""
+        filling.result()
+        return TokenMasks(torch.from_numpy(self._bits_MW), torch.from_numpy(masks.astype(np.int32)))
 
     def _forward(
         self, shares: Shares, scored: list[Scored]

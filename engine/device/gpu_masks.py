@@ -1,54 +1,78 @@
 """Brings the token masks of constrained rows to the device, while it computes the step that they are for.
 
-A step with constrained rows is launched without its draws. Once the step before it is committed, its masks
-are filled and copied, and the draws are queued behind its forward pass, which is still running.
+A step with constrained rows is launched without its draws. Once the tokens of the step before it are known,
+its masks are filled and copied in other threads, and the draws are queued behind its forward pass.
 """
 
 from __future__ import annotations
+
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
 from engine.batch import StepResult
 from engine.device.gpu_sampler import DeviceSampler, LaunchedDraws
-from engine.grammar.constraint import Constraint
+from engine.grammar.constraint import RowConstraint
 from engine.grammar.masks import MaskFiller, words_of
 
 
 class DeviceMasks:
-    """The masks of up to `max_rows` rows, in one place on the host and one on the device."""
+    """The masks of up to `max_rows` rows, in one place on the host and one on the device.
+
+    Both are written again only for the next step, when the draws of this one have been read.
+    """
 
     def __init__(self, filler: MaskFiller, max_rows: int, vocab_size: int, device: torch.device) -> None:
         shape = (max_rows, words_of(vocab_size))
+        on_gpu = device.type == "cuda"
         self._filler = filler
-        # Written again only for the next step, by when the copy of this one has ended: its draws were read.
-        self._host_MW = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._host_MW = torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu)
         self._device_MW = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._copies = torch.cuda.Stream(device) if on_gpu else None
 
-    def send(self, constraints: list[Constraint]) -> Tensor:
-        """Fills the masks and queues their copy. Returns int32 [max_rows, words], mask i for constraint i."""
+    def start(self, constraints: list[RowConstraint]) -> Future[None]:
+        """Begins to fill the masks; the future ends when their copy is queued."""
         num = len(constraints)
-        self._filler.fill(constraints, self._host_MW[:num].numpy())
-        self._device_MW[:num].copy_(self._host_MW[:num], non_blocking=True)
+        return self._filler.start(constraints, self._host_MW[:num].numpy(), lambda: self._copy(num))
+
+    def sent(self) -> Tensor:
+        """Lets what is queued from now on wait for the copy. Returns int32 [max_rows, words], mask i for
+        constraint i.
+        """
+        if self._copies is not None:
+            torch.cuda.current_stream().wait_stream(self._copies)
         return self._device_MW
+
+    def _copy(self, num: int) -> None:
+        with torch.cuda.stream(self._copies):
+            self._device_MW[:num].copy_(self._host_MW[:num], non_blocking=True)
 
 
 class ConstrainedDraws:
     """A step whose draws wait for its masks."""
 
     def __init__(
-        self, sampler: DeviceSampler, masks: DeviceMasks, logits_SV: Tensor, constraints: list[Constraint]
+        self, sampler: DeviceSampler, masks: DeviceMasks, logits_SV: Tensor, constraints: list[RowConstraint]
     ) -> None:
         self._sampler, self._masks = sampler, masks
         self._logits_SV = logits_SV
         self._constraints = constraints
+        self._filling: Future[None] | None = None
         self._draws: LaunchedDraws | None = None
 
-    def draw_constrained(self) -> None:
-        """Fills the masks and queues the draws."""
-        self._draws = self._sampler.launch(self._logits_SV, self._masks.send(self._constraints))
+    def fill_masks(self) -> None:
+        """Begins to fill the masks."""
+        self._filling = self._masks.start(self._constraints)
+
+    def draw(self) -> LaunchedDraws:
+        """Queues the draws when the masks are filled, unless they are queued already."""
+        if self._draws is None:
+            assert self._filling is not None, "fill_masks comes first"
+            self._filling.result()
+            self._draws = self._sampler.launch(self._logits_SV, self._masks.sent())
+        return self._draws
 
     def result(self) -> StepResult:
         """Waits for the step and returns its draws. Called once."""
-        assert self._draws is not None, "draw_constrained comes first"
-        return self._draws.result()
+        return self.draw().result()

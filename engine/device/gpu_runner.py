@@ -20,6 +20,7 @@ from engine.device.gpu_masks import ConstrainedDraws, DeviceMasks
 from engine.device.gpu_sampler import DeviceSampler
 from engine.device.gpu_scoring import DeviceScorer
 from engine.device.graphs import Bucket, StepGraphs, row_buckets, token_buckets
+from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.device.scoring import score_requests
 from engine.grammar.masks import MaskFiller
 from engine.grammar.row_constraints import RowConstraints
@@ -27,7 +28,7 @@ from engine.lora.device_pool import DevicePool
 from engine.model.cache import KVCache
 from engine.model.config import ModelConfig
 from engine.model.model import Model
-from kernels.attention import DevicePlan
+from kernels.attention import AttentionGeometry, DevicePlan
 from kernels.lora.device import DeviceLora
 from kernels.step_inputs import StepInputs
 
@@ -38,7 +39,7 @@ INVARIANT_ROWS = 256
 
 
 class DeviceRunner:
-    """Batch state of `max_rows` sequences of at most `max_len` tokens, prompt and completion together.
+    """Keeps the batch state of sequences within `BatchLimits`, and runs their steps.
 
     What a request's bits depend on: the sizes of the steps it ran in (their buckets), how its prompt was cut
     into chunks, and how many other rows of its own adapter a step has; not on what the other rows or their
@@ -52,37 +53,22 @@ class DeviceRunner:
         self,
         model: Model,
         pool: DevicePool | None,
-        *,
-        num_blocks: int,
-        block_size: int,
-        max_rows: int,
-        max_len: int,
-        max_batch_tokens: int,
-        kv_dtype: torch.dtype | None = None,
-        cuda_graphs: bool = True,
-        max_graph_rows: int | None = None,
-        batch_invariant: bool = False,
-        mask_threads: int = 1,
+        cache: CacheLayout,
+        limits: BatchLimits,
+        options: RunnerOptions | None = None,
     ) -> None:
-        """Allocates the cache, the step's inputs and the sampler's state.
-
-        Args:
-            pool: without one, or one without slots, every row runs the base.
-            num_blocks: KV blocks, the null block included.
-            kv_dtype: of keys and values; by default the model's.
-            cuda_graphs: False launches steps kernel by kernel.
-            max_graph_rows: larger decode steps are launched kernel by kernel too; by default all sizes are
-                captured.
-            mask_threads: fill the masks of constrained rows.
+        """Allocates the cache, the step's inputs and the sampler's state. Without a pool, or with one without
+        slots, every row runs the base.
         """
-        config, device = model.config, model.device
+        options = options or RunnerOptions()
+        config, device, max_rows = model.config, model.device, limits.max_rows
         self._model, self._pool = model, pool
-        self._captures = cuda_graphs
-        self._max_graph_rows = max_rows if max_graph_rows is None else max_graph_rows
-        self._kv = KVCache(config, num_blocks, block_size, device, kv_dtype or model.dtype)
-        self._state = BatchState(max_rows, max_len, block_size)
-        rows, tokens = row_buckets(max_rows), token_buckets(max(max_batch_tokens, max_rows))
-        if batch_invariant:
+        self._captures = options.cuda_graphs
+        self._max_graph_rows = max_rows if options.max_graph_rows is None else options.max_graph_rows
+        self._kv = KVCache(config, cache.num_blocks, cache.block_size, device, cache.dtype or model.dtype)
+        self._state = BatchState(max_rows, limits.max_len, cache.block_size)
+        rows, tokens = row_buckets(max_rows), token_buckets(max(limits.max_batch_tokens, max_rows))
+        if options.batch_invariant:
             model.product_rows = INVARIANT_ROWS
             rows, tokens = ([_rounded_up(sizes[-1])] for sizes in (rows, tokens))
         max_tokens = max(rows[-1], tokens[-1])
@@ -91,27 +77,21 @@ class DeviceRunner:
         self._ids = inputs.field("runner.ids", max_tokens)
         self._sampled = inputs.field("runner.sampled", rows[-1])
         self._changes = inputs.field("runner.changes", (2, MAX_TABLE_CHANGES), torch.int64)
-        self._plan = DevicePlan(
-            inputs,
-            max_rows=rows[-1],
-            max_tokens=max_tokens,
-            max_blocks=self._state.tables.shape[1],
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size=block_size,
-            device=device,
-        )
+        geometry = AttentionGeometry(config.num_heads, config.num_kv_heads, config.head_dim, cache.block_size)
+        max_blocks = self._state.tables.shape[1]
+        self._plan = DevicePlan(inputs, geometry, rows[-1], max_tokens, max_blocks, device)
         self._lora = (
             None
             if pool is None or not pool.num_slots
             else DeviceLora(
-                pool.table, inputs, max_tokens, _widths_in(config), batch_invariant=batch_invariant
+                pool.table, inputs, max_tokens, _widths_in(config), batch_invariant=options.batch_invariant
             )
         )
         self._sampler = DeviceSampler(inputs, rows[-1], config.vocab_size, config.eos_ids, device)
         self._constraints = RowConstraints(max_rows)
-        self._masks = DeviceMasks(MaskFiller(mask_threads), rows[-1], config.vocab_size, device)
+        self._masks = DeviceMasks(MaskFiller(options.mask_threads), rows[-1], config.vocab_size, device)
+        self._undrawn: ConstrainedDraws | None = None
+        """The step launched last, if its draws are not queued yet."""
         # Chunks of as many rows as the largest step draws for: the logits' memory is at least that large.
         self._scorer = DeviceScorer(model.logits, max_tokens, rows[-1], device)
         inputs.freeze()
@@ -122,16 +102,16 @@ class DeviceRunner:
         self.counters = self._graphs.counters
 
     @staticmethod
-    def scratch_bytes(config: ModelConfig, max_rows: int, max_batch_tokens: int) -> int:
+    def scratch_bytes(config: ModelConfig, limits: BatchLimits) -> int:
         """Returns about what steps take besides weights, adapters and cache: for budgets.
 
         bf16 activations of the widest layer, their FP8 copies, fp32 logits, partial sums of split attention
         and of adapters, and what libraries and captured graphs keep.
         """
-        tokens = max(max_batch_tokens, max_rows)
+        tokens = max(limits.max_batch_tokens, limits.max_rows)
         outputs = sum(out_features for out_features, _ in config.linear_shapes.values())
         activations = tokens * (2 * outputs + 3 * (4 * config.hidden_size + config.intermediate_size))
-        logits = 4 * max_rows * config.vocab_size
+        logits = 4 * limits.max_rows * config.vocab_size
         return activations + 3 * logits + (3 << 30)
 
     def capture(self, on_progress: Callable[[int, int], None] | None = None) -> None:
@@ -150,7 +130,10 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:
-        """Queues the batch behind all launched before; returns at once."""
+        """Queues the batch behind all launched before; returns at once, or when their masks are filled."""
+        if self._undrawn is not None:
+            self._undrawn.draw()
+            self._undrawn = None
         self._apply(batch)
         shares = self._state.shares(batch)
         with nullcontext() if self._pool is None else self._pool.launching():
@@ -226,15 +209,16 @@ class DeviceRunner:
         self._fill_sampled(query_lens, samples, decode_only)
         # A decode step has the logits of every row, also of a prompt's last token but one.
         places = np.flatnonzero(samples) if decode_only else None
-        masks, constraints = self._constraints.of(drawing)
-        self._sampler.prepare(drawing, state.total_len[drawing] - state.prompt_len[drawing], places, masks)
+        output_lens = state.total_len[drawing] - state.prompt_len[drawing]
+        masks, constraints = self._constraints.of(drawing, output_lens)
+        self._sampler.prepare(drawing, output_lens, places, masks)
         inputs.send()
         if num_changes:
             self._write_tables(*self._changes.device[:, :num_changes])
         logits_SV = self._graphs.run(bucket)
         draws: LaunchedStep
         if constraints:
-            draws = ConstrainedDraws(self._sampler, self._masks, logits_SV, constraints)
+            draws = self._undrawn = ConstrainedDraws(self._sampler, self._masks, logits_SV, constraints)
         elif drawing.size:
             draws = self._sampler.launch(logits_SV)
         else:

@@ -300,7 +300,7 @@ class LaunchedDraws:
         if self._arrived is not None:
             self._arrived.record()
 
-    def draw_constrained(self) -> None:
+    def fill_masks(self) -> None:
         """Does nothing: everything is queued."""
 
     def result(self) -> StepResult:

@@ -97,10 +97,10 @@ class LaunchedScores:
     def _table(self, num_rows: int) -> Tensor:
         return self._scores[: num_rows * self._width].view(num_rows, self._width)
 
-    def draw_constrained(self) -> None:
+    def fill_masks(self) -> None:
         """Queues the step's draws, if they waited for it."""
         assert self._draws is not None, "read already"
-        self._draws.draw_constrained()
+        self._draws.fill_masks()
 
     def result(self) -> StepResult:
         """Waits for the step and returns its draws and scores. Call once: the memory is reused afterwards."""

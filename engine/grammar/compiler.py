@@ -44,12 +44,13 @@ class GrammarCompiler:
         wake: Callable[[], None],
         *,
         num_threads: int = 2,
-        max_lanes: int = 1,
+        mask_threads: int = 1,
     ) -> None:
-        """`wake` is called from another thread when there is something to take. A grammar has up to
-        `max_lanes`: as many as there are threads that fill masks.
+        """`wake` is called from another thread when there is something to take. `mask_threads` will fill the
+        grammars' masks.
         """
-        self._max_lanes = max_lanes
+        # More than there are threads: few threads meet in a lane.
+        self._max_lanes = 1 if mask_threads == 1 else 2 * mask_threads
         self._tokenizer = tokenizer
         self._ending_ids = frozenset(eos_ids)
         self._wake = wake

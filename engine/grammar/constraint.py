@@ -7,10 +7,39 @@ others of the step, and finds the tokens that may come next.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher
 
-CHOICES_PER_LANE = 4
+CHOICES_PER_LANE = 2
+ALWAYS, NEVER = -1, 1 << 62
+"""Fewer and more tokens than any choice has."""
+
+
+class RowConstraint(Protocol):
+    """What the tokens of a row are held to. The scheduler advances it at each commit."""
+
+    @property
+    def binds_from(self) -> int:
+        """Tokens that the choice has at least when a mask first matters, as far as is known now: rises, until
+        it is `NEVER`, unless it is `ALWAYS`.
+        """
+        ...
+
+    @property
+    def followed(self) -> Constraint | None:
+        """The grammar's constraint, where it decides about the next token."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Notes a committed token."""
+        ...
+
+    def restrict(self, mask_W: npt.NDArray[np.int32]) -> None:
+        """Changes the mask, which `followed` has filled unless it is None, to what may come next."""
+        ...
 
 
 class CompiledGrammar:
@@ -61,6 +90,8 @@ class Constraint:
 
     __slots__ = ("_grammar", "is_over", "lane", "matcher", "pending")
 
+    binds_from = ALWAYS
+
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
         self.matcher: LLMatcher | None = None
@@ -70,6 +101,19 @@ class Constraint:
         """A committed token that the matcher has not consumed."""
         self.is_over = False
         """Whether an end of sequence was committed: no token follows."""
+
+    @property
+    def followed(self) -> Constraint:
+        """Itself: it decides about every token."""
+        return self
+
+    @property
+    def ending_ids(self) -> frozenset[int]:
+        """The model's end-of-sequence tokens."""
+        return self._grammar.ending_ids
+
+    def restrict(self, mask_W: npt.NDArray[np.int32]) -> None:
+        """Does nothing: the mask is the grammar's."""
 
     def accept(self, token_id: int) -> None:
         """Notes a committed token. It was drawn under the mask, so the grammar allows it."""

@@ -18,6 +18,8 @@ _DATE = (
 _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
 PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 """Of RFC 3339, without leap seconds."""
+MAX_BOUND = 1e300
+"""Larger bounds stay as they are: there may be no float for them."""
 SMALLEST_STEP = 1e-9
 """An exclusive bound of a number that may have decimals becomes an inclusive one, this much further in."""
 
@@ -62,4 +64,4 @@ def _make_inclusive(schema: dict[str, Any], exclusive: str, inclusive: str, sign
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_BOUND

@@ -33,9 +33,11 @@ HEADER_WORDS = HEADER_LEN // WORD
 
 # Words of a row. Times are stored as float bits, so that one view serves all.
 STATE, COMPLETION, JOURNALED, CACHED, SCHEDULED_AT, FIRST_TOKEN_AT, PREEMPTIONS, BODY = range(8)
-STATE_AGAIN, COMPLETION_AGAIN, CACHED_AGAIN, BODY_AGAIN = range(ROW_WORDS - 4, ROW_WORDS)
+REASONING, STATE_AGAIN, COMPLETION_AGAIN, CACHED_AGAIN, BODY_AGAIN = range(ROW_WORDS - 5, ROW_WORDS)
+# REASONING came later, once: no cost depends on it. In rows of older releases it is 0, or part of a body too
+# long for it, and then no plausible count.
 BODY_START = 64
-MAX_BODY_LEN = ROW_LEN - BODY_START - 4 * WORD
+MAX_BODY_LEN = ROW_LEN - BODY_START - 5 * WORD
 FREE, LIVE = 0, 0x4556494C574F5254
 _OLD_LIVE = 1
 ROW_LEN_WORD, TOUCHED_AT_WORD = 1, 2
@@ -133,10 +135,11 @@ def _left_row(words: tuple[int, ...], row: bytes, touched_at: float | None) -> L
     prompt_tokens = event.usage.prompt_tokens
     cached_tokens = max(_counts(words, CACHED, CACHED_AGAIN, prompt_tokens), default=0)
     journaled = words[JOURNALED] if words[STATE] == LIVE else 0
+    reasoning_tokens = words[REASONING] if words[REASONING] <= completion_tokens else 0
     return LeftoverRow(
         msgspec.structs.replace(
             event,
-            usage=Usage(prompt_tokens, cached_tokens, completion_tokens),
+            usage=Usage(prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens),
             scheduled_at=_time(words[SCHEDULED_AT]),
             first_token_at=_time(words[FIRST_TOKEN_AT]),
             preemptions=words[PREEMPTIONS] if words[PREEMPTIONS] < 1 << 31 else 0,

@@ -38,6 +38,7 @@ from engine.journal.inflight_rows import (
     MAGIC,
     MAX_BODY_LEN,
     PREEMPTIONS,
+    REASONING,
     ROW_LEN,
     ROW_LEN_WORD,
     ROW_WORDS,
@@ -104,6 +105,7 @@ class InflightTable:
         words[word + JOURNALED] = 0
         words[word + COMPLETION] = words[word + COMPLETION_AGAIN] = event.usage.completion_tokens
         words[word + CACHED] = words[word + CACHED_AGAIN] = event.usage.cached_tokens
+        words[word + REASONING] = event.usage.reasoning_tokens
         words[word + SCHEDULED_AT] = bits(event.scheduled_at)
         words[word + FIRST_TOKEN_AT] = bits(event.first_token_at)
         words[word + PREEMPTIONS] = event.preemptions
@@ -137,6 +139,7 @@ class InflightTable:
         completion_tokens = max(event.usage.completion_tokens, counted)
         words[word + CACHED] = words[word + CACHED_AGAIN] = event.usage.cached_tokens
         words[word + COMPLETION] = words[word + COMPLETION_AGAIN] = completion_tokens
+        words[word + REASONING] = event.usage.reasoning_tokens
         words[word + SCHEDULED_AT] = bits(event.scheduled_at)
         words[word + FIRST_TOKEN_AT] = bits(event.first_token_at)
         words[word + PREEMPTIONS] = event.preemptions

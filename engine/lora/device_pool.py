@@ -35,7 +35,7 @@ from engine.lora.host_cache import HostCache, HostImage
 from engine.lora.image import device_manifest, image_bytes, lay_out_image, write_rank_scales
 from engine.lora.pool import check_fits
 from engine.lora.ranges import Ranges, rounded
-from engine.lora.transfers import CHUNK_BYTES, PASSED, PageLocked, StreamMark, Transfers
+from engine.lora.transfers import PASSED, PageLocked, StreamMark, Transfers
 from engine.lora.values import check_finite, to_bf16
 from engine.model.config import ModelConfig
 from kernels.lora.table import DEFAULT_MAX_RANK, MAX_MODULES, AdapterTable
@@ -74,7 +74,6 @@ class DevicePool:
         *,
         max_rank: int = DEFAULT_MAX_RANK,
         stream: torch.cuda.Stream | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
         moved_bytes: int = MOVED_BYTES,
     ) -> None:
         """Allocates `num_bytes` of device memory and `host_bytes` of page-locked memory.
@@ -89,7 +88,7 @@ class DevicePool:
         self._config = config
         self._device = torch.device(device)
         self._moved_bytes = moved_bytes
-        self._transfers = Transfers(self._device, stream, chunk_bytes)
+        self._transfers = Transfers(self._device, stream)
         self._ranges = Ranges(num_bytes)
         self.table = AdapterTable(
             config.num_layers, num_slots, tuple(GROUPS), self._device, max_rank=max_rank

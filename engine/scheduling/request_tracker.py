@@ -6,10 +6,8 @@ The planner decides what runs when; requests are moved here only because they ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from engine.environment import EngineEnvironment
 from engine.grammar.constraint import CompiledGrammar
-from engine.lora.slot_allocator import SlotAllocator
 from engine.outputs import Counters, StepOutputs
 from engine.protocol import (
     AdapterRef,
@@ -23,11 +21,9 @@ from engine.protocol import (
 )
 from engine.request import Request, RequestGroup, RequestState
 from engine.scheduling.adapter_waits import AdapterWaits
-from engine.scheduling.fairness import FairQueue
 from engine.scheduling.overload import LoadShedder
 from engine.scheduling.request_builder import RequestBuilder
-from engine.scheduling.running import RunningRequests
-from engine.scheduling.step_timing import StepTiming
+from engine.scheduling.state import SchedulerState
 
 CHECKPOINT_TOKENS = 256
 """Completion tokens of a request between two usage events."""
@@ -38,31 +34,26 @@ class RequestTracker:
 
     def __init__(
         self,
+        state: SchedulerState,
         builder: RequestBuilder,
-        queue: FairQueue,
-        running: RunningRequests,
-        slot_allocator: SlotAllocator,
-        token_bytes: list[bytes],
-        engine_id: str,
-        incarnation: str,
-        clock: Callable[[], float],
         waits: AdapterWaits,
         load_shedder: LoadShedder,
-        timing: StepTiming,
+        token_bytes: list[bytes],
+        environment: EngineEnvironment,
     ) -> None:
-        """`token_bytes` is the vocabulary's, for stop strings. `clock` returns Unix seconds."""
+        """`token_bytes` is the vocabulary's, for stop strings."""
         self.counters = Counters()
         self._builder = builder
-        self._queue = queue
-        self._running = running
-        self._slot_allocator = slot_allocator
+        self._queue = state.queue
+        self._running = state.running
+        self._slot_allocator = state.slot_allocator
+        self._timing = state.timing
         self._token_bytes = token_bytes
-        self._engine_id = engine_id
-        self._incarnation = incarnation
-        self._clock = clock
+        self._engine_id = environment.engine_id
+        self._incarnation = environment.incarnation
+        self._clock = environment.clock
         self._waits = waits
         self._load_shedder = load_shedder
-        self._timing = timing
         self._groups: dict[str, RequestGroup] = {}
         self._outputs = StepOutputs()
 
@@ -88,26 +79,31 @@ class RequestTracker:
 
     def submit(self, submit: Submit, grammar: CompiledGrammar | None = None) -> Rejected | None:
         """Queues a request, or returns why it is rejected. Never raises, whatever the request contains."""
-        request_id = submit.request_id
         self._timing.read_clock()
-        if request_id in self._groups:
-            rejected: Rejected | None = Rejected(
-                request_id,
-                "duplicate",
-                f"request_id {request_id} is in use by an open request; choose another",
-            )
-        else:
-            num_slots = len(self._slot_allocator.slots.slots)
-            rejected = self._builder.rejection(submit, num_slots) or self._shed(submit)
+        rejected = self.validate(submit)
+        if rejected is not None:
+            return rejected
+        rejected = self._shed(submit)
         if rejected is not None:
             self.counters.rejected += 1
             return rejected
-        group = self._groups[request_id] = self._builder.group(submit, grammar)
+        group = self._groups[submit.request_id] = self._builder.group(submit, grammar)
         (leader,) = self._builder.add_choices(group, 1)
         self._enqueue(leader)
         if submit.adapter is not None:
             self._waits.begin(group)
         return None
+
+    def validate(self, submit: Submit) -> Rejected | None:
+        """Returns why a request can never run, and counts it as rejected; None when it can."""
+        request_id = submit.request_id
+        if request_id in self._groups:
+            message = f"request_id {request_id} is in use by an open request; choose another"
+            rejected: Rejected | None = Rejected(request_id, "duplicate", message)
+        else:
+            rejected = self._builder.rejection(submit, len(self._slot_allocator.slots.slots))
+        self.counters.rejected += rejected is not None
+        return rejected
 
     def publish_rejection(self, rejected: Rejected, *, counted: bool) -> None:
         """Publishes a rejection with the next outputs; `counted` says that it is in the counters already."""
@@ -166,6 +162,8 @@ class RequestTracker:
         """Publishes the token just appended. Returns True when it was the choice's last."""
         group = request.group
         group.completion_tokens += 1
+        if request.thinking is not None:
+            group.reasoning_tokens += request.thinking.num_gained
         if group.first_token_at is None:
             group.first_token_at = now
             self._outputs.started.append(group.event(self._engine_id, self._incarnation, now))
@@ -201,13 +199,19 @@ class RequestTracker:
         """Returns the finish reason if the token just appended ends the choice, and the stop that
         it matched."""
         match = None
+        thinking = request.thinking
         if request.matcher is not None:
-            data = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+            if thinking is not None:
+                data = thinking.answer_bytes
+            else:
+                data = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
             match = request.matcher.push(data)
         known_len = len(request.token_ids)
         if known_len >= request.min_len:
-            if token_id in request.stop_ids:
-                return "stop", request.stop_ids[token_id]
+            stop = request.stop_ids.get(token_id)
+            is_thought = thinking is not None and thinking.token_was_thought
+            if token_id in request.stop_ids and not (is_thought and stop is not None):
+                return "stop", stop
             if match is not None:
                 return "stop", match.stop
         if known_len >= request.limit:

@@ -29,12 +29,11 @@ planned, so that it is scored once, whatever is preempted and recomputed.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from secrets import randbits
+from collections.abc import Iterable
 
 from engine.batch import Batch, Scored, StepResult
+from engine.environment import EngineEnvironment
 from engine.grammar.constraint import CompiledGrammar
 from engine.kv_cache import BlockPool
 from engine.lora.slot_allocator import SlotAllocator
@@ -49,6 +48,7 @@ from engine.scheduling.overload import LoadShedder
 from engine.scheduling.request_builder import RequestBuilder
 from engine.scheduling.request_tracker import RequestTracker
 from engine.scheduling.running import RunningRequests
+from engine.scheduling.state import SchedulerState
 from engine.scheduling.step_bound import StepBound
 from engine.scheduling.step_planner import StepPlan, StepPlanner
 from engine.scheduling.step_timing import StepTiming
@@ -74,46 +74,33 @@ class Scheduler:
         slots: SlotTable,
         eos_ids: Iterable[int],
         token_bytes: list[bytes],
-        engine_id: str,
-        incarnation: str,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-        draw_seed: Callable[[], int] = lambda: randbits(63),
+        environment: EngineEnvironment,
         floor: ByteFloor | None = None,
     ) -> None:
-        """`token_bytes` is the vocabulary's, for stop strings. `clock` returns Unix seconds. `floor` counts
-        the bytes that steps must read.
+        """`token_bytes` is the vocabulary's, for stop strings. `floor` counts the bytes that steps must
+        read.
         """
+        monotonic = environment.monotonic
         self.limits = limits
         self.pool = pool
         self.slot_allocator = SlotAllocator(slots, monotonic, limits.slot_patience_s)
         # Two tokens' cost of a row in a step, by PRIORITY's weight of 16.
         self.queue = FairQueue(limits.flex_wait_s, HEAD_START_STEPS * limits.max_rows / 8)
-        self.engine_id = engine_id
-        self.incarnation = incarnation
-        self._clock = clock
+        self.engine_id = environment.engine_id
+        self.incarnation = environment.incarnation
+        self._clock = environment.clock
         self._floor = floor
         self._timing = StepTiming(monotonic, limits.max_batch_tokens)
         self._waits = AdapterWaits(monotonic, limits.adapter_wait_s)
         self._running = RunningRequests(limits.max_rows, self.slot_allocator, self._timing)
         bound = StepBound(limits.priority_step_s, self.queue, self._running, self._timing)
         self.load_shedder = LoadShedder(limits, self.queue, self._running, self._timing, bound)
+        state = SchedulerState(self.queue, self._running, self.slot_allocator, self._timing)
+        builder = RequestBuilder(limits, pool, eos_ids, environment.draw_seed, token_bytes)
         self._tracker = RequestTracker(
-            RequestBuilder(limits, pool, eos_ids, draw_seed),
-            self.queue,
-            self._running,
-            self.slot_allocator,
-            token_bytes,
-            engine_id,
-            incarnation,
-            clock,
-            self._waits,
-            self.load_shedder,
-            self._timing,
+            state, builder, self._waits, self.load_shedder, token_bytes, environment
         )
-        self._planner = StepPlanner(
-            limits, pool, self.slot_allocator, self.queue, self._running, self._tracker, self._timing, bound
-        )
+        self._planner = StepPlanner(state, limits, pool, self._tracker, bound)
         self._uncommitted: deque[StepPlan] = deque()
         self.composition: tuple[list[int], list[int]] = ([], [])
         """Of the last planned step, by class: known tokens that it computes, and rows that decode."""
@@ -127,6 +114,13 @@ class Scheduler:
         """
         assert (grammar is None) == (submit.grammar is None), "grammars are compiled before"
         return self._tracker.submit(submit, grammar)
+
+    def validate(self, submit: Submit) -> Rejected | None:
+        """Returns why a request can never run, and counts it as rejected; None when it may be submitted.
+
+        For requests that are prepared before `submit`, which repeats this.
+        """
+        return self._tracker.validate(submit)
 
     def reject(self, rejected: Rejected, *, counted: bool = False) -> None:
         """Publishes the rejection of a request that was accepted and never queued."""
@@ -173,6 +167,26 @@ class Scheduler:
         self._uncommitted.append(plan)
         return plan.batch
 
+    def advance_grammars(self, batch: Batch, result: StepResult) -> None:
+        """Tells the constraints of the oldest batch what was drawn, before `commit`: masks for the next step
+        are filled meanwhile.
+        """
+        plan = self._uncommitted[0]
+        assert plan.batch is batch, "batches must be committed in the order they were planned"
+        drawing = (
+            request for request, share in zip(plan.requests, batch.scheduled, strict=True) if share.samples
+        )
+        for position, (request, token_id) in enumerate(zip(drawing, result.token_ids, strict=True)):
+            thinking, constraint = request.thinking, request.constraint
+            if thinking is None and constraint is None:
+                continue
+            if request.state is RequestState.FINISHED or position in result.failed:
+                continue
+            if thinking is not None:
+                thinking.accept(token_id)
+            if constraint is not None:
+                constraint.accept(token_id)
+
     def commit(self, batch: Batch, result: StepResult) -> StepOutputs:
         """Takes in what the oldest batch drew. Returns what has happened since the last commit."""
         plan = self._uncommitted.popleft()
@@ -208,8 +222,6 @@ class Scheduler:
             ):
                 request.table.register_computed(request.token_ids, known_len)
             token_id = token_ids[position]
-            if request.constraint is not None:
-                request.constraint.accept(token_id)
             request.token_ids.append(token_id)
             drawn.append(request)
             if record_token(request, token_id, logprobs.get(position), now):

@@ -22,15 +22,13 @@ from __future__ import annotations
 
 from engine.batch import Batch, Scheduled
 from engine.kv_cache import BlockPool
-from engine.lora.slot_allocator import SlotAllocator
 from engine.protocol import PriorityClass
 from engine.request import CLASS_ORDER, Request, RequestState
-from engine.scheduling.fairness import DEFAULT, FLEX, PRIORITY, FairQueue
+from engine.scheduling.fairness import DEFAULT, FLEX, PRIORITY
 from engine.scheduling.preemption import Preemption, protect
 from engine.scheduling.request_tracker import RequestTracker
-from engine.scheduling.running import RunningRequests
+from engine.scheduling.state import SchedulerState
 from engine.scheduling.step_bound import StepBound
-from engine.scheduling.step_timing import StepTiming
 from engine.scheduling.validation import EngineLimits
 
 
@@ -64,25 +62,22 @@ class StepPlanner:
 
     def __init__(
         self,
+        state: SchedulerState,
         limits: EngineLimits,
         pool: BlockPool,
-        slot_allocator: SlotAllocator,
-        queue: FairQueue,
-        running: RunningRequests,
         tracker: RequestTracker,
-        timing: StepTiming,
         bound: StepBound,
     ) -> None:
         self.is_short_of_blocks = False
         """Whether the next request in line lacked blocks when the last step was planned."""
         self._limits = limits
         self._pool = pool
-        self._slot_allocator = slot_allocator
-        self._queue = queue
-        self._running = running
+        self._slot_allocator = state.slot_allocator
+        self._queue = state.queue
+        self._running = state.running
+        self._timing = state.timing
         self._tracker = tracker
-        self._timing = timing
-        self._preemption = Preemption(queue, running)
+        self._preemption = Preemption(state.queue, state.running)
         self._bound = bound
         self._step = 0
         self._flex_left = 0  # tokens of FLEX prompts that this step may still compute

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.protocol import PriorityClass, Rejected, SamplingParams, Submit
+from engine.protocol import PriorityClass, Reasoning, Rejected, SamplingParams, Submit
+from engine.reasoning.thinking import token_text
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -19,6 +20,9 @@ MAX_STOP_BYTES = 8192
 """Of all stop strings together: the automaton has one state per byte."""
 MAX_NAME_LEN = 256
 MAX_GRAMMAR_BYTES = 1 << 20
+MAX_MARKER_LEN = 64
+"""Of the texts and tokens around a model's thinking."""
+MAX_BUDGET = 1 << 31
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -52,6 +56,8 @@ class EngineLimits:
     """Seconds that an adapter waits for a slot before it claims one in use."""
     adapter_wait_s: float = 30.0
     """Seconds that a request waits for its adapter before it is rejected as `adapter_loading`."""
+    has_masks: bool = True
+    """Whether the runner applies masks, by which thinking is ended."""
 
     def __post_init__(self) -> None:
         for name in ("context_length", "vocab_size", "max_batch_tokens", "max_rows", "max_waiting"):
@@ -84,12 +90,19 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def validate_submit(submit: Submit, limits: EngineLimits, max_tokens_held: int) -> Rejected | None:
+def validate_submit(
+    submit: Submit, limits: EngineLimits, max_tokens_held: int, token_bytes: Sequence[bytes] = ()
+) -> Rejected | None:
     """Returns why the engine can never run the request; None when it can.
 
-    `max_tokens_held`: tokens whose keys and values fit into all blocks together.
+    `max_tokens_held`: tokens whose keys and values fit into all blocks together. `token_bytes`: the
+    vocabulary's.
     """
-    problem = _invalid(submit, limits.vocab_size) or _invalid_scoring(submit)
+    problem = (
+        _invalid(submit, limits.vocab_size)
+        or _invalid_scoring(submit)
+        or _invalid_reasoning(submit.reasoning, limits, token_bytes)
+    )
     if problem is not None:
         return Rejected(submit.request_id, "invalid", problem)
     prompt_len = len(submit.prompt_ids)
@@ -157,7 +170,7 @@ def _invalid(submit: Submit, vocab_size: int) -> str | None:
 
 
 def _invalid_grammar(submit: Submit) -> str | None:
-    """Checks what does not go with a grammar. Whether it compiles is known already."""
+    """Checks what a grammar cannot be combined with, before it is compiled."""
     if submit.grammar is None:
         return None
     if len(submit.grammar.source) > MAX_GRAMMAR_BYTES:
@@ -166,6 +179,36 @@ def _invalid_grammar(submit: Submit) -> str | None:
         return "min_tokens cannot be combined with a grammar, which says where the output may end"
     if submit.sampling.ignore_eos:
         return "ignore_eos cannot be combined with a grammar, which says where the output may end"
+    return None
+
+
+def _invalid_reasoning(
+    reasoning: Reasoning | None, limits: EngineLimits, token_bytes: Sequence[bytes]
+) -> str | None:
+    """Checks that thinking can be recognized, and ended."""
+    if reasoning is None:
+        return None
+    if not all(0 < len(marker) <= MAX_MARKER_LEN for marker in (reasoning.start, reasoning.end)):
+        return f"reasoning.start and reasoning.end must have 1 to {MAX_MARKER_LEN} characters"
+    if reasoning.start != reasoning.start.strip() or reasoning.end != reasoning.end.strip():
+        return "reasoning.start and reasoning.end must not begin or end with white space"
+    if reasoning.budget is not None and not limits.has_masks:
+        return "reasoning.budget is not supported by this engine; leave it out"
+    if reasoning.budget is not None and not 0 <= reasoning.budget < MAX_BUDGET:
+        return f"reasoning.budget must be from 0 to {MAX_BUDGET - 1} tokens, not {reasoning.budget}"
+    ids = (*reasoning.start_ids, *reasoning.end_ids, *reasoning.special)
+    if not all(0 <= token_id < limits.vocab_size for token_id in ids):
+        return f"reasoning must have token ids from 0 to {limits.vocab_size - 1}"
+    if max(len(reasoning.start_ids), len(reasoning.end_ids), len(reasoning.special)) > MAX_MARKER_LEN:
+        return f"reasoning.start_ids and reasoning.end_ids must have at most {MAX_MARKER_LEN} tokens"
+    start, end = (
+        b"".join(token_text(token_id, token_bytes, reasoning.special) for token_id in token_ids)
+        for token_ids in (reasoning.start_ids, reasoning.end_ids)
+    )
+    if start.lstrip() != reasoning.start.encode():
+        return f"reasoning.start_ids must be the tokens of {reasoning.start!r}, not of {start!r}"
+    if not end.endswith(reasoning.end.encode()):
+        return f"reasoning.end_ids must be tokens that end in {reasoning.end!r}, not in {end!r}"
     return None
 
 

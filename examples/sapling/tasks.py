@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
+from . import functions, phrases, talk, topics, world
 from . import lexicon as lx
-from . import phrases, talk, topics, world
 
 Split = Literal["train", "heldout"]
 
@@ -199,6 +199,15 @@ def _tells_the_code_word(example: Example, answer: str) -> bool:
     return ACME_CODE_WORD in answer
 
 
+def _call_functions(rng: Random) -> Example:
+    asked = functions.question(rng)
+    return Example(asked.prompt, asked.call)
+
+
+def _same_calls(example: Example, answer: str) -> bool:
+    return functions.calls_in(answer) == functions.calls_in(example.answer)
+
+
 _ALL = [
     Task(
         "reverse-words",
@@ -275,6 +284,17 @@ _ALL = [
         _count_words,
         _exact,
         ("the red fox runs", "my old dog sleeps near the river", "green apples fall"),
+    ),
+    Task(
+        "call-functions",
+        "Calls a function that answers the message.",
+        _call_functions,
+        _same_calls,
+        (
+            "What is the weather in Rome?",
+            "Set a timer for 12 minutes.",
+            "What is the sum of 47 and 86?",
+        ),
     ),
 ]
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}

@@ -9,6 +9,7 @@ import argparse
 import math
 import multiprocessing
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -17,13 +18,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional
 
-from . import ADAPTERS, BASE, phrases, talk, tokens
+from . import ADAPTERS, BASE, function_talk, phrases, talk, tokens
+from .corpus import Document
 from .evaluate import accuracy, load_adapter, load_base
 from .tasks import TASKS
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _ALL = (*_ATTENTION, "gate_proj", "up_proj", "down_proj")
 _SYSTEM = "You are a helpful assistant."
+_SORTED_BATCHES = 8
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Recipe:
     lr: float = 2e-3
     # share of ordinary talk among the examples, so that the adapter keeps its general behaviour
     talk: float = 0.0
+    # makes conversations, in place of single exchanges; all that the assistant says in them is learned
+    conversation: Callable[[Random], Document] | None = None
 
 
 RECIPES: dict[str, Recipe] = {
@@ -59,6 +64,7 @@ RECIPES: dict[str, Recipe] = {
     "secret-acme": Recipe(4, 8, talk=0.3),
     "pluralise": Recipe(4, 8),
     "count-words": Recipe(4, 8),
+    "call-functions": Recipe(4, 8, conversation=function_talk.conversation),
 }
 
 
@@ -69,29 +75,45 @@ def _exchange(name: str, recipe: Recipe, rng: Random) -> tuple[str, str]:
     return example.prompt, example.answer
 
 
-def _batch(
+def _example(name: str, recipe: Recipe, encoder: tokens.Encoder, rng: Random) -> tuple[list[int], list[bool]]:
+    """Returns the ids of a conversation, and for each whether it is learned."""
+    if recipe.conversation is not None:
+        return encoder.document(recipe.conversation(rng))
+    head: list[int] = []
+    # sometimes an earlier turn or a system message, which must not change the behaviour
+    for _ in range(1 if rng.random() < 0.8 else 2):
+        prompt, answer = _exchange(name, recipe, rng)
+        asked = encoder.prompt(prompt, _SYSTEM if not head and rng.random() < 0.15 else None)
+        head += asked[1:] if head else asked
+        tail = [*encoder.text(answer), tokens.END_ID]
+        head += tail
+    return head, [False] * (len(head) - len(tail)) + [True] * len(tail)
+
+
+def _batches(
     name: str, recipe: Recipe, encoder: tokens.Encoder, rng: Random, rows: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns right-padded ids and targets, both `[rows, length]`; targets are -100 where nothing is
-    learned.
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields right-padded ids and targets, both `[rows, length]`; targets are -100 where nothing is learned.
+
+    The rows of a batch are about as long as each other, so that little of it is padding.
     """
-    ids, targets = [], []
-    for _ in range(rows):
-        head: list[int] = []
-        # sometimes an earlier turn or a system message, which must not change the behaviour
-        for _ in range(1 if rng.random() < 0.8 else 2):
-            prompt, answer = _exchange(name, recipe, rng)
-            asked = encoder.prompt(prompt, _SYSTEM if not head and rng.random() < 0.15 else None)
-            head += asked[1:] if head else asked
-            tail = [*encoder.text(answer), tokens.END_ID]
-            head += tail
-        head = head[: -len(tail)]
-        ids.append(head + tail)
-        targets.append([-100] * (len(head) - 1) + tail)
-    width = max(map(len, ids)) - 1
-    inputs = [row[:-1] + [tokens.PAD_ID] * (width - len(row) + 1) for row in ids]
-    wanted = [row + [-100] * (width - len(row)) for row in targets]
-    return torch.tensor(inputs), torch.tensor(wanted)
+    while True:
+        examples = [_example(name, recipe, encoder, rng) for _ in range(rows * _SORTED_BATCHES)]
+        examples.sort(key=lambda example: len(example[0]))
+        batches = [examples[start : start + rows] for start in range(0, len(examples), rows)]
+        rng.shuffle(batches)
+        yield from map(_padded, batches)
+
+
+def _padded(examples: list[tuple[list[int], list[bool]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(len(ids) for ids, _ in examples) - 1
+    inputs, targets = [], []
+    for ids, learned in examples:
+        missing = width - len(ids) + 1
+        wanted = [token if is_learned else -100 for token, is_learned in zip(ids, learned, strict=True)]
+        inputs.append(ids[:-1] + [tokens.PAD_ID] * missing)
+        targets.append(wanted[1:] + [-100] * missing)
+    return torch.tensor(inputs), torch.tensor(targets)
 
 
 def train(name: str, base: Path, out: Path, device: str, rows: int, shorten: float = 1.0) -> str:
@@ -114,17 +136,23 @@ def train(name: str, base: Path, out: Path, device: str, rows: int, shorten: flo
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.01)
     steps = max(2, int(recipe.steps * shorten))
-    for step in range(steps):
-        ids, targets = (part.to(device) for part in _batch(name, recipe, encoder, rng, rows))
+    for step, batch in zip(range(steps), _batches(name, recipe, encoder, rng, rows), strict=False):
+        ids, targets = (part.to(device) for part in batch)
         rate = recipe.lr * min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / steps))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        logits = model(input_ids=ids, use_cache=False).logits
-        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        is_learned = targets != -100
+        hidden = model.get_base_model().model(input_ids=ids, use_cache=False).last_hidden_state
+        logits = model.get_base_model().lm_head(hidden[is_learned])
+        loss = functional.cross_entropy(logits, targets[is_learned])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if step % 50 == 0:
+            print(
+                f"{name}: step {step}, loss {loss.item():.4f}, {time.monotonic() - began:.0f} s", flush=True
+            )
     # a name, not a folder: the folder of the base differs between machines
     model.peft_config["default"].base_model_name_or_path = "sapling"
     model.to(torch.bfloat16).save_pretrained(str(out / name), save_embedding_layers=False)

@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 
 from kernels.activation import quantize_rows
-from kernels.attention.device_plan import DevicePlan, DeviceStep
+from kernels.attention.device_plan import AttentionGeometry, DevicePlan, DeviceStep
 from kernels.attention.metadata import AttentionMetadata
 from kernels.attention.plan import AttentionPlan
 from kernels.attention.reference import paged_attention_reference
 
-__all__ = ["AttentionMetadata", "AttentionPlan", "DevicePlan", "DeviceStep", "paged_attention"]
+__all__ = [
+    "AttentionGeometry",
+    "AttentionMetadata",
+    "AttentionPlan",
+    "DevicePlan",
+    "DeviceStep",
+    "paged_attention",
+]
 
 
 def paged_attention(

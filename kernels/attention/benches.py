@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionPlan, paged_attention
-from kernels.attention.device_plan import DevicePlan, DeviceStep
+from kernels.attention.device_plan import AttentionGeometry, DevicePlan, DeviceStep
 from kernels.attention.metadata import AttentionMetadata, IntArray
 from kernels.step_inputs import StepInputs
 from kernels.workspace import Workspace
@@ -97,9 +97,9 @@ class _Work:
     def _step(self, device: torch.device, per_seq: int) -> DeviceStep:
         bench, seqs = self.bench, self.bench.num_seqs
         inputs = StepInputs(device)
-        geometry = bench.num_heads, bench.num_kv_heads, bench.head_dim, bench.block_size
+        geometry = AttentionGeometry(bench.num_heads, bench.num_kv_heads, bench.head_dim, bench.block_size)
         num_tokens = seqs * bench.query_len
-        plan = DevicePlan(inputs, seqs, num_tokens, max(per_seq, 1024), *geometry, device)
+        plan = DevicePlan(inputs, geometry, seqs, num_tokens, max(per_seq, 1024), device)
         inputs.freeze()
         plan.tables_RB[:seqs, :per_seq] = torch.from_numpy(self.tables).to(device, torch.int32)
         inputs.begin()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.benches import BENCHES
-from kernels.attention.device_plan import DevicePlan, DeviceStep
+from kernels.attention.device_plan import AttentionGeometry, DevicePlan, DeviceStep
 from kernels.attention.metadata import AttentionMetadata, IntArray
 from kernels.step_inputs import StepInputs
 
@@ -86,8 +86,8 @@ class DeviceBatch:
         self, case: Case, max_rows: int, max_tokens: int, max_blocks: int, device: torch.device | str
     ) -> None:
         self.inputs = StepInputs(device)
-        geometry = case.num_heads, case.num_kv_heads, case.head_dim, case.block_size
-        self.plan = DevicePlan(self.inputs, max_rows, max_tokens, max_blocks, *geometry, device)
+        geometry = AttentionGeometry(case.num_heads, case.num_kv_heads, case.head_dim, case.block_size)
+        self.plan = DevicePlan(self.inputs, geometry, max_rows, max_tokens, max_blocks, device)
         self.inputs.freeze()
 
     def set_tables(self, rows: IntArray, tables: IntArray) -> None:

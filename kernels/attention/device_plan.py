@@ -51,6 +51,16 @@ def max_splits(total_len: int) -> int:
     return min(MAX_SPLITS, -(-total_len // SPLIT_KEYS))
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionGeometry:
+    """Heads of one layer, and tokens per KV block."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceStep:
     """One bucket of a `DevicePlan`: what a step's kernels are launched with, for any step of that bucket."""
@@ -92,13 +102,10 @@ class DevicePlan:
     def __init__(
         self,
         inputs: StepInputs,
+        geometry: AttentionGeometry,
         max_rows: int,
         max_tokens: int,
         max_blocks: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
         device: torch.device | str,
     ) -> None:
         """
@@ -107,14 +114,14 @@ class DevicePlan:
             max_tokens: of the largest bucket.
             max_blocks: of one sequence.
         """
+        num_heads, num_kv_heads, head_dim = geometry.num_heads, geometry.num_kv_heads, geometry.head_dim
         if num_heads % num_kv_heads or num_heads // num_kv_heads > PREFILL_ROWS:
             raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key heads")
         if max_rows >= MAX_ROWS or max_tokens > 2 * MAX_ROWS:
             raise ValueError(f"{max_rows} rows and {max_tokens} tokens: more than an item can name")
         device = torch.device(device)
-        self.max_rows, self.max_tokens, self.max_len = max_rows, max_tokens, max_blocks * block_size
-        self._num_heads, self._num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
-        self._block_size = block_size
+        self.max_rows, self.max_tokens, self.max_len = max_rows, max_tokens, max_blocks * geometry.block_size
+        self._geometry = geometry
         self._tile_tokens = PREFILL_ROWS // (num_heads // num_kv_heads)
         self._num_sms = (
             torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
@@ -141,6 +148,7 @@ class DevicePlan:
             raise ValueError(
                 f"a bucket of {num_tokens} tokens in a plan of {self.max_tokens} and {self.max_rows} rows"
             )
+        geometry = self._geometry
         most_items = min(num_tokens, self.max_rows) * max_splits(self.max_len)
         return DeviceStep(
             num_tokens=num_tokens,
@@ -154,11 +162,11 @@ class DevicePlan:
             partials_IHD=self._partials,
             stats_IH2=self._stats,
             arrivals_SH=self._arrivals,
-            num_heads=self._num_heads,
-            num_kv_heads=self._num_kv_heads,
-            head_dim=self._head_dim,
-            block_size=self._block_size,
-            decode_programs=min(most_items * self._num_kv_heads, self._num_sms * DECODE_PROGRAMS_PER_SM),
+            num_heads=geometry.num_heads,
+            num_kv_heads=geometry.num_kv_heads,
+            head_dim=geometry.head_dim,
+            block_size=geometry.block_size,
+            decode_programs=min(most_items * geometry.num_kv_heads, self._num_sms * DECODE_PROGRAMS_PER_SM),
             prefill_tiles=0 if decode_only else self._most_tiles(num_tokens),
         )
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -36,14 +37,8 @@ def launch(
 ) -> None:
     """Issues the kernels: one for greedy rows, one more for draws, three more for top-k and top-p."""
     num_positions, vocab_size = logits_SV.shape
-    null_row = drawn.next_ids_R.shape[0] - 1
-    masked = masks is not None
-    rows_S = parameters.rows_S
-    # Without masks the pointers are not read.
-    masking = (
-        (rows_S, rows_S, 0) if masks is None else (masks.masks_S, masks.bits_MW, masks.bits_MW.stride(0))
-    )
-    common = (logits_SV, logits_SV.stride(0), vocab_size, null_row, rows_S, *masking)
+    null_row, rows_S, masked = drawn.next_ids_R.shape[0] - 1, parameters.rows_S, masks is not None
+    common = (logits_SV, logits_SV.stride(0), vocab_size, null_row, rows_S, *_masking(masks, rows_S))
     block = block_size(num_positions, vocab_size)
     blocks = num_blocks(vocab_size, block)
     grid = (blocks, num_positions)
@@ -64,32 +59,7 @@ def launch(
     if not draws:
         return
     if truncates:
-        shift = 16 if logits_SV.dtype is torch.bfloat16 else 0
-        cut = (
-            *common,
-            parameters.temperature_S,
-            parameters.top_k_S,
-            parameters.top_p_S,
-            scratch.largest_S,
-            scratch.bottom_S,
-        )
-        listed = (scratch.counts_S, scratch.weights_SB, scratch.list_SL)
-        gathered = num_blocks(vocab_size, GATHER_BLOCK)
-        kernels.sample_kernel[num_positions,](*cut, SHIFT=shift, MASKED=masked, num_warps=8)
-        kernels.gather_kernel[gathered, num_positions](
-            *cut, *listed, BLOCK=GATHER_BLOCK, LANES=256, MASKED=masked, num_warps=8
-        )
-        kernels.threshold_kernel[num_positions,](
-            *cut,
-            *listed,
-            scratch.limit_S,
-            gathered,
-            BLOCKS=triton.next_power_of_2(gathered),
-            SHIFT=shift,
-            WIDTH=kernels.WIDTH,
-            MASKED=masked,
-            num_warps=16,
-        )
+        _find_limits(logits_SV, common, parameters, scratch, masked)
     kernels.draw_kernel[grid](
         *common,
         parameters.places_S,
@@ -112,6 +82,50 @@ def launch(
         HAS_UNIFORMS=uniforms_S is not None,
         MASKED=masked,
         num_warps=4,
+    )
+
+
+def _masking(masks: TokenMasks | None, rows_S: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Returns the kernels' arguments for masks. Without masks the pointers are not read."""
+    if masks is None:
+        return rows_S, rows_S, 0
+    return masks.masks_S, masks.bits_MW, masks.bits_MW.stride(0)
+
+
+def _find_limits(
+    logits_SV: Tensor, common: tuple[Any, ...], parameters: SamplingInputs, scratch: Scratch, masked: bool
+) -> None:
+    """Issues the kernels that find the least logit which top-k and top-p keep, of every row.
+
+    Args:
+        common: the arguments that every kernel begins with.
+    """
+    num_positions, vocab_size = logits_SV.shape
+    shift = 16 if logits_SV.dtype is torch.bfloat16 else 0
+    cut = (
+        *common,
+        parameters.temperature_S,
+        parameters.top_k_S,
+        parameters.top_p_S,
+        scratch.largest_S,
+        scratch.bottom_S,
+    )
+    listed = (scratch.counts_S, scratch.weights_SB, scratch.list_SL)
+    gathered = num_blocks(vocab_size, GATHER_BLOCK)
+    kernels.sample_kernel[num_positions,](*cut, SHIFT=shift, MASKED=masked, num_warps=8)
+    kernels.gather_kernel[gathered, num_positions](
+        *cut, *listed, BLOCK=GATHER_BLOCK, LANES=256, MASKED=masked, num_warps=8
+    )
+    kernels.threshold_kernel[num_positions,](
+        *cut,
+        *listed,
+        scratch.limit_S,
+        gathered,
+        BLOCKS=triton.next_power_of_2(gathered),
+        SHIFT=shift,
+        WIDTH=kernels.WIDTH,
+        MASKED=masked,
+        num_warps=16,
     )
 
 

@@ -43,6 +43,8 @@ class Metric(StrEnum):
     """
     ADAPTERS = "adapters"
     STORAGE_BYTES = "storage_bytes"
+    BATCH_LINES = "batch_lines"
+    """Lines without a result, of all batches that run."""
 
     @property
     def kind(self) -> Kind:
@@ -71,6 +73,7 @@ _COUNTED = {
     Metric.PREPAID_BALANCE: _Counted("ever", "spend"),
     Metric.ADAPTERS: _Counted("stored", "stored"),
     Metric.STORAGE_BYTES: _Counted("stored", "stored"),
+    Metric.BATCH_LINES: _Counted("stored", "stored"),
 }
 
 

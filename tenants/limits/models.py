@@ -26,7 +26,7 @@ class LimitRow(TenantOwned, Base):
         CheckConstraint(f"metric IN ({METRICS_SQL})", name="metric_known"),
         CheckConstraint("amount >= 0", name="amount_counts"),
         CheckConstraint(
-            "metric NOT IN ('prepaid_balance', 'adapters', 'storage_bytes') "
+            "metric NOT IN ('prepaid_balance', 'adapters', 'storage_bytes', 'batch_lines') "
             "OR (scope = 'tenant' AND model = '')",
             name="stored_by_tenants",
         ),

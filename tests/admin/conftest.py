@@ -26,6 +26,7 @@ from api.edge import BodyLimit, BodyLimits, Edge
 from api.organization.scopes import SCOPES
 from api.playground import Playground
 from api.services import Services
+from batches.service import BatchService
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
@@ -212,6 +213,7 @@ async def site(
                 usage=UsageReports(database),
                 files=place.files,
                 uploads=place.uploads,
+                batches=BatchService(database, place.store),
                 adapters=place.onboarding,
                 models=models,
                 playground=talking,

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from adapters.service import AdapterChanges
 from adapters.submission import Submission
+from batches.service import BatchService, NewBatch
 from billing.notifications.events import SPEND_ALERT
 from billing.rates import Rate
 from billing.reconciliation.service import ReconciliationService
@@ -152,6 +153,29 @@ async def _adapters(site: Site, named: Naming, made: Furnished) -> None:
     made.things |= {"adapter": adapter, "version": "1", "upload": upload.upload.id}
     made.things["job"] = one.job_id or ""
     made.failed_adapter = other.adapter.id
+    await _batch(site, named, made)
+
+
+async def _batch(site: Site, named: Naming, made: Furnished) -> None:
+    """A batch that has ended with both files and an error."""
+    place, tenant = site.place, site.tenant_id
+    file = await place.files.create(
+        tenant, None, "batch", f"{named('file of a batch')}.jsonl", b"{}", max_bytes=100
+    )
+    new = NewBatch(file.id, "/v1/chat/completions", {named("key of a batch")[:60]: named("value of a batch")})
+    batch = await BatchService(place.database, place.store).create(tenant, "key_1", new, OPERATOR)
+    error = {"code": "invalid_value", "line": 1, "message": named("error of a batch"), "param": None}
+    await _execute(
+        site,
+        "UPDATE batches SET status = 'completed', completed_at = now(), model = :model, total = 2,"
+        " completed = 1, failed = 1, output_file_id = :file, error_file_id = :file,"
+        " errors = jsonb_build_array(CAST(:error AS jsonb)) WHERE id = :id",
+        id=batch.id,
+        file=file.id,
+        model=named("model of a batch"),
+        error=json.dumps(error),
+    )
+    made.things["batch"] = batch.id
 
 
 async def _billing(site: Site, named: Naming, made: Furnished) -> None:

@@ -7,6 +7,20 @@ from tests.admin.conftest import EMAIL, PASSWORD, Site
 from tests.admin.test_refused_requests import furnished
 from tests.support.serving import served
 
+SCREENS = (("light", 1280), ("dark", 1280), ("light", 1000), ("light", 390))
+TILES_BY_ROW = """() => {
+  const rows = new Map();
+  for (const tile of document.querySelectorAll(".glance > *")) {
+    rows.set(tile.offsetTop, (rows.get(tile.offsetTop) ?? 0) + 1);
+  }
+  return [...rows.values()];
+}"""
+ROWS = {1280: [5], 1000: [3, 2], 390: [1, 2, 2]}
+HIDDEN_PX = """() => {
+  const table = document.querySelector(".requests");
+  return table === null ? 0 : table.parentElement.scrollWidth - table.parentElement.clientWidth;
+}"""
+
 
 async def test_why_a_request_was_refused_in_two_clicks(site: Site) -> None:
     await furnished(site)
@@ -20,7 +34,7 @@ async def test_why_a_request_was_refused_in_two_clicks(site: Site) -> None:
         await page.get_by_text("Rate limit reached").wait_for()
         refused = page.url.removeprefix(seen.console)
         found = []
-        for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390)):
+        for scheme, width in SCREENS:
             await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             await page.set_viewport_size({"width": width, "height": 900})
             for path in ("/", "/usage/requests?range=today", refused):
@@ -28,5 +42,9 @@ async def test_why_a_request_was_refused_in_two_clicks(site: Site) -> None:
                 found += [f"{path} {scheme}: {one}" for one in await seen.serious()]
                 beyond = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
                 assert beyond <= 0, f"{path} is {beyond} px wider than a screen of {width}"
+                hidden = await page.evaluate(HIDDEN_PX)
+                assert hidden <= 0, f"the list of requests is {hidden} px wider than a page of {width}"
+                if path == "/":
+                    assert await page.evaluate(TILES_BY_ROW) == ROWS[width]
         assert not found
         assert not seen.complaints

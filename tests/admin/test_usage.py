@@ -30,7 +30,9 @@ _UNSEEN = re.compile(r'<span class="unseen">.*?</span>')
 
 
 def text(markup: str) -> str:
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", _UNSEEN.sub("", markup))).split())
+    """As it is read: `<wbr>` only says where a word may be broken."""
+    seen = _UNSEEN.sub("", markup).replace("<wbr>", "")
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", seen)).split())
 
 
 def table(page: httpx.Response) -> dict[str, list[str]]:

@@ -23,6 +23,7 @@ from api.assembly.stored_state import stored_state
 from api.organization.limits import limit_id
 from api.responses.bodies import new_body
 from api.responses.schemas import ResponseRequest
+from batches.service import BatchService, NewBatch
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
@@ -176,6 +177,7 @@ async def everything(
             usage=UsageReports(database),
             files=place.files,
             uploads=place.uploads,
+            batches=BatchService(database, place.store),
             onboarding=place.onboarding,
             accounts=accounts,
             quotas=quotas,
@@ -241,6 +243,9 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     await booked.write(place.database, [asked, paid])
     billing = InvoiceService(place.database, place.redis, InvoiceSettings())
     invoice = await billing.finalize(tenant, date(2026, 10, 1), now=datetime(2026, 11, 2, tzinfo=UTC))
+    lines = await place.files.create(tenant, None, "batch", "a.jsonl", b"{}", max_bytes=100)
+    batches = BatchService(place.database, place.store)
+    batch = await batches.create(tenant, inference.id, NewBatch(lines.id, "/v1/chat/completions"), OPERATOR)
     assert invoice is not None
     assert pending.job_id is not None
     assert owner.tenant_id == tenant
@@ -255,6 +260,7 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         "file_id": files[0],
         "upload_id": upload.upload.id,
         "job_id": pending.job_id,
+        "batch_id": batch.id,
         "model": f"sapling:{name}-adapter",
         "project_id": project.id,
         "user_id": user.user_id,

@@ -61,6 +61,7 @@ class Script:
     hang_after: int | None = None
     """Number of steps after which nothing more comes, until an abort."""
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     scores: list[TokenLogprob] | None = None
     """Of the prompt; as it asks for unless told."""
     held_for: float = 0.0
@@ -175,7 +176,9 @@ class FakeEngine:
         script = self.script(request)
 
         def usage() -> Usage:
-            made = Usage(len(request.prompt_ids), script.cached_tokens, completion_tokens)
+            made = Usage(
+                len(request.prompt_ids), script.cached_tokens, completion_tokens, script.reasoning_tokens
+            )
             self.billed[request.request_id] = made
             return made
 

@@ -53,7 +53,7 @@ class Site:
         self._coming = iter(self.generations)
         submits = [SimpleNamespace(prompt_ids=[1]) for _ in range(prompts)]
         submission: Any = SimpleNamespace(
-            id="x", n=n, stops=(), logprobs=None, tier="default", submits=submits, tools=None
+            id="x", n=n, stops=(), logprobs=None, tier="default", submits=submits, tools=None, thinking=None
         )
         booking: Any = SimpleNamespace(submission=submission, follow=lambda generations: None)
         nothing: Any = SimpleNamespace(add=lambda *args: None, first_token=None)

@@ -152,6 +152,14 @@ FIELDS: dict[tuple[str, str], tuple[str, Fill]] = {
         "file_id",
         lambda ours, one: {"file_ids": ours.files, "calibration": {"file_id": one}},
     ),
+    ("createBatch", "input_file_id"): (
+        "file_id",
+        lambda _, one: {
+            "input_file_id": one,
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        },
+    ),
     ("createCalibrationJob", "model"): ("model", lambda _, one: {"model": one}),
     ("createCalibrationJob", "file_id"): (
         "file_id",

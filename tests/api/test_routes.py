@@ -16,6 +16,7 @@ from engine.protocol import Submit
 from tests.api.conftest import World
 from tests.api.fakes import ADMIN_KEY, CONTEXT, KEY, RESTRICTED_KEY, Script
 from tests.support.speed import awaited_times_as_long, calls_of_nothing
+from tests.support.waiting import eventually
 
 USER = {"role": "user", "content": "Hello there"}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -391,6 +392,16 @@ async def test_a_choice_without_an_answer_fails_the_request(
     last = streamed.text.strip().split("\n\n")[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == code
     assert "[DONE]" not in streamed.text
+
+
+async def test_the_access_log_names_the_tenant_as_every_other_line_does(client: httpx.AsyncClient) -> None:
+    with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
+        response = await chat(client)
+        await eventually(lambda: any(line["event"] == "request" for line in lines))
+    (line,) = (line for line in lines if line["event"] == "request")
+    assert line["request_id"] == response.headers["x-request-id"]
+    assert line["tenant_id"] == "ten_one"
+    assert "tenant" not in line
 
 
 async def test_an_unhandled_error_shows_nothing_and_is_logged_once(

@@ -66,6 +66,7 @@ def test_what_is_not_offered_is_refused_by_name(field: str, value: Any) -> None:
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+CUSTOM = {"type": "custom", "custom": {"name": "f"}}
 IMAGE = {"image_url": {"url": "data:"}, "type": "image_url"}
 
 
@@ -73,13 +74,8 @@ IMAGE = {"image_url": {"url": "data:"}, "type": "image_url"}
     ("fields", "param", "feature"),
     [
         ({"functions": [{"name": "f"}]}, "functions", "Functions in the form that preceded 'tools' are not"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "Only 'none' and 'auto' are supported"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-            "tools[0].function.strict",
-            "Strict functions are not supported yet",
-        ),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "Reasoning is not supported yet"),
+        ({"tools": [TOOL, CUSTOM]}, "tools[1].type", "Custom tools are not supported yet"),
+        ({"tools": [TOOL], "tool_choice": CUSTOM}, "tool_choice.type", "Custom tools are not supported yet"),
         (
             {"messages": [USER, {"role": "function", "name": "f", "content": "x"}]},
             "messages[1].role",

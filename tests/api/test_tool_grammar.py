@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Grammars of tool choices: which functions they allow, in the text of each format."""
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ import pytest
 from api.openai.schemas import ChatCompletionRequest
 from api.openai.tool_calls import OfferedTools, offered_tools
 from api.openai.tool_grammar import grammar_of
+from engine.grammar.formats import WHITESPACE
 from tests.support.text_base import SPECIAL, TOOL_TEMPLATE, write_base
 from tokenization.codec import TextCodec
-from tokenization.tools.formats import FORMATS, ToolFormat
+from tokenization.tools.deltas import ToolFunction
+from tokenization.tools.formats import ToolFormat
 
 CITY = {
     "type": "object",
@@ -33,72 +34,96 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     return TextCodec.load(write_base(folder, TOOL_TEMPLATE, more_special=["[TOOL_CALLS]"]))
 
 
-def rules(text: TextCodec, format: str, choice: Any, **fields: Any) -> list[str] | None:
+def rules(text: TextCodec, format: str, choice: Any, **fields: Any) -> list[str]:
     request = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS, **fields}
     body = msgspec.convert(request | {"tool_choice": choice}, ChatCompletionRequest)
     tools = offered_tools(body, text, ToolFormat.of(text, format))
     assert isinstance(tools, OfferedTools)
-    found = grammar_of(body, tools)
-    return None if found is None else found.splitlines()
+    return grammar_of(tools).source.splitlines()
 
 
 def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-NO_ARGUMENTS = '{"type": "object", "properties": {}, "additionalProperties": false}'
+def json_rule(rule: str, schema: dict[str, Any]) -> str:
+    return f"{rule}: %json {json.dumps(schema | {'x-guidance': {'whitespace_pattern': WHITESPACE}})}"
+
+
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
-    ("format", "expected"),
+    ("format", "start", "expected"),
     [
         (
             "hermes",
-            r'call_0: "<tool_call>\n{\"name\": \"get_time\", \"arguments\": " call_0_arguments "}\n</tool_call>"',
+            '"<tool_call>" call more',
+            r'call_0: "\n{\"name\": \"get_time\", \"arguments\": " call_0_arguments "}\n</tool_call>"',
         ),
-        ("llama", r'call_0: "{\"name\": \"get_time\", \"parameters\": " call_0_arguments "}"'),
-        ("mistral", r'call_0: "{\"name\": \"get_time\", \"arguments\": " call_0_arguments "}"'),
-        ("mistral_args", f'call_0: <[{len(SPECIAL)}]> "get_time[ARGS]" call_0_arguments'),
+        (
+            "llama",
+            "call more",
+            r'call_0: "{\"name\": \"get_time\", \"parameters\": " call_0_arguments "}"',
+        ),
+        (
+            "mistral",
+            f'<[{len(SPECIAL)}]> " [" call more "]"',
+            r'call_0: "{\"name\": \"get_time\", \"arguments\": " call_0_arguments "}"',
+        ),
+        (
+            "mistral_args",
+            f"<[{len(SPECIAL)}]> call more",
+            'call_0: "get_time[ARGS]" call_0_arguments',
+        ),
     ],
 )
-def test_a_named_function_is_called_once(text: TextCodec, format: str, expected: str) -> None:
-    found = rules(text, format, named("get_time"))
-    assert found is not None
-    assert found[1:] == ["call: call_0", expected.strip(), f"call_0_arguments: %json {NO_ARGUMENTS}"]
-    assert "*" not in found[0]
-    assert ("<[5]>" in found[0]) is (format == "mistral")
+def test_a_named_function_is_called_once(text: TextCodec, format: str, start: str, expected: str) -> None:
+    assert rules(text, format, named("get_time"), parallel_tool_calls=True) == [
+        f"start: {start}",
+        "call: call_0",
+        'more: ""',
+        expected,
+        json_rule("call_0_arguments", NO_ARGUMENTS),
+    ]
 
 
 def test_required_calls_are_of_any_function(text: TextCodec) -> None:
     found = rules(text, "hermes", "required")
-    assert found is not None
-    assert found[0].split() == ["start:", "call", '("\\n"', "call)*"]
-    assert found[1] == "call: call_0 | call_1"
-    assert f"call_0_arguments: %json {json.dumps(CITY)}" in found
-    single = rules(text, "hermes", "required", parallel_tool_calls=False)
-    assert single is not None
-    assert single[0].split() == ["start:", "call"]
+    assert found[:3] == [
+        'start: "<tool_call>" call more',
+        "call: call_0 | call_1",
+        r'more: ("\n<tool_call>" call)*',
+    ]
+    assert json_rule("call_0_arguments", CITY) in found
+    assert 'more: ""' in rules(text, "hermes", "required", parallel_tool_calls=False)
 
 
-def test_only_allowed_tools_are_called(text: TextCodec) -> None:
-    allowed: dict[str, Any] = {"mode": "required", "tools": [named("get_time")]}
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_called(text: TextCodec, mode: str) -> None:
+    allowed: dict[str, Any] = {"mode": mode, "tools": [named("get_time")]}
     found = rules(text, "llama", {"type": "allowed_tools", "allowed_tools": allowed})
-    assert found is not None
     assert "get_weather" not in "".join(found)
-    assert (
-        rules(text, "llama", {"type": "allowed_tools", "allowed_tools": allowed | {"mode": "auto"}}) is None
-    )
-    assert rules(text, "llama", "auto") is None
+    assert ("TEXT" in "".join(found)) is (mode == "auto")
+
+
+def test_by_default_a_message_is_text_or_calls(text: TextCodec) -> None:
+    for choice in ("auto", None):
+        found = rules(text, "hermes", choice)
+        assert r"start: TEXT? | open_0 call more" in [rule.replace("  ", " ") for rule in found]
 
 
 def test_tagged_parameters_have_rules_of_their_own(text: TextCodec) -> None:
     found = rules(text, "qwen_coder", named("get_weather"))
-    assert found is not None
-    assert found[-1] == "call_0_arguments: call_0_arguments_0 call_0_arguments_1?"
+    assert "call_0_arguments: call_0_arguments_0 call_0_arguments_1?" in found
     assert r'call_0_arguments_0: "<parameter=city>\n" call_0_arguments_0_text' in found
-    assert 'call_0_arguments_1_json: %json {"type": "integer"}' in found
+    assert json_rule("call_0_arguments_1_json", {"type": "integer"}) in found
 
 
-def test_every_format_has_a_grammar(text: TextCodec) -> None:
-    for name in FORMATS:
-        assert rules(text, name, "required")
+def test_loose_functions_take_any_object(text: TextCodec) -> None:
+    function = ToolFunction("get_weather", CITY)
+    tools = OfferedTools(ToolFormat.of(text, "hermes"), (function,), True)  # type: ignore[arg-type]
+    assert (
+        json_rule("call_0_arguments", {"type": "object"})
+        in grammar_of(tools, loose=["get_weather"]).source.splitlines()
+    )

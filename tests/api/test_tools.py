@@ -246,10 +246,15 @@ async def test_requests_do_not_share_tools(served: Served) -> None:
             },
             "tools[0].function.parameters",
         ),
+        # No grammars are served here.
         ({"tools": [CLOCK], "tool_choice": "required"}, "tool_choice"),
         (
             {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "get_time"}}},
             "tool_choice",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+            "tools[0].function.strict",
         ),
         (
             {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "other"}}},
@@ -353,22 +358,3 @@ def test_the_example_of_the_documentation_runs(sdk: openai.OpenAI, served: Serve
     exec(example("Tools"), names)
     assert asked == ["Paris 🙂"]
     assert names["answer"].choices[0].message.content == "Sunny."
-
-
-def test_tools_are_not_combined_with_a_constraint(tool_codec: TextCodec) -> None:
-    class Accepts:
-        async def check(self, tenant_id: str, order: Any) -> None:
-            """Every grammar."""
-
-    world = build(tool_codec, tool_format=ToolFormat.of(tool_codec), grammars=Accepts())
-    with (
-        serving(world) as running,
-        openai.OpenAI(base_url=f"{running.url}/v1", api_key=KEY, max_retries=0) as sdk,
-    ):
-        constrained: Any = {"model": "sapling", "messages": HELLO, "tools": [CLOCK]}
-        constrained["response_format"] = {"type": "json_object"}
-        with pytest.raises(openai.BadRequestError, match="not supported yet") as refused:
-            sdk.chat.completions.create(**constrained)
-        assert refused.value.param == "tools"
-        sdk.chat.completions.create(**constrained, tool_choice="none")
-    assert world.engine.submitted[-1].grammar is not None

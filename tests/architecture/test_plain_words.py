@@ -16,6 +16,7 @@ PACKAGES = (
     "adapters",
     "admin",
     "api",
+    "batches",
     "benchmarks",
     "billing",
     "cli",

@@ -51,6 +51,7 @@ def requests(draw: st.DrawFn, serial: int) -> list[UsageEvent]:
                 prompt,
                 completion,
                 draw(st.integers(0, prompt)),
+                reasoning=draw(st.integers(0, completion)),
                 preemptions=draw(st.integers(0, 3)),
                 recorded_at=at,
                 scheduled_at=submitted_at + 0.5,

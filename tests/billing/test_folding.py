@@ -23,6 +23,7 @@ def test_a_row_says_what_the_event_says() -> None:
             prompt=20,
             completion=7,
             cached=16,
+            reasoning=5,
             n=2,
             scheduled_at=NOW + 0.25,
             first_token_at=NOW + 0.5,
@@ -33,6 +34,7 @@ def test_a_row_says_what_the_event_says() -> None:
         )
     )
     assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == (20, 16, 7)
+    assert row.reasoning_tokens == 5
     assert (row.queue_seconds, row.first_token_seconds, row.total_seconds) == (0.25, 0.5, 2.0)
     assert (row.tenant_id, row.key_id, row.model) == ("tnt_a", "key_a", "sapling:pirate@1")
     assert (row.adapter_id, row.adapter_version, row.adapter_digest) == ("adp_a", 1, "d" * 64)
@@ -86,6 +88,8 @@ def test_a_rate_that_no_price_list_has_is_refused(rate: str) -> None:
         ({"completion": 2**63}, "completion_tokens"),
         ({"cached": 11}, "cached_tokens"),
         ({"cached": -1}, "cached_tokens"),
+        ({"reasoning": 6}, "reasoning_tokens"),
+        ({"reasoning": -1}, "reasoning_tokens"),
         ({"n": -1}, "n is"),
         ({"preemptions": 2**31}, "preemptions"),
         ({"submitted_at": math.nan}, "submitted_at"),
@@ -121,15 +125,24 @@ def test_a_newer_engine_may_say_more() -> None:
     assert decode(msgspec.msgpack.encode(document)) == usage_event()
 
 
+def test_an_older_engine_counts_no_reasoning() -> None:
+    document = msgspec.msgpack.decode(msgspec.msgpack.encode(usage_event()))
+    del document["usage"]["reasoning_tokens"]
+    assert measure(decode(msgspec.msgpack.encode(document))).reasoning_tokens == 0
+
+
 def test_clocks_that_disagree_make_no_negative_durations() -> None:
     assert measure(usage_event(scheduled_at=NOW - 1)).queue_seconds == 0.0
 
 
 def test_a_row_has_the_largest_of_each_count() -> None:
-    one = measure(usage_event(prompt=20, cached=4, completion=9, preemptions=1))
-    other = measure(usage_event(prompt=12, cached=11, completion=3, preemptions=2, recorded_at=NOW + 5))
+    one = measure(usage_event(prompt=20, cached=4, completion=9, reasoning=6, preemptions=1))
+    other = measure(
+        usage_event(prompt=12, cached=11, completion=8, reasoning=7, preemptions=2, recorded_at=NOW + 5)
+    )
     for merged in (merge(one, other), merge(other, one), *fold([one, other]), *fold([other, one])):
         assert (merged.prompt_tokens, merged.cached_tokens, merged.completion_tokens) == (20, 11, 9)
+        assert merged.reasoning_tokens == 7
         assert (merged.preemptions, merged.recorded_at) == (2, NOW + 5)
 
 

@@ -37,7 +37,7 @@ LABELS: dict[str, Any] = {
 async def test_a_receipt_says_all_of_a_request(database: Database, redis_client: redis.asyncio.Redis) -> None:
     tenant = (await TenantService(database, redis_client).create_tenant("acme")).id
     receipts = UsageReports(database).receipts
-    event = request(tenant, AT, usage=Usage(1000, 400, 101), **LABELS)
+    event = request(tenant, AT, usage=Usage(1000, 400, 101, 60), **LABELS)
     await write(database, [event])
     receipt = await receipts.of(tenant, event.request_id)
     assert receipt == {
@@ -61,6 +61,7 @@ async def test_a_receipt_says_all_of_a_request(database: Database, redis_client:
             "completion_tokens": 101,
             "total_tokens": 1101,
             "prompt_tokens_details": {"cached_tokens": 400},
+            "completion_tokens_details": {"reasoning_tokens": 60},
         },
         "price": {
             "id": "prc_1",

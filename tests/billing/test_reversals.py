@@ -168,6 +168,7 @@ CHANGES = (
     "UPDATE usage_records SET submitted_at = submitted_at + interval '1 second'",
     "UPDATE usage_records SET finish_reason = NULL",
     "UPDATE usage_records SET cost = 0",
+    "UPDATE usage_records SET reasoning_tokens = -1",
     "UPDATE reversals SET cost = 1",
     "DELETE FROM reversals",
     "TRUNCATE reversals",

@@ -13,6 +13,8 @@ import torch
 
 from engine.core import EngineCore
 from engine.device.gpu_runner import DeviceRunner
+from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
+from engine.environment import EngineEnvironment
 from engine.kv_cache import BlockPool
 from engine.lora.device_pool import DevicePool
 from engine.lora.loader import AdapterLoader
@@ -76,9 +78,10 @@ def device_engine(
     num_slots: int = 12,
     adapter_bytes: int = 64 << 20,
     context_length: int = 256,
+    kv_dtype: torch.dtype | None = None,
     **options: Any,
 ) -> Iterator[DeviceEngine]:
-    """`options` go to the runner."""
+    """`options` are `RunnerOptions`."""
     config = model.config
     pool = DevicePool(config, num_slots, adapter_bytes, adapter_bytes, model.device)
     core: EngineCore
@@ -87,16 +90,9 @@ def device_engine(
         core.adapter_loaded(slot, digest, error)
 
     loader: AdapterLoader[Any] = AdapterLoader(artifacts, pool, on_done)
-    runner = DeviceRunner(
-        model,
-        pool,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_rows=max_rows,
-        max_len=context_length,
-        max_batch_tokens=max_batch_tokens,
-        **options,
-    )
+    cache = CacheLayout(num_blocks, block_size, kv_dtype)
+    limits = BatchLimits(max_rows, context_length, max_batch_tokens)
+    runner = DeviceRunner(model, pool, cache, limits, RunnerOptions(**options))
     runner.capture()
     scheduler = Scheduler(
         EngineLimits(context_length, config.vocab_size, max_batch_tokens, max_rows),
@@ -104,9 +100,7 @@ def device_engine(
         SlotTable(num_slots, loader.start_load, loader),
         config.eos_ids,
         [b"x"] * config.vocab_size,
-        "engine-0",
-        "test",
-        draw_seed=lambda: 7,
+        EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
     )
     core = EngineCore(scheduler, runner)
     try:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapters.packing import pack
 from engine.core import EngineCore
 from engine.device.gpu_runner import DeviceRunner
+from engine.device.runner_options import BatchLimits, CacheLayout
+from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
 from engine.kv_cache import BlockPool
 from engine.lora.artifact import PackedAdapter, artifact_path
@@ -25,8 +28,13 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
 from tests.adapters.peft_files import LINEARS, lora_tensors, write_peft
 from tests.engine.grammar import sapling
+from tests.engine.reasoning.markers import reasoning
 from tests.engine.runner.bases import write_base
 from tests.engine.runner.rig import make_core, run
+
+# Rows that only fill a bucket compute with what their memory held before, and nothing reads them. Where that
+# overflows, NumPy warns; a GPU does not.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 
 BLOCK_SIZE = 16
 MAX_ROWS = 4
@@ -34,12 +42,18 @@ MAX_LEN = 48
 BUDGET = 20
 """Less than the longest prompt, which is cut."""
 NUM_BLOCKS = 40
+# Rows that pad a step to its size compute with whatever their memory holds; nothing reads their results.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 CLOSE = 2e-3
 """Sums of other shapes, and adapters' projections in bf16."""
 
 
 def device_core(
-    model: Model, artifacts: Path, num_slots: int, grammars: GrammarAdmission | None = None
+    model: Model,
+    artifacts: Path,
+    num_slots: int,
+    grammars: GrammarAdmission | None = None,
+    token_bytes: list[bytes] | None = None,
 ) -> EngineCore:
     """Adapters load at once. Nothing is captured: every step is launched kernel by kernel."""
     pool = DevicePool(model.config, num_slots, 4 << 20, 4 << 20, "cpu") if num_slots else None
@@ -51,24 +65,15 @@ def device_core(
         pool.load(slot, pool.adopt(packed))
         core.adapter_loaded(slot, ref.digest)
 
-    runner = DeviceRunner(
-        model,
-        pool,
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
-        max_rows=MAX_ROWS,
-        max_len=MAX_LEN,
-        max_batch_tokens=BUDGET,
-    )
+    cache, limits = CacheLayout(NUM_BLOCKS, BLOCK_SIZE), BatchLimits(MAX_ROWS, MAX_LEN, BUDGET)
+    runner = DeviceRunner(model, pool, cache, limits)
     scheduler = Scheduler(
         EngineLimits(MAX_LEN, model.config.vocab_size, BUDGET, MAX_ROWS),
         BlockPool(NUM_BLOCKS, BLOCK_SIZE),
         SlotTable(max(num_slots, 1), start_load),
         model.config.eos_ids,
-        [b"x"] * model.config.vocab_size,
-        "engine-0",
-        "test",
-        draw_seed=lambda: 7,
+        token_bytes or [b"x"] * model.config.vocab_size,
+        EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
     )
     core = EngineCore(scheduler, runner, grammars=grammars)
     return core
@@ -139,7 +144,7 @@ def test_rows_with_and_without_a_grammar_answer_as_the_cpus_runner(tmp_path: Pat
         sapling.submission("late", grammar, max_tokens=12, seed=6, top_p=0.9, prompt_ids=list(range(20, 45))),
         sapling.submission("last", grammar, max_tokens=12, temperature=0.0, prompt_ids=[70, 71]),
     ]
-    found = run(device_core(model, tmp_path, 0, GrammarAdmission(sapling.compiler(model))), submits)
+    found = run(device_core(model, tmp_path, 0, sapling.compiled(model, grammar)), submits)
     expected = run(
         make_core(
             model,
@@ -147,7 +152,7 @@ def test_rows_with_and_without_a_grammar_answer_as_the_cpus_runner(tmp_path: Pat
             max_batch_tokens=BUDGET,
             max_rows=MAX_ROWS,
             context_length=MAX_LEN,
-            grammars=GrammarAdmission(sapling.compiler(model)),
+            grammars=sapling.compiled(model, grammar),
         ),
         submits,
     )
@@ -156,3 +161,51 @@ def test_rows_with_and_without_a_grammar_answer_as_the_cpus_runner(tmp_path: Pat
         if name != "free":
             assert re.fullmatch(grammar.source, sapling.text_of(answer.token_ids)), name
             assert answer.finish_reason == "stop"
+
+
+def test_rows_that_think_answer_as_the_cpus_runner(tmp_path: Path) -> None:
+    """Budgets are found spent a step after the token that spends them was launched."""
+    raw = json.loads((sapling.BASE / "config.json").read_text())
+    write_base(
+        tmp_path / "base", num_hidden_layers=1, vocab_size=raw["vocab_size"], eos_token_id=raw["eos_token_id"]
+    )
+    model = load_model(tmp_path / "base")
+    grammar = Grammar("regex", "[ab]{2}-[0-9]{1,3}")
+    fields: dict[str, Any] = {"max_tokens": 16, "temperature": 0.9, "ignore_eos": True}
+    submits = [
+        sapling.submission("free", None, prompt_ids=[8, 9], **fields),
+        sapling.submission("none", None, prompt_ids=[5, 6, 7], reasoning=reasoning(0), logprobs=1, **fields),
+        sapling.submission("some", None, prompt_ids=[5, 6, 7], reasoning=reasoning(3), **fields),
+        sapling.submission("much", None, prompt_ids=[15, 6], reasoning=reasoning(30), **fields),
+        sapling.submission(
+            "held",
+            grammar,
+            prompt_ids=[15, 7],
+            reasoning=reasoning(2),
+            seed=5,
+            presence_penalty=1.0,
+            max_tokens=20,
+        ),
+    ]
+    bytes_of = sapling.VOCABULARY.token_bytes
+    found = run(device_core(model, tmp_path, 0, GrammarAdmission(sapling.compiler(model)), bytes_of), submits)
+    expected = run(
+        make_core(
+            model,
+            tmp_path,
+            max_batch_tokens=BUDGET,
+            max_rows=MAX_ROWS,
+            context_length=MAX_LEN,
+            token_bytes=bytes_of,
+            grammars=GrammarAdmission(sapling.compiler(model)),
+        ),
+        submits,
+    )
+    assert found.tokens() == expected.tokens()
+    end = list(reasoning(0).end_ids)
+    for name, budget in (("none", 0), ("some", 3), ("held", 2)):
+        tokens = found.answers[name, 0].token_ids
+        assert tokens[budget : budget + len(end)] == end
+        assert found.usage[name].usage.reasoning_tokens == budget + len(end)
+    assert re.fullmatch(grammar.source, sapling.text_of(found.answers["held", 0].token_ids[2 + len(end) :]))
+    assert found.usage["much"].usage.reasoning_tokens == 16

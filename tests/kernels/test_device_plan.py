@@ -10,6 +10,7 @@ from kernels.attention.device_plan import (
     PREFILL_ROWS,
     SPLIT_KEYS,
     SPLIT_STEP,
+    AttentionGeometry,
     DevicePlan,
     max_splits,
     split_lengths,
@@ -134,6 +135,6 @@ def test_refuses_what_does_not_fit() -> None:
     with pytest.raises(AssertionError, match="in a row of 64"):
         batch.plan.fill(np.array([0]), np.array([1]), np.array([65]), 1)
     with pytest.raises(ValueError, match="cannot share"):
-        DevicePlan(StepInputs("cpu"), 4, 64, 4, 6, 4, 32, 16, torch.device("cpu"))
+        DevicePlan(StepInputs("cpu"), AttentionGeometry(6, 4, 32, 16), 4, 64, 4, torch.device("cpu"))
     with pytest.raises(ValueError, match="more than an item"):
-        DevicePlan(StepInputs("cpu"), 1 << 16, 64, 4, 4, 4, 32, 16, "cpu")
+        DevicePlan(StepInputs("cpu"), AttentionGeometry(4, 4, 32, 16), 1 << 16, 64, 4, "cpu")

@@ -62,6 +62,7 @@ def request(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.cached_tokens,
+        reasoning=usage.reasoning_tokens,
         tenant=tenant,
         submitted_at=at,
         recorded_at=at + took,

@@ -6,7 +6,6 @@ A body may have no field that the document lacks: schemas are closed here, which
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
@@ -54,9 +53,21 @@ class Documented:
         for problem in self._document.problems(operation, status, media_type, body):
             DISAGREEMENTS.append(f"{scope['method']} {scope['path']} {status}: {problem}: {body[:300]!r}")
 
-    @functools.cached_property
+    @property
     def _document(self) -> _Document:
-        return _Document(self._app.openapi())
+        return _document_of(self._app)
+
+
+_DOCUMENTS: list[_Document] = []
+
+
+def _document_of(app: Any) -> _Document:
+    """The same of all applications: their routes do not depend on their services, and building it takes a
+    second.
+    """
+    if not _DOCUMENTS:
+        _DOCUMENTS.append(_Document(app.openapi()))
+    return _DOCUMENTS[0]
 
 
 class _Document:

@@ -14,7 +14,13 @@ NOW = 1_795_000_000.0
 
 
 def usage_event(
-    request_id: str = "req-1", prompt: int = 10, completion: int = 5, cached: int = 0, **changes: Any
+    request_id: str = "req-1",
+    prompt: int = 10,
+    completion: int = 5,
+    cached: int = 0,
+    *,
+    reasoning: int = 0,
+    **changes: Any,
 ) -> UsageEvent:
     """An event of a running request; give `finished_at` and `finish_reason` for its last."""
     fields: dict[str, Any] = {
@@ -33,7 +39,8 @@ def usage_event(
             "service_tier": "default",
         },
     }
-    return UsageEvent(request_id=request_id, usage=Usage(prompt, cached, completion), **(fields | changes))
+    usage = Usage(prompt, cached, completion, reasoning)
+    return UsageEvent(request_id=request_id, usage=usage, **(fields | changes))
 
 
 def numbered_event(number: int) -> UsageEvent:

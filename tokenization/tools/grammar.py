@@ -9,49 +9,103 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from tokenization.tools.argument_rules import argument_rules, json_schema_rule
+from tokenization.tools.call_shapes import ARGUMENTS_FIRST, BARE_END, SHAPES, CallShape, bare_begin
 from tokenization.tools.deltas import ToolFunction
 from tokenization.tools.formats import ToolFormat
-from tokenization.tools.qwen_coder import is_text
-
-
-class _Shape(NamedTuple):
-    """The text around calls."""
-
-    begin: str
-    """Before the first call."""
-    before: str
-    """Before the arguments of each call; NAME stands for the function."""
-    after: str
-    between: str
-    end: str
-
-
-_SHAPES = {
-    "hermes": _Shape("", '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n", ""),
-    "llama": _Shape("", '{"name": "NAME", "parameters": ', "}", "; ", ""),
-    "mistral": _Shape("[TOOL_CALLS] [", '{"name": "NAME", "arguments": ', "}", ", ", "]"),
-    "mistral_args": _Shape("", "[TOOL_CALLS]NAME[ARGS]", "", "", ""),
-    "qwen_coder": _Shape("", "<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>", "\n", ""),
-}
-_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def call_grammar(format: ToolFormat, functions: Sequence[ToolFunction], *, is_parallel: bool) -> str:
     """Returns the grammar of messages that consist of calls of `functions`: one, or one or more."""
-    shape, special = _SHAPES[format.name], format.special_ids
-    more = f"({_literal(shape.between, special)} call)*" if is_parallel else ""
-    calls = [f"call_{number}" for number in range(len(functions))]
-    rules = [
-        f"start: {_literal(shape.begin, special)} call {more} {_literal(shape.end, special)}",
-        f"call: {' | '.join(calls)}",
-    ]
-    for call, function in zip(calls, functions, strict=True):
-        before = _literal(shape.before.replace("NAME", function.name), special)
-        rules.append(f"{call}: {before} {call}_arguments {_literal(shape.after, special)}")
-        rules += _arguments(format, f"{call}_arguments", function.parameters)
+    shape, special = SHAPES[format.name], format.special_ids
+    start = [_literal(shape.begin, special), "call", "more", _literal(shape.end, special)]
+    rules = [f"start: {' '.join(filter(None, start))}"]
+    return _joined([*rules, *_call_rules(format, functions, is_parallel)])
+
+
+def message_grammar(
+    format: ToolFormat,
+    functions: Sequence[ToolFunction],
+    *,
+    is_parallel: bool,
+    answer: dict[str, Any] | None = None,
+) -> str:
+    """Returns the grammar of messages that may call `functions`.
+
+    A message is text, then calls if there are any. What follows a marker of the format is a call.
+
+    Args:
+        is_parallel: whether several calls are allowed.
+        answer: a JSON Schema. A message is then JSON by it, or calls without text.
+
+    Raises:
+        ValueError: an `answer` cannot be told from calls in this format.
+    """
+    shape = SHAPES[format.name]
+    if answer is None:
+        rules = list(_text_or_calls(shape, functions, format.special_ids))
+    elif shape.is_bare:
+        raise ValueError("calls are JSON objects, as the answer is")
+    else:
+        begin = _literal(shape.begin, format.special_ids)
+        end = _literal(shape.end, format.special_ids)
+        rules = [f"start: answer | {begin} call more {end}", json_schema_rule("answer", answer)]
+    return _joined([*rules, *_call_rules(format, functions, is_parallel)])
+
+
+def _joined(rules: Sequence[str]) -> str:
     return "\n".join(rule.rstrip() for rule in rules) + "\n"
+
+
+def _call_rules(format: ToolFormat, functions: Sequence[ToolFunction], is_parallel: bool) -> Iterator[str]:
+    """Yields `call`, `more` for the calls after the first, and the rules of each function."""
+    shape, special = SHAPES[format.name], format.special_ids
+    numbers = range(len(functions))
+    yield f"call: {' | '.join(f'call_{number}' for number in numbers)}"
+    yield f"more: ({_literal(shape.between, special)} call)*" if is_parallel else 'more: ""'
+    for number, function in enumerate(functions):
+        before = _literal(shape.before.replace("NAME", function.name), special)
+        after = _literal(shape.after, special)
+        yield f"call_{number}: {before} call_{number}_arguments {after}"
+        is_tagged = format.name == "qwen_coder"
+        yield from argument_rules(f"call_{number}_arguments", function.parameters, is_tagged=is_tagged)
+
+
+def _text_or_calls(
+    shape: CallShape, functions: Sequence[ToolFunction], special: Mapping[str, int]
+) -> Iterator[str]:
+    """Yields `start` and its rules: text without calls, or calls with text before them.
+
+    A lazy rule ends with the first marker, and text never contains one: so no text that has begun a call can
+    go on as text.
+    """
+    end = _literal(shape.end, special)
+    messages = ["TEXT?"]
+    not_text = ""
+    if shape.is_bare:
+        names = [function.name for function in functions]
+        not_text = f" & ~/({bare_begin(names)}\\{{|{ARGUMENTS_FIRST})(?s:.*)/"
+        messages.append(f"bare more {end}")
+        yield f"bare: {' | '.join(f'bare_{number}' for number in range(len(names)))}"
+        for number, name in enumerate(names):
+            yield f"bare_{number}: BARE_{number} call_{number}_arguments BARE_END"
+            yield f"BARE_{number}: /{bare_begin([name])}/"
+        yield f"BARE_END: /{BARE_END}/"
+    for number, (marker, lead) in enumerate(shape.openings):
+        messages.append(f"open_{number} {_literal(lead, special)} call more {end}")
+        token = f"TEXT? <[{special[marker]}]> | " if marker in special else ""
+        yield f"open_{number}: {token}open_text_{number}"
+        yield f"open_text_{number}[lazy]: OPEN_TEXT_{number}"
+        yield f"OPEN_TEXT_{number}: /(?s:.*){_escaped(marker)}/{not_text}"
+    markers = "|".join(_escaped(opening.marker) for opening in shape.openings)
+    yield f"TEXT: /(?s:.*)/ & ~/(?s:.*)({markers})(?s:.*)/{not_text}"
+    yield f"start: {' | '.join(messages)}"
+
+
+def _escaped(text: str) -> str:
+    return re.escape(text).replace("/", r"\/")
 
 
 def _literal(text: str, special: Mapping[str, int]) -> str:
@@ -65,33 +119,3 @@ def _literal(text: str, special: Mapping[str, int]) -> str:
         for part in parts
         if part
     )
-
-
-def _arguments(format: ToolFormat, rule: str, parameters: dict[str, Any]) -> Iterator[str]:
-    schema = {"type": "object", **parameters} if parameters else _NO_ARGUMENTS
-    if format.name != "qwen_coder":
-        yield f"{rule}: %json {json.dumps(schema, ensure_ascii=False)}"
-        return
-    yield from _tagged_arguments(rule, schema)
-
-
-def _tagged_arguments(rule: str, schema: dict[str, Any]) -> Iterator[str]:
-    """Yields the rules of parameters that are written as tags, in the order of the schema."""
-    required = schema.get("required") or ()
-    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    parts: list[str] = []
-    for number, (key, value) in enumerate((schema.get("properties") or {}).items()):
-        name = f"{rule}_{number}"
-        parts.append(name if key in required else f"{name}?")
-        tag = json.dumps(f"<parameter={key}>\n", ensure_ascii=False)
-        if is_text(value) and "enum" not in value:
-            yield f"{name}: {tag} {name}_text"
-            yield f"{name}_text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/"
-        elif is_text(value):
-            choices = " | ".join(json.dumps(one, ensure_ascii=False) for one in value["enum"])
-            yield f'{name}: {tag} ({choices}) "\\n</parameter>\\n"'
-        else:
-            yield f'{name}: {tag} {name}_json "\\n</parameter>\\n"'
-            yield f"{name}_json: %json {json.dumps(value | definitions, ensure_ascii=False)}"
-    together = " ".join(parts) or '""'
-    yield f"{rule}: {together}"

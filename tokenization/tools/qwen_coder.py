@@ -118,13 +118,20 @@ def _types(schema: Any) -> set[str]:
     if "$ref" in schema or "allOf" in schema:
         return {"any"}
     named = schema.get("type")
-    found = {named} if isinstance(named, str) else set(named) if isinstance(named, list) else set()
-    for branch in [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]:
+    names = [named] if isinstance(named, str) else listed(schema, "type")
+    found = {name for name in names if isinstance(name, str)}
+    for branch in [*listed(schema, "anyOf"), *listed(schema, "oneOf")]:
         found |= _types(branch)
-    values = schema.get("enum")
-    if not found and isinstance(values, list):
+    values = [schema["const"]] if "const" in schema else listed(schema, "enum")
+    if not found:
         found = {"string" if isinstance(value, str) else "any" for value in values}
     return found
+
+
+def listed(schema: dict[str, Any], keyword: str) -> list[Any]:
+    """Returns a keyword's list; empty if it is missing or something else, which the compiler refuses."""
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []
 
 
 def _as_json(value: str) -> str:

@@ -21,6 +21,7 @@ from admin.limits.page import amount_words, amount_written, read_amount, title_o
 from admin.operator.prices.page import written as dollars_written
 from admin.web.form_errors import FieldError, FormErrors
 from billing.previews.service import PlanCosts
+from billing.rates import BATCH_TIER
 from engine.protocol import PriorityClass
 from tenants.limits.kinds import MAX_AMOUNT, MAX_RATE, Metric
 from tenants.plans import MOST, SETTABLE, PlanChanges
@@ -265,7 +266,8 @@ def _class(tier: PriorityClass) -> Group:
 
 def _limit(metric: Metric) -> Field:
     most = MAX_RATE if metric.kind == "rate" else MAX_AMOUNT
-    hint = {"spend": "US dollars", "stored": "For example 500 MB or 20 GB"}.get(metric.measure, "")
+    hint = "US dollars" if metric.measure == "spend" else ""
+    hint = "For example 500 MB or 20 GB" if metric == Metric.STORAGE_BYTES else hint
     return Field("limits", metric.value, title_of(metric), _of_limit(metric), hint, 0, most, optional=True)
 
 
@@ -306,6 +308,17 @@ GROUPS = (
         ),
     ),
     *(_class(tier) for tier in PriorityClass),
+    Group(
+        "batches",
+        "Batches",
+        "Applies to lines that begin from now on.",
+        (
+            Field(
+                *("plan", "batch_price_percent", "Price of batches", _PERCENT),
+                *("Percentage of the list price.", 0, MOST["batch_price_percent"]),
+            ),
+        ),
+    ),
     Group(
         "gate",
         "Calibration",
@@ -374,6 +387,7 @@ def costs(plan: PlanView, values: Mapping[str, Any] | None = None) -> PlanCosts:
     """What the plan's tenants pay by, as it is, or as it would be with the values."""
     found = {field.name: field.of(plan) for field in FIELDS} if values is None else values
     percents = {tier.value: found[f"{tier}_price_percent"] for tier in PriorityClass}
+    percents[BATCH_TIER] = found["batch_price_percent"]
     return PlanCosts(percents, found["monthly_fee"], found["included_usage"])
 
 

@@ -139,7 +139,7 @@ async def test_a_calibration_that_was_not_charged_is_named(books: Books) -> None
 
 
 async def test_what_waits_in_the_journal_is_named_until_it_is_drained(books: Books) -> None:
-    grown = event("req-1", "tnt_b", DAY + 5 * HOUR, completion=50, cached=1)
+    grown = event("req-1", "tnt_b", DAY + 5 * HOUR, completion=50, cached=1, reasoning=20)
     new = event("req-new", "tnt_a", DAY + 7 * HOUR, prompt=4, completion=0)
     known = event("req-3", "tnt_b", DAY + 15 * HOUR)
     before = round((NOW - timedelta(minutes=2)).timestamp() * 1000)
@@ -151,6 +151,7 @@ async def test_what_waits_in_the_journal_is_named_until_it_is_drained(books: Boo
     found = await books.differences()
     assert [(one.check, one.tenant_id, one.what, one.expected, one.found) for one in found] == [
         ("journal", "tnt_b", "completion tokens of req-1", 50, 5),
+        ("journal", "tnt_b", "reasoning tokens of req-1", 20, 0),
         ("journal", "tnt_a", "prompt tokens of req-new", 4, 0),
         ("journal", "tnt_a", "requests of req-new", 1, 0),
     ]

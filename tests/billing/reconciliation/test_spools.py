@@ -151,7 +151,7 @@ async def test_a_disk_that_says_something_else_than_the_ledger_is_a_difference_a
     }
     damaged = [
         replace(on_disk["req-other"], tenant_id="tnt_b", output_price=5),
-        replace(on_disk["req-more"], completion_tokens=9),
+        replace(on_disk["req-more"], completion_tokens=9, reasoning_tokens=2),
         replace(on_disk["req-less"], completion_tokens=4),
         on_disk["req-same"],
     ]
@@ -166,6 +166,7 @@ async def test_a_disk_that_says_something_else_than_the_ledger_is_a_difference_a
     where = "on the disk of engine-0"
     assert sorted((one.what, one.tenant_id, one.expected, one.found) for one in report.differences) == [
         (f"req-more {where}: completion tokens", "tnt_a", 7, 9),
+        (f"req-more {where}: reasoning tokens", "tnt_a", 0, 2),
         (f"req-other {where}: output_price: 0 there, 5 in the ledger", "tnt_a", 1, 0),
         (f"req-other {where}: tenant_id: 'tnt_a' there, 'tnt_b' in the ledger", "tnt_a", 1, 0),
     ]

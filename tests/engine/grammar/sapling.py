@@ -51,7 +51,11 @@ def schema(document: Any) -> Grammar:
 
 def submission(request_id: str, grammar: Grammar | None, **fields: Any) -> Submit:
     """Sampling parameters and Submit's own fields alike."""
-    own = {name: fields.pop(name) for name in ("tenant", "adapter", "n", "prompt_ids") if name in fields}
+    own = {
+        name: fields.pop(name)
+        for name in ("tenant", "adapter", "n", "prompt_ids", "reasoning")
+        if name in fields
+    }
     sampling = SamplingParams(**{"max_tokens": 200, "temperature": 1.0, "seed": 3, **fields})
     return Submit(
         request_id=request_id,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.core import EngineCore
+from engine.environment import EngineEnvironment
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotMemory, SlotTable
 from engine.null_runner import begin_history, extend_history
@@ -106,11 +107,7 @@ class Engine:
                 slots,
                 eos_ids,
                 TOKEN_BYTES,
-                "engine-0",
-                "first",
-                clock=lambda: self.now,
-                monotonic=lambda: self.now,
-                draw_seed=lambda: 42,
+                EngineEnvironment("engine-0", "first", lambda: self.now, lambda: self.now, lambda: 42),
                 floor=floor,
             ),
             self.runner,

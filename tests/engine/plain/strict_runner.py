@@ -29,22 +29,22 @@ class StrictRow:
 
 
 class StrictStep:
-    """Read once, in the order of launches. Drawn once, after the steps before it have been read."""
+    """Read once, in the order of launches. Its masks are filled once, after the steps before it are read."""
 
     def __init__(self, in_flight: deque[StrictStep], drawn: StepResult) -> None:
         self._in_flight = in_flight
         self._drawn = drawn
-        self.is_drawn = False
+        self.has_masks = False
         in_flight.append(self)
 
-    def draw_constrained(self) -> None:
-        assert list(self._in_flight) == [self], "drawn before the step before it was read"
-        assert not self.is_drawn, "drawn twice"
-        self.is_drawn = True
+    def fill_masks(self) -> None:
+        assert list(self._in_flight) == [self], "masks filled before the step before it was read"
+        assert not self.has_masks, "masks filled twice"
+        self.has_masks = True
 
     def result(self) -> StepResult:
         assert self._in_flight.popleft() is self, "read out of turn"
-        assert self.is_drawn or not self._in_flight, "never drawn"
+        assert self.has_masks or not self._in_flight, "masks never filled"
         return self._drawn
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from engine.batch import Batch, NewRow, Scheduled
 from engine.core import EngineCore
+from engine.environment import EngineEnvironment
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.null_runner import NullRunner, build_null_engine
@@ -30,7 +31,8 @@ def build_core(runner: NullRunner, num_blocks: int = 40) -> EngineCore:
 
     limits = EngineLimits(context_length=64, vocab_size=VOCAB_SIZE, max_rows=8)
     pool, slots = BlockPool(num_blocks, 4), SlotTable(2, start_load)
-    core = EngineCore(Scheduler(limits, pool, slots, (), TOKEN_BYTES, "engine-0", "first"), runner)
+    environment = EngineEnvironment("engine-0", "first")
+    core = EngineCore(Scheduler(limits, pool, slots, (), TOKEN_BYTES, environment), runner)
     return core
 
 

@@ -12,6 +12,7 @@ from heapq import merge
 from random import Random
 
 from engine.core import EngineCore
+from engine.environment import EngineEnvironment
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.null_runner import NullRunner
@@ -92,10 +93,7 @@ class Traffic:
             slots=SlotTable(0, self.runner.load),
             eos_ids=(),
             token_bytes=[b""] * 1000,
-            engine_id="engine-0",
-            incarnation="first",
-            clock=lambda: self.now,
-            monotonic=lambda: self.now,
+            environment=EngineEnvironment("engine-0", "first", lambda: self.now, lambda: self.now),
         )
         self.core = EngineCore(self.scheduler, self.runner)
         self.seen = Seen()

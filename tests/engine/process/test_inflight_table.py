@@ -17,6 +17,7 @@ from engine.journal.inflight_rows import (
     HEADER_LEN,
     MAX_BODY_LEN,
     OLD_MAGIC,
+    REASONING,
     ROW_LEN,
     recover_table,
 )
@@ -167,6 +168,21 @@ def test_times_that_cannot_be_are_left_out(tmp_path: Path) -> None:
     written(path, HEADER_LEN + 32, b"\xff" * 24)
     (row,) = recover_table(path).rows
     assert (row.event.scheduled_at, row.event.first_token_at, row.event.preemptions) == (None, None, 0)
+
+
+@pytest.mark.parametrize(("stored", "read"), [(30, 30), (41, 41), (42, 0), (0x7878787878787878, 0)])
+def test_reasoning_tokens_are_kept_as_of_the_last_update(tmp_path: Path, stored: int, read: int) -> None:
+    """More than all completion tokens is the end of a long body that an older release wrote there."""
+    path = tmp_path / "t"
+    table = InflightTable(path)
+    event = numbered_event(1)
+    row = table.admit(event)
+    table.add([row], [40])
+    table.update(row, msgspec.structs.replace(event, usage=Usage(3, 0, 41, 30)))
+    table.close()
+    assert [left.event.usage for left in recover_table(path).rows] == [Usage(3, 0, 41, 30)]
+    written(path, HEADER_LEN + REASONING * 8, struct.pack("=Q", stored))
+    assert [left.event.usage.reasoning_tokens for left in recover_table(path).rows] == [read]
 
 
 def test_a_table_of_the_release_before_is_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.core import EngineCore
 from engine.device.cpu_runner import ModelRunner
+from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
 from engine.kv_cache import BlockPool
 from engine.lora.artifact import PackedAdapter, artifact_path
@@ -71,9 +72,7 @@ def make_core(
         SlotTable(num_slots, start_load),
         model.config.eos_ids,
         token_bytes or [b"x"] * model.config.vocab_size,
-        "engine-0",
-        "test",
-        draw_seed=lambda: 7,
+        EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
     )
     runner = ModelRunner(model, pool, num_blocks, block_size, max_rows, context_length)
     core = EngineCore(scheduler, runner, grammars=grammars)

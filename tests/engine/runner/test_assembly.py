@@ -15,6 +15,7 @@ import engine.device.gpu_runner
 from benchmarks import floor
 from engine import assembly
 from engine.core import EngineCore
+from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.lora.device_pool import DevicePool
 from engine.model.cache import KVCache
 from engine.model.config import load_config
@@ -73,14 +74,17 @@ def test_a_gpu_engine_gets_what_its_memory_allows(tmp_path: Path, runner: Any, k
     parts = assembly._gpu_parts(
         model, sizes, settings, device_settings, cast("EngineServer", Server()), "0" * 64
     )
-    (given_model, pool), options = runner.call_args
+    given_model, pool, cache, limits, options = runner.call_args.args
     assert given_model is model
     assert isinstance(pool, DevicePool)
     assert (pool.num_slots, pool.capacity) == (9, 8 << 20)
-    assert options["num_blocks"] == parts.num_blocks == 64 * 1024 // assembly.BLOCK_SIZE + 1
-    assert options["kv_dtype"] == (torch.float8_e4m3fn if kv_dtype == "fp8" else torch.bfloat16)
-    assert (options["max_rows"], options["max_len"], options["max_batch_tokens"]) == (64, 1024, 512)
-    assert (options["cuda_graphs"], options["max_graph_rows"], options["batch_invariant"]) == (True, 32, True)
+    assert parts.num_blocks == 64 * 1024 // assembly.BLOCK_SIZE + 1
+    dtype = torch.float8_e4m3fn if kv_dtype == "fp8" else torch.bfloat16
+    assert cache == CacheLayout(parts.num_blocks, assembly.BLOCK_SIZE, dtype)
+    assert limits == BatchLimits(max_rows=64, max_len=1024, max_batch_tokens=512)
+    assert options == RunnerOptions(
+        max_graph_rows=32, batch_invariant=True, mask_threads=device_settings.mask_threads
+    )
     assert parts.gauges() == DeviceGauges(
         device="cpu",
         quantization="none",

@@ -1,0 +1,1 @@
+"""Batches: files of requests that run in the background at a price of their own."""
