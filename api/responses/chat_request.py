@@ -64,7 +64,8 @@ def chat_request(request: InputFields, items: Sequence[Json]) -> ChatCompletionR
 
     Raises InvalidValue or UnsupportedParameter, naming the field of the response's request.
     """
-    fields: Json = {"model": request.model}
+    effort = None if request.reasoning is None else request.reasoning.effort
+    fields: Json = {"model": request.model, "reasoning_effort": effort}
     if isinstance(request, ResponseRequest):
         fields |= {name: getattr(request, name) for name in _SAMPLING}
         fields["max_completion_tokens"] = request.max_output_tokens
@@ -89,8 +90,13 @@ def messages_of(items: Sequence[Json], instructions: str | None) -> list[Message
     if instructions:
         messages.append(Message(role="system", content=instructions))
     called: dict[str, str] = {}
+    thoughts: list[str] = []
+    """Reasoning that belongs to the assistant's next message."""
     for item in items:
         kind = item["type"]
+        if kind == "reasoning":
+            thoughts += [part["text"] for part in item["content"] or item["summary"]]
+            continue
         if kind == "message":
             messages.append(Message(role=item["role"], content="\n".join(texts_of(item["content"]))))
         elif kind in ("function_call", "custom_tool_call"):
@@ -98,6 +104,9 @@ def messages_of(items: Sequence[Json], instructions: str | None) -> list[Message
             _add_call(messages, item)
         else:
             messages.append(_result(item, called))
+        if thoughts and messages[-1].role == "assistant":
+            messages[-1] = msgspec.structs.replace(messages[-1], reasoning="".join(thoughts))
+        thoughts = []
     if not messages:
         raise InvalidValue("The response has no input: send at least one item.", "input")
     if len(messages) > MAX_MESSAGES:

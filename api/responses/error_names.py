@@ -14,6 +14,7 @@ _NAMES = (
     (re.compile(r"(tools\[\d+\])\.function"), r"\1"),
     (re.compile(r"(tool_choice|tools\[\d+\])\.function"), r"\1"),
     (re.compile(r"tool_choice\.allowed_tools"), "tool_choice"),
+    (re.compile(r"reasoning_effort"), "reasoning.effort"),
     (re.compile(r"max_completion_tokens|max_tokens"), "max_output_tokens"),
     (re.compile(r"messages(\[\d+\](\.\w+)*)?"), "input"),
 )

@@ -123,6 +123,31 @@ class CustomToolCallOutputItem(Struct, frozen=True, forbid_unknown_fields=True, 
     caller: None = None
 
 
+class ReasoningTextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A piece of an earlier answer's reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class SummaryTextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A piece of a summary of reasoning, in place of the reasoning itself."""
+
+    type: Literal["summary_text"]
+    text: Text
+
+
+class ReasoningItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The reasoning before the message or call that follows."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[SummaryTextPart], Meta(max_length=MAX_PARTS)] | None = None
+    content: Annotated[list[ReasoningTextPart], Meta(max_length=MAX_PARTS)] | None = None
+    encrypted_content: None = None
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
 class ItemReference(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A stored item, by its id."""
 
@@ -136,6 +161,7 @@ InputItem = (
     | FunctionCallOutputItem
     | CustomToolCallItem
     | CustomToolCallOutputItem
+    | ReasoningItem
     | ItemReference
 )
 KINDS: dict[str, type[Struct]] = {
@@ -144,6 +170,7 @@ KINDS: dict[str, type[Struct]] = {
     "function_call_output": FunctionCallOutputItem,
     "custom_tool_call": CustomToolCallItem,
     "custom_tool_call_output": CustomToolCallOutputItem,
+    "reasoning": ReasoningItem,
     "item_reference": ItemReference,
 }
 _PREFIXES = {
@@ -152,15 +179,13 @@ _PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
 }
 FEATURES = {
     "input_image": "Images are",
     "input_file": "Files are",
     "input_audio": "Audio is",
     "refusal": "Refusals in a message are",
-    "reasoning": "Reasoning is",
-    "reasoning_text": "Reasoning is",
-    "summary_text": "Reasoning is",
     "web_search_call": "Web search is",
     "file_search_call": "File search is",
     "computer_call": "Computer use is",
@@ -205,7 +230,7 @@ def _read(item: dict[str, Any], where: str) -> InputItem:
     for field in ("content", "output"):
         parts = getattr(read, field, None)
         if isinstance(parts, list):
-            for number, part in enumerate(parts):
+            for number, part in enumerate(parts if kind != "reasoning" else ()):
                 _check_part(part, f"{where}.{field}[{number}]", is_message=field == "content")
     found: InputItem = read
     return found
@@ -241,6 +266,8 @@ def stored_form(item: InputItem) -> dict[str, Any]:
     if isinstance(item, InputMessageItem):
         kind = "output_text" if item.role == "assistant" else "input_text"
         said["content"] = [_part(kind, text) for text in texts_of(item.content)]
+    elif isinstance(item, ReasoningItem):
+        said |= msgspec.to_builtins({"summary": item.summary or [], "content": item.content or []})
     elif isinstance(said.get("output"), list):
         said["output"] = [_part("input_text", text) for text in texts_of(said["output"])]
     status = item.status or "completed"

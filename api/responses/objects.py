@@ -92,11 +92,28 @@ class CustomToolCallObject(TypedDict):
     input: str
 
 
+class ReasoningTextObject(TypedDict):
+    """A piece of the model's reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningOutputObject(TypedDict):
+    """The model's reasoning before the message or call that follows."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[dict[str, Any]]
+    content: list[ReasoningTextObject]
+
+
 def _one_of(*names: str) -> Meta:
     return Meta(extra_json_schema={"anyOf": [reference(name) for name in names]})
 
 
-_OUTPUT = ("OutputMessage", "FunctionCall", "CustomToolCall")
+_OUTPUT = ("OutputMessage", "FunctionCall", "CustomToolCall", "ReasoningOutput")
 OutputItem = Annotated[dict[str, Any], _one_of(*_OUTPUT)]
 AnyItem = Annotated[dict[str, Any], _one_of(*_OUTPUT, "InputMessage", "CallOutput")]
 ITEMS = (
@@ -105,6 +122,7 @@ ITEMS = (
     FunctionCallObject,
     CallOutputObject,
     CustomToolCallObject,
+    ReasoningOutputObject,
 )
 """Types that the document has besides those of operations."""
 
@@ -122,13 +140,13 @@ class IncompleteDetails(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
-class InputTokensDetails(TypedDict):
+class ResponseInputDetails(TypedDict):
     cached_tokens: int
     """Input tokens that were in the prefix cache."""
     cache_write_tokens: Literal[0]
 
 
-class OutputTokensDetails(TypedDict):
+class ResponseOutputDetails(TypedDict):
     reasoning_tokens: int
 
 
@@ -136,9 +154,9 @@ class ResponseUsageObject(TypedDict):
     """Tokens of a response."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: ResponseInputDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: ResponseOutputDetails
     total_tokens: int
 
 
@@ -287,7 +305,7 @@ class PartEvent(_Place):
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     content_index: Literal[0]
-    part: OutputTextObject
+    part: Annotated[dict[str, Any], _one_of("OutputText", "ReasoningText")]
 
 
 class TextDeltaEvent(_Place):
@@ -306,6 +324,22 @@ class TextDoneEvent(_Place):
     content_index: Literal[0]
     text: str
     logprobs: list[TokenLogprobObject]
+
+
+class ReasoningDeltaEvent(_Place):
+    """New reasoning."""
+
+    type: Literal["response.reasoning_text.delta"]
+    content_index: Literal[0]
+    delta: str
+
+
+class ReasoningDoneEvent(_Place):
+    """The reasoning is complete."""
+
+    type: Literal["response.reasoning_text.done"]
+    content_index: Literal[0]
+    text: str
 
 
 class CallDeltaEvent(_Place):
@@ -346,6 +380,8 @@ EVENTS = (
     PartEvent,
     TextDeltaEvent,
     TextDoneEvent,
+    ReasoningDeltaEvent,
+    ReasoningDoneEvent,
     CallDeltaEvent,
     ArgumentsDoneEvent,
     CustomInputDoneEvent,

@@ -35,15 +35,37 @@ class OutputBuilder:
 
     def take(self, delta: AnswerDelta) -> Iterator[Json]:
         """Adds a delta; yields the events that it causes."""
+        if delta.reasoning:
+            yield from self._add_reasoning(delta.reasoning)
         if delta.text or (delta.logprobs and delta.logprobs["content"]):
             yield from self._add_text(delta)
         for call in delta.calls:
             yield from self._add_call(call)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
-            if not self.items:
+            if all(item["type"] == "reasoning" for item in self.items) and delta.finish_reason != "length":
+                yield from self._close("completed")
+                yield from self._open_message()
+            elif not self.items:
                 yield from self._open_message()
             yield from self._close("incomplete" if delta.finish_reason == "length" else "completed")
+
+    def _add_reasoning(self, text: str) -> Iterator[Json]:
+        if not self._is_open or self.items[-1]["type"] != "reasoning":
+            yield from self._close("completed")
+            yield from self._open(
+                {
+                    "id": new_id("rs"),
+                    "type": "reasoning",
+                    "status": "in_progress",
+                    "summary": [],
+                    "content": [],
+                }
+            )
+            part = {"type": "reasoning_text", "text": ""}
+            yield self._event("content_part.added", content_index=0, part=part)
+        self._texts.append(text)
+        yield self._event("reasoning_text.delta", content_index=0, delta=text)
 
     def _add_text(self, delta: AnswerDelta) -> Iterator[Json]:
         if not self._is_open or self.items[-1]["type"] != "message":
@@ -103,6 +125,11 @@ class OutputBuilder:
             part = self._part(text)
             item["content"] = [part]
             yield self._event("output_text.done", content_index=0, text=text, logprobs=self._logprobs)
+            yield self._event("content_part.done", content_index=0, part=part)
+        elif item["type"] == "reasoning":
+            part = {"type": "reasoning_text", "text": text}
+            item["content"] = [part]
+            yield self._event("reasoning_text.done", content_index=0, text=text)
             yield self._event("content_part.done", content_index=0, part=part)
         elif item["type"] == "function_call":
             item["arguments"] = text

@@ -27,7 +27,7 @@ from api.openai.schemas import (
 from api.openai.schemas import MAX_STOPS as MAX_STOPS
 from api.openai.tool_schemas import MAX_TOOLS, FunctionName
 from api.openapi.routing import reference
-from api.responses.items import KINDS, InputTextPart, OutputTextPart
+from api.responses.items import KINDS, InputTextPart, OutputTextPart, ReasoningTextPart, SummaryTextPart
 from conversations.limits import MAX_ADDED, MAX_ITEMS
 
 Item = Annotated[
@@ -80,11 +80,12 @@ class ResponseText(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class ResponseReasoning(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How much the model thinks before it answers. Models that think are not served yet."""
+    """How much the model thinks before it answers."""
 
-    effort: Literal["none"] | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """As `reasoning_effort` of chat requests."""
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """There is nothing to summarize without reasoning."""
+    """Accepted; reasoning is returned as it is, without a summary."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
@@ -272,6 +273,8 @@ BODIES = (
     *KINDS.values(),
     InputTextPart,
     OutputTextPart,
+    ReasoningTextPart,
+    SummaryTextPart,
 )
 """Types of the OpenAPI document."""
 FEATURES = {
@@ -281,7 +284,6 @@ FEATURES = {
     "prompt_cache_options": "Options of the prompt cache are",
     "access_programs": "Access programs are",
     "image": "Image options are",
-    "reasoning.effort": "Reasoning is",
     "format": "Grammars of custom tools are",
     "defer_loading": "Deferred loading of tools is",
 }
@@ -343,8 +345,8 @@ def _raw_schema(request: InputFields) -> bytes:
 
 
 def _feature(body: bytes) -> UnsupportedParameter | None:
-    """Returns an error naming the first unsupported kind of tool or reasoning of a body that was refused, if
-    there is one.
+    """Returns an error naming the first unsupported kind of tool of a body that was refused, if there is
+    one.
     """
     try:
         given = msgspec.json.decode(body)
@@ -365,11 +367,4 @@ def _feature(body: bytes) -> UnsupportedParameter | None:
                 )
         elif isinstance(kind, str) and kind in TOOLS:
             return UnsupportedParameter(f"{TOOLS[kind]} not supported yet: see '{where}'.", where)
-    reasoning = given.get("reasoning")
-    effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
-    if effort in ("minimal", "low", "medium", "high", "xhigh", "max"):
-        return UnsupportedParameter(
-            "Reasoning is not supported yet: leave 'reasoning.effort' out, or set it to 'none'.",
-            "reasoning.effort",
-        )
     return None

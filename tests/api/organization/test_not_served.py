@@ -9,7 +9,6 @@ NOT_SERVED = (
     "/organization/groups",
     "/organization/certificates",
     "/organization/external_keys",
-    "/organization/data_retention",
     "/organization/workload_identity_providers",
     "/organization/projects/proj_1/certificates",
     "/organization/projects/proj_1/groups",

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.api.conftest import wait_until
 from tests.api.organization.site import Party, Site
 
 PASSWORD = "correct horse battery"
@@ -327,3 +328,13 @@ def test_the_audit_log(site: Site, ours: Party, organization: Any) -> None:
     proof = site.ask("GET", "/v1/organization/audit_logs/verification", ours.admin_key).json()
     assert (proof["intact"], proof["last_id"]) == (True, newest.id)
     assert proof["digest"] == newest.digest
+
+
+def test_data_retention(site: Site, ours: Party, organization: Any) -> None:
+    retention = organization.data_retention
+    assert retention.retrieve().type == "modified_abuse_monitoring"
+    for kind in ("zero_data_retention", "modified_abuse_monitoring"):
+        assert retention.update(retention_type=kind).type == kind
+        wait_until(lambda kind=kind: retention.retrieve().type == kind, 30)
+    with pytest.raises(openai.BadRequestError):
+        retention.update(retention_type="enhanced_zero_data_retention")
