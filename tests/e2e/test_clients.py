@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from cli.programs import CHECKOUT
@@ -73,6 +75,7 @@ def test_every_example_is_run() -> None:
     assert PAGE.count("```") == 2 * len(EXAMPLES), "a section has one example"
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("heading", PROGRAMS)
 def test_the_example_prints_what_it_says(stack: Stack, heading: str) -> None:
     example = EXAMPLES[heading]
@@ -87,3 +90,46 @@ def test_the_example_prints_what_it_says(stack: Stack, heading: str) -> None:
     assert done.stdout.splitlines() == example.printed
     assert len(example.printed) > 1
     assert len(example.printed) == len(re.findall(r"\bprint\(|console\.log\(", example.code))
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+REFUSED: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "chat/completions": [
+        ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [IMAGE]}]}),
+        ("web_search_options", {"web_search_options": {}}),
+        ("tools[0].type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+        ("modalities", {"modalities": ["text", "audio"]}),
+        ("store", {"store": True}),
+        ("functions", {"functions": [{"name": "f"}]}),
+    ],
+    "responses": [
+        (
+            "input[0].content[0].type",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+        ),
+        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("tools[0].type", {"tools": [{"type": "file_search", "vector_store_ids": ["a"]}]}),
+        ("tools[0].type", {"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}),
+        ("tools[0].type", {"tools": [{"type": "mcp", "server_label": "a", "server_url": "https://a"}]}),
+        ("tools[0].type", {"tools": [{"type": "image_generation"}]}),
+        ("tools[0].format", {"tools": [{"type": "custom", "name": "f", "format": GRAMMAR}]}),
+        ("prompt", {"prompt": {"id": "pmpt_1"}}),
+    ],
+}
+
+
+def test_what_the_page_says_is_refused(stack: Stack) -> None:
+    texts = {
+        "chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+        "responses": {"input": "Hello"},
+    }
+    headers = {"Authorization": f"Bearer {stack.demo['api_key']}"}
+    with httpx.Client(base_url=stack.demo["base_url"], headers=headers, timeout=60) as client:
+        for path, cases in REFUSED.items():
+            for param, fields in cases:
+                response = client.post(path, json={"model": "sapling"} | texts[path] | fields)
+                error = response.json()["error"]
+                assert (response.status_code, error["param"]) == (400, param), error
+                assert error["code"] == "unsupported_parameter"
+                assert f"`{param}`" in PAGE
