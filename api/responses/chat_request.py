@@ -1,7 +1,8 @@
 """Translates a response's request into the chat request that is generated from.
 
 Items become messages: a message of the assistant and the calls that follow it are one message, an output of
-a call is a message of the role `tool`. A custom tool is a function of one string.
+a call is a message of the role `tool`. Thinking is the `reasoning` of the message after it. A custom tool is
+a function of one string.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from api.openai.tool_schemas import (
     ToolChoice,
 )
 from api.responses.error_names import response_names
-from api.responses.items import texts_of
+from api.responses.items import texts_of, thinking_of
 from api.responses.schemas import (
     AllowedToolsSelection,
     CustomChoice,
@@ -64,7 +65,8 @@ def chat_request(request: InputFields, items: Sequence[Json]) -> ChatCompletionR
 
     Raises InvalidValue or UnsupportedParameter, naming the field of the response's request.
     """
-    fields: Json = {"model": request.model}
+    effort = None if request.reasoning is None else request.reasoning.effort
+    fields: Json = {"model": request.model, "reasoning_effort": effort}
     if isinstance(request, ResponseRequest):
         fields |= {name: getattr(request, name) for name in _SAMPLING}
         fields["max_completion_tokens"] = request.max_output_tokens
@@ -91,8 +93,10 @@ def messages_of(items: Sequence[Json], instructions: str | None) -> list[Message
     called: dict[str, str] = {}
     for item in items:
         kind = item["type"]
-        if kind == "message":
-            messages.append(Message(role=item["role"], content="\n".join(texts_of(item["content"]))))
+        if kind == "reasoning":
+            _add_thinking(messages, thinking_of(item))
+        elif kind == "message":
+            _add_message(messages, item["role"], "\n".join(texts_of(item["content"])))
         elif kind in ("function_call", "custom_tool_call"):
             called[item["call_id"]] = kind
             _add_call(messages, item)
@@ -106,6 +110,29 @@ def messages_of(items: Sequence[Json], instructions: str | None) -> list[Message
             "input",
         )
     return messages
+
+
+def _add_thinking(messages: list[Message], text: str) -> None:
+    """Begins a message of the assistant with its thinking, or adds to that of the last one."""
+    if not text:
+        return
+    if _has_only_thinking(messages):
+        last = messages.pop()
+        text = f"{last.reasoning}\n\n{text}"
+    messages.append(Message(role="assistant", content="", reasoning=text))
+
+
+def _has_only_thinking(messages: list[Message]) -> bool:
+    """Returns whether the last message is thinking that waits for its answer."""
+    if not messages:
+        return False
+    last = messages[-1]
+    return last.reasoning is not None and not last.content and not last.tool_calls
+
+
+def _add_message(messages: list[Message], role: Any, content: str) -> None:
+    thinking = messages.pop().reasoning if role == "assistant" and _has_only_thinking(messages) else None
+    messages.append(Message(role=role, content=content, reasoning=thinking))
 
 
 def _add_call(messages: list[Message], item: Json) -> None:

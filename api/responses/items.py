@@ -123,6 +123,33 @@ class CustomToolCallOutputItem(Struct, frozen=True, forbid_unknown_fields=True, 
     caller: None = None
 
 
+class ReasoningTextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A piece of the model's thinking."""
+
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class SummaryTextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A piece of a summary of the model's thinking."""
+
+    type: Literal["summary_text"]
+    text: Text
+
+
+class ReasoningItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The thinking before an earlier answer. The model sees what its chat template shows of it."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[SummaryTextPart], Meta(max_length=MAX_PARTS)] = []
+    """Stands for the thinking where there is no `content`."""
+    content: Annotated[list[ReasoningTextPart], Meta(max_length=MAX_PARTS)] | None = None
+    encrypted_content: None = None
+    """Reasoning is returned as text; that of other services cannot be decrypted."""
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
 class ItemReference(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A stored item, by its id."""
 
@@ -136,6 +163,7 @@ InputItem = (
     | FunctionCallOutputItem
     | CustomToolCallItem
     | CustomToolCallOutputItem
+    | ReasoningItem
     | ItemReference
 )
 KINDS: dict[str, type[Struct]] = {
@@ -144,6 +172,7 @@ KINDS: dict[str, type[Struct]] = {
     "function_call_output": FunctionCallOutputItem,
     "custom_tool_call": CustomToolCallItem,
     "custom_tool_call_output": CustomToolCallOutputItem,
+    "reasoning": ReasoningItem,
     "item_reference": ItemReference,
 }
 _PREFIXES = {
@@ -152,15 +181,13 @@ _PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
 }
 FEATURES = {
     "input_image": "Images are",
     "input_file": "Files are",
     "input_audio": "Audio is",
     "refusal": "Refusals in a message are",
-    "reasoning": "Reasoning is",
-    "reasoning_text": "Reasoning is",
-    "summary_text": "Reasoning is",
     "web_search_call": "Web search is",
     "file_search_call": "File search is",
     "computer_call": "Computer use is",
@@ -204,7 +231,7 @@ def _read(item: dict[str, Any], where: str) -> InputItem:
     read: Any = convert(item, KINDS[kind], where)
     for field in ("content", "output"):
         parts = getattr(read, field, None)
-        if isinstance(parts, list):
+        if isinstance(parts, list) and not isinstance(read, ReasoningItem):
             for number, part in enumerate(parts):
                 _check_part(part, f"{where}.{field}[{number}]", is_message=field == "content")
     found: InputItem = read
@@ -241,6 +268,8 @@ def stored_form(item: InputItem) -> dict[str, Any]:
     if isinstance(item, InputMessageItem):
         kind = "output_text" if item.role == "assistant" else "input_text"
         said["content"] = [_part(kind, text) for text in texts_of(item.content)]
+    elif isinstance(item, ReasoningItem):
+        said |= msgspec.to_builtins({"summary": item.summary, "content": item.content or []})
     elif isinstance(said.get("output"), list):
         said["output"] = [_part("input_text", text) for text in texts_of(said["output"])]
     status = item.status or "completed"
@@ -255,6 +284,11 @@ def copied(item: dict[str, Any]) -> dict[str, Any]:
 def texts_of(content: str | Sequence[dict[str, Any]]) -> list[str]:
     """Returns the text of each part."""
     return [content] if isinstance(content, str) else [part["text"] for part in content]
+
+
+def thinking_of(item: dict[str, Any]) -> str:
+    """Returns the text of a reasoning item in stored form; that of its summary where it has no other."""
+    return "\n\n".join(texts_of(item["content"] or item["summary"]))
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:

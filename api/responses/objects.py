@@ -28,6 +28,20 @@ class OutputTextObject(TypedDict):
     """Filled if `include` asks for it."""
 
 
+class ReasoningTextObject(TypedDict):
+    """A piece of the model's thinking."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryTextObject(TypedDict):
+    """A piece of a summary that was sent."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
 class InputTextObject(TypedDict):
     """A piece of text that was sent."""
 
@@ -92,11 +106,22 @@ class CustomToolCallObject(TypedDict):
     input: str
 
 
+class ReasoningOutputObject(TypedDict):
+    """The model's thinking before its answer."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[SummaryTextObject]
+    """Empty, unless the item was sent with one."""
+    content: list[ReasoningTextObject]
+
+
 def _one_of(*names: str) -> Meta:
     return Meta(extra_json_schema={"anyOf": [reference(name) for name in names]})
 
 
-_OUTPUT = ("OutputMessage", "FunctionCall", "CustomToolCall")
+_OUTPUT = ("OutputMessage", "FunctionCall", "CustomToolCall", "ReasoningOutput")
 OutputItem = Annotated[dict[str, Any], _one_of(*_OUTPUT)]
 AnyItem = Annotated[dict[str, Any], _one_of(*_OUTPUT, "InputMessage", "CallOutput")]
 ITEMS = (
@@ -105,6 +130,7 @@ ITEMS = (
     FunctionCallObject,
     CallOutputObject,
     CustomToolCallObject,
+    ReasoningOutputObject,
 )
 """Types that the document has besides those of operations."""
 
@@ -130,6 +156,7 @@ class InputTokensDetails(TypedDict):
 
 class OutputTokensDetails(TypedDict):
     reasoning_tokens: int
+    """Output tokens that were thinking."""
 
 
 class ResponseUsageObject(TypedDict):
@@ -283,11 +310,11 @@ class _Place(TypedDict):
 
 
 class PartEvent(_Place):
-    """A part of a message has begun, or is complete."""
+    """A part of a message or of thinking has begun, or is complete."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     content_index: Literal[0]
-    part: OutputTextObject
+    part: OutputTextObject | ReasoningTextObject
 
 
 class TextDeltaEvent(_Place):
@@ -306,6 +333,22 @@ class TextDoneEvent(_Place):
     content_index: Literal[0]
     text: str
     logprobs: list[TokenLogprobObject]
+
+
+class ReasoningDeltaEvent(_Place):
+    """New text of the model's thinking."""
+
+    type: Literal["response.reasoning_text.delta"]
+    content_index: Literal[0]
+    delta: str
+
+
+class ReasoningDoneEvent(_Place):
+    """The text of the model's thinking is complete."""
+
+    type: Literal["response.reasoning_text.done"]
+    content_index: Literal[0]
+    text: str
 
 
 class CallDeltaEvent(_Place):
@@ -346,6 +389,8 @@ EVENTS = (
     PartEvent,
     TextDeltaEvent,
     TextDoneEvent,
+    ReasoningDeltaEvent,
+    ReasoningDoneEvent,
     CallDeltaEvent,
     ArgumentsDoneEvent,
     CustomInputDoneEvent,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from api.openai.answer import AnswerDelta
+from api.openai.answer import Answer, AnswerDelta
 from api.openai.tool_calls import CallDelta
 from api.responses.chat_request import custom_input
 from db.base import new_id
@@ -35,15 +35,33 @@ class OutputBuilder:
 
     def take(self, delta: AnswerDelta) -> Iterator[Json]:
         """Adds a delta; yields the events that it causes."""
+        if delta.reasoning:
+            yield from self._add_thinking(delta.reasoning)
         if delta.text or (delta.logprobs and delta.logprobs["content"]):
             yield from self._add_text(delta)
         for call in delta.calls:
             yield from self._add_call(call)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
-            if not self.items:
+            if self._lacks_answer(delta.finish_reason):
+                yield from self._close("completed")
                 yield from self._open_message()
             yield from self._close("incomplete" if delta.finish_reason == "length" else "completed")
+
+    def _lacks_answer(self, finish_reason: str) -> bool:
+        """Returns whether the response ends without an answer though its thinking has ended."""
+        if not self.items:
+            return True
+        return self.items[-1]["type"] == "reasoning" and finish_reason != "length"
+
+    def _add_thinking(self, text: str) -> Iterator[Json]:
+        if not self._is_open or self.items[-1]["type"] != "reasoning":
+            yield from self._close("completed")
+            item: Json = {"id": new_id("rs"), "type": "reasoning", "status": "in_progress"}
+            yield from self._open({**item, "summary": [], "content": []})
+            yield self._event("content_part.added", content_index=0, part=_thinking_part())
+        self._texts.append(text)
+        yield self._event("reasoning_text.delta", content_index=0, delta=text)
 
     def _add_text(self, delta: AnswerDelta) -> Iterator[Json]:
         if not self._is_open or self.items[-1]["type"] != "message":
@@ -104,6 +122,11 @@ class OutputBuilder:
             item["content"] = [part]
             yield self._event("output_text.done", content_index=0, text=text, logprobs=self._logprobs)
             yield self._event("content_part.done", content_index=0, part=part)
+        elif item["type"] == "reasoning":
+            part = _thinking_part(text)
+            item["content"] = [part]
+            yield self._event("reasoning_text.done", content_index=0, text=text)
+            yield self._event("content_part.done", content_index=0, part=part)
         elif item["type"] == "function_call":
             item["arguments"] = text
             yield self._event("function_call_arguments.done", name=item["name"], arguments=text)
@@ -123,3 +146,19 @@ class OutputBuilder:
     def _event(self, kind: str, **fields: Any) -> Json:
         place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         return {"type": f"response.{kind}", **place, **fields}
+
+
+async def read_output(answer: Answer, output: OutputBuilder) -> None:
+    """Reads the answer to its end, without events. Raises what `Answer.read` does."""
+
+    def take(deltas: list[AnswerDelta]) -> bool:
+        for delta in deltas:
+            for _ in output.take(delta):
+                pass
+        return True
+
+    await answer.read(take)
+
+
+def _thinking_part(text: str = "") -> Json:
+    return {"type": "reasoning_text", "text": text}

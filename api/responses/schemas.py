@@ -18,6 +18,7 @@ from api.openai.schemas import (
     JsonObjectFormat,
     Nothing,
     Penalty,
+    ReasoningEffort,
     StopString,
     Tag,
     Text,
@@ -50,7 +51,8 @@ Includable = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""Only the first adds something: the others belong to items that are never there."""
+"""Only the first adds something. Reasoning is returned as text, never encrypted; the others belong to items
+that are never there."""
 
 
 class ResponseJsonSchemaFormat(
@@ -80,12 +82,16 @@ class ResponseText(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class ResponseReasoning(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How much the model thinks before it answers. Models that think are not served yet."""
+    """How much the model thinks before it answers."""
 
-    effort: Literal["none"] | None = None
+    effort: ReasoningEffort | None = None
+    """How long the model may think; `none`: not at all. Without it, the model's own default, and no bound."""
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """There is nothing to summarize without reasoning."""
+    """Accepted; the reasoning itself is returned, and its `summary` is empty."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto"] | None = None
+    """The chat template decides which earlier reasoning the model sees."""
+    mode: Literal["standard"] | None = None
 
 
 class ConversationReference(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -108,8 +114,9 @@ class ResponseFunctionTool(
     description: Annotated[str, Meta(max_length=100_000)] | None = None
     parameters: dict[str, Any] | None = None
     """A JSON Schema of the arguments, an object. None: the function takes no arguments."""
-    strict: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
-    """Not supported yet: only false passes."""
+    strict: bool | None = None
+    """True: `parameters` must be in OpenAI's strict subset of JSON Schema, and calls always follow it.
+    Otherwise calls follow it where that is possible."""
     defer_loading: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
 
 
@@ -281,7 +288,6 @@ FEATURES = {
     "prompt_cache_options": "Options of the prompt cache are",
     "access_programs": "Access programs are",
     "image": "Image options are",
-    "reasoning.effort": "Reasoning is",
     "format": "Grammars of custom tools are",
     "defer_loading": "Deferred loading of tools is",
 }
@@ -343,9 +349,7 @@ def _raw_schema(request: InputFields) -> bytes:
 
 
 def _feature(body: bytes) -> UnsupportedParameter | None:
-    """Returns an error naming the first unsupported kind of tool or reasoning of a body that was refused, if
-    there is one.
-    """
+    """Returns an error naming the first unsupported tool of a body that was refused, if there is one."""
     try:
         given = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -365,11 +369,4 @@ def _feature(body: bytes) -> UnsupportedParameter | None:
                 )
         elif isinstance(kind, str) and kind in TOOLS:
             return UnsupportedParameter(f"{TOOLS[kind]} not supported yet: see '{where}'.", where)
-    reasoning = given.get("reasoning")
-    effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
-    if effort in ("minimal", "low", "medium", "high", "xhigh", "max"):
-        return UnsupportedParameter(
-            "Reasoning is not supported yet: leave 'reasoning.effort' out, or set it to 'none'.",
-            "reasoning.effort",
-        )
     return None
