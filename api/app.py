@@ -37,6 +37,7 @@ from api.metrics.quotas import QuotaCollector
 from api.metrics.refusals import RefusalCollector
 from api.openai import models as model_routes
 from api.openai import routes as openai_routes
+from api.openai import tokenize as token_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from api.openapi.document import install
 from api.organization import invites as invite_routes
@@ -82,6 +83,7 @@ PROTECTED = (
     response_routes.router,
     conversation_routes.router,
     batch_routes.router,
+    token_routes.router,
     model_routes.router,
     file_routes.router,
     upload_routes.router,
@@ -162,6 +164,7 @@ def _install_openapi(app: FastAPI) -> None:
         *RESPONSE_BODIES,
         *ITEMS,
         *batch_bodies.BODIES,
+        *token_routes.BODIES,
         *upload_routes.BODIES,
         *adapter_bodies.BODIES,
         *job_bodies.BODIES,

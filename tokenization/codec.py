@@ -102,6 +102,16 @@ class TextCodec:
         """
         return 0 if self._bytes_per_token is None else len(text.encode("utf-8")) // self._bytes_per_token
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of tokens, special ones by their names. Bytes that are no UTF-8 become U+FFFD."""
+        table = self.vocabulary.token_bytes
+        pieces = (
+            self._names[token_id].encode() if token_id in self._names else table[token_id]
+            for token_id in token_ids
+            if token_id < len(table) or token_id in self._names
+        )
+        return b"".join(pieces).decode("utf-8", "replace")
+
     def special_token(self, token_id: int) -> str | None:
         """Returns the name of a special token, such as "<|end|>"; None for a token of text."""
         return self._names.get(token_id)
@@ -158,7 +168,7 @@ class TextCodec:
         return self._encode_prompt(prompt), self._tokenizer.encode(completion, add_special_tokens=False).ids
 
     def encode_part(self, text: str) -> list[int]:
-        """Returns the token ids of text that a template could have written. For short texts."""
+        """Returns the token ids of text that a template could have written, without a BOS."""
         return _ids(self._tokenizer, text, add_special_tokens=False)
 
     def _shield(self, said: list[Any]) -> tuple[list[Any], dict[int, str]]:
@@ -185,11 +195,14 @@ class TextCodec:
             return self._encode_chat(chat)
         return await asyncio.to_thread(self._encode_chat, chat)
 
-    async def encode_prompt(self, prompt: str) -> list[int]:
-        """Returns the token ids of a raw prompt, with a BOS unless the prompt begins with one."""
+    async def encode_prompt(self, prompt: str, add_special_tokens: bool = True) -> list[int]:
+        """Returns the token ids of a raw prompt, with a BOS unless the prompt begins with one, or
+        `add_special_tokens` is false.
+        """
+        encode = self._encode_prompt if add_special_tokens else self.encode_part
         if len(prompt) <= INLINE_CHARACTERS:
-            return self._encode_prompt(prompt)
-        return await asyncio.to_thread(self._encode_prompt, prompt)
+            return encode(prompt)
+        return await asyncio.to_thread(encode, prompt)
 
     def _encode_chat(self, chat: RenderedChat) -> list[int]:
         if self._special is None or not (chat.typed or self._always_cut):

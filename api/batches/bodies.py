@@ -13,6 +13,7 @@ from api.batches.endpoints import ENDPOINTS
 from api.body_fields import Body, Id
 from api.errors import InvalidValue
 from api.json_bodies import decode, unix
+from api.responses.objects import ResponseOutputDetails
 from batches.models import Batch, BatchStatus
 from batches.service import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE, NewBatch
 
@@ -54,25 +55,19 @@ class BatchRequestCounts(TypedDict):
     failed: int
 
 
-class InputTokensDetails(TypedDict):
+class BatchInputDetails(TypedDict):
     """A part of the input tokens."""
 
     cached_tokens: int
-
-
-class OutputTokensDetails(TypedDict):
-    """A part of the output tokens."""
-
-    reasoning_tokens: int
 
 
 class BatchUsage(TypedDict):
     """The tokens of a batch's answers."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: BatchInputDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: ResponseOutputDetails
     total_tokens: int
 
 

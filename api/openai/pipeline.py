@@ -17,7 +17,7 @@ from api.openai.grammars import checked_grammar
 from api.openai.model_access import permitted_model
 from api.openai.outcome import OutcomeRecorder
 from api.openai.prompts import echoed_texts, encode_chat, encode_prompts
-from api.openai.reasoning import requested_reasoning
+from api.openai.reasoning import Thinking, requested_reasoning
 from api.openai.reservation import reserve
 from api.openai.respond import respond
 from api.openai.schemas import (
@@ -29,10 +29,11 @@ from api.openai.schemas import (
     named_in,
 )
 from api.openai.service_tier import requested_tier
-from api.openai.tool_calls import offered_tools
+from api.openai.tool_calls import OfferedTools, offered_tools
 from api.openai.tool_constraint import message_constraint
 from api.openai.validation import ValidatedRequest, validate_chat, validate_completion
 from api.services import Services, engine_of
+from engine.protocol import EngineInfo
 from tenants.context import TenantContext
 
 
@@ -46,6 +47,14 @@ class _NamesModel(Protocol):
 
 
 BodyT = TypeVar("BodyT", bound=_NamesModel)
+
+
+class EncodedChat(NamedTuple):
+    """A conversation's tokens, what the model may call, and what may precede its answer."""
+
+    prompt_ids: list[int]
+    tools: OfferedTools | None
+    thinking: Thinking | None
 
 
 class PreparedRequest(NamedTuple):
@@ -87,14 +96,22 @@ async def validated_chat(
     """
     model = await permitted_model(services, caller, body.model)
     info = engine_of(services)
+    prompt_ids, tools, thinking = await encoded_chat(services, info, body)
+    grammar = await message_constraint(body, tools, caller.tenant_id, services.grammars)
+    return validate_chat(body, prompt_ids, caller, model, info, grammar, tools, thinking)
+
+
+async def encoded_chat(services: Services, info: EngineInfo, body: ChatCompletionRequest) -> EncodedChat:
+    """Returns a conversation as the model is given it. Raises InvalidValue, UnsupportedParameter,
+    ContextLengthExceeded.
+    """
     tools = offered_tools(body, services.text, services.tool_format)
     reasoning = requested_reasoning(body, services.reasoning)
     prompt_ids = await encode_chat(
         body, info, services.text, tools, services.tool_format, reasoning.template_options
     )
     prompt_ids, thinking = reasoning.begin(prompt_ids, services.text, info)
-    grammar = await message_constraint(body, tools, caller.tenant_id, services.grammars)
-    return validate_chat(body, prompt_ids, caller, model, info, grammar, tools, thinking)
+    return EncodedChat(prompt_ids, tools, thinking)
 
 
 async def prepare_completion(

@@ -88,14 +88,22 @@ async def encode_prompts(body: CompletionRequest, info: EngineInfo, text: TextCo
     encoded = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            refuse_too_long(text.fewest_tokens(prompt), info, "prompt")
-            encoded.append(await text.encode_prompt(prompt))
+            encoded.append(await encode_prompt(prompt, info, text))
         else:
             check_token_ids(prompt, info, "prompt")
+            refuse_too_long(len(prompt), info, "prompt", exact=True)
             encoded.append(prompt)
-    for prompt_ids in encoded:
-        refuse_too_long(len(prompt_ids), info, "prompt", exact=True)
     return encoded
+
+
+async def encode_prompt(
+    prompt: str, info: EngineInfo, text: TextCodec, add_special_tokens: bool = True
+) -> list[int]:
+    """Returns the token ids of a prompt. Raises InvalidValue, ContextLengthExceeded."""
+    refuse_too_long(text.fewest_tokens(prompt), info, "prompt")
+    prompt_ids = await text.encode_prompt(prompt, add_special_tokens)
+    refuse_too_long(len(prompt_ids), info, "prompt", exact=True)
+    return prompt_ids
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:

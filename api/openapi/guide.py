@@ -32,6 +32,7 @@ TAGS = {
     "Responses": "Generate responses that can be stored, continued and run in the background.",
     "Conversations": "Conversations that responses read from and add to.",
     "Batches": "Files of requests that run in the background, at a price of their own.",
+    "Tokens": "Text to tokens and back, without generating.",
     "Models": "The models that your key can use, with their context length and prices.",
     "Files": "Files of adapters, calibration samples and batches.",
     "Uploads": "Large files, uploaded in parts.",
@@ -51,7 +52,7 @@ TAGS = {
 }
 """In the order of the reference."""
 GROUPS = {
-    "Inference": ["Responses", "Conversations", "Chat", "Completions", "Batches", "Models"],
+    "Inference": ["Responses", "Conversations", "Chat", "Completions", "Batches", "Tokens", "Models"],
     "Adapters": ["Files", "Uploads", "Adapters", "Calibration"],
     "Organization": ["Organization", "Projects", "Keys", "Users", "Audit"],
     "Money and limits": ["Usage", "Limits", "Billing", "Webhooks", "SLA"],

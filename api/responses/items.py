@@ -124,28 +124,28 @@ class CustomToolCallOutputItem(Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class ReasoningTextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A piece of the model's thinking."""
+    """A piece of an earlier answer's reasoning."""
 
     type: Literal["reasoning_text"]
     text: Text
 
 
 class SummaryTextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A piece of a summary of the model's thinking."""
+    """A piece of a summary of reasoning, in place of the reasoning itself."""
 
     type: Literal["summary_text"]
     text: Text
 
 
 class ReasoningItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The thinking before an earlier answer. The model sees what its chat template shows of it."""
+    """The reasoning before the message or call that follows."""
 
     type: Literal["reasoning"]
-    summary: Annotated[list[SummaryTextPart], Meta(max_length=MAX_PARTS)] = []
-    """Stands for the thinking where there is no `content`."""
+    summary: Annotated[list[SummaryTextPart], Meta(max_length=MAX_PARTS)] | None = None
+    """Stands for the reasoning where there is no `content`."""
     content: Annotated[list[ReasoningTextPart], Meta(max_length=MAX_PARTS)] | None = None
     encrypted_content: None = None
-    """Reasoning is returned as text; that of other services cannot be decrypted."""
+    """Reasoning is returned as text; what another service encrypted cannot be read."""
     id: ItemId | None = None
     status: ItemStatus | None = None
 
@@ -231,8 +231,8 @@ def _read(item: dict[str, Any], where: str) -> InputItem:
     read: Any = convert(item, KINDS[kind], where)
     for field in ("content", "output"):
         parts = getattr(read, field, None)
-        if isinstance(parts, list) and not isinstance(read, ReasoningItem):
-            for number, part in enumerate(parts):
+        if isinstance(parts, list):
+            for number, part in enumerate(parts if kind != "reasoning" else ()):
                 _check_part(part, f"{where}.{field}[{number}]", is_message=field == "content")
     found: InputItem = read
     return found
@@ -269,7 +269,7 @@ def stored_form(item: InputItem) -> dict[str, Any]:
         kind = "output_text" if item.role == "assistant" else "input_text"
         said["content"] = [_part(kind, text) for text in texts_of(item.content)]
     elif isinstance(item, ReasoningItem):
-        said |= msgspec.to_builtins({"summary": item.summary, "content": item.content or []})
+        said |= msgspec.to_builtins({"summary": item.summary or [], "content": item.content or []})
     elif isinstance(said.get("output"), list):
         said["output"] = [_part("input_text", text) for text in texts_of(said["output"])]
     status = item.status or "completed"

@@ -28,13 +28,6 @@ class OutputTextObject(TypedDict):
     """Filled if `include` asks for it."""
 
 
-class ReasoningTextObject(TypedDict):
-    """A piece of the model's thinking."""
-
-    type: Literal["reasoning_text"]
-    text: str
-
-
 class SummaryTextObject(TypedDict):
     """A piece of a summary that was sent."""
 
@@ -106,8 +99,15 @@ class CustomToolCallObject(TypedDict):
     input: str
 
 
+class ReasoningTextObject(TypedDict):
+    """A piece of the model's reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class ReasoningOutputObject(TypedDict):
-    """The model's thinking before its answer."""
+    """The model's reasoning before the message or call that follows."""
 
     id: str
     type: Literal["reasoning"]
@@ -148,13 +148,13 @@ class IncompleteDetails(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
-class InputTokensDetails(TypedDict):
+class ResponseInputDetails(TypedDict):
     cached_tokens: int
     """Input tokens that were in the prefix cache."""
     cache_write_tokens: Literal[0]
 
 
-class OutputTokensDetails(TypedDict):
+class ResponseOutputDetails(TypedDict):
     reasoning_tokens: int
     """Output tokens that were thinking."""
 
@@ -163,9 +163,9 @@ class ResponseUsageObject(TypedDict):
     """Tokens of a response."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: ResponseInputDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: ResponseOutputDetails
     total_tokens: int
 
 
@@ -314,7 +314,7 @@ class PartEvent(_Place):
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     content_index: Literal[0]
-    part: OutputTextObject | ReasoningTextObject
+    part: Annotated[dict[str, Any], _one_of("OutputText", "ReasoningText")]
 
 
 class TextDeltaEvent(_Place):
@@ -336,7 +336,7 @@ class TextDoneEvent(_Place):
 
 
 class ReasoningDeltaEvent(_Place):
-    """New text of the model's thinking."""
+    """New reasoning."""
 
     type: Literal["response.reasoning_text.delta"]
     content_index: Literal[0]
@@ -344,7 +344,7 @@ class ReasoningDeltaEvent(_Place):
 
 
 class ReasoningDoneEvent(_Place):
-    """The text of the model's thinking is complete."""
+    """The reasoning is complete."""
 
     type: Literal["response.reasoning_text.done"]
     content_index: Literal[0]

@@ -36,30 +36,33 @@ class OutputBuilder:
     def take(self, delta: AnswerDelta) -> Iterator[Json]:
         """Adds a delta; yields the events that it causes."""
         if delta.reasoning:
-            yield from self._add_thinking(delta.reasoning)
+            yield from self._add_reasoning(delta.reasoning)
         if delta.text or (delta.logprobs and delta.logprobs["content"]):
             yield from self._add_text(delta)
         for call in delta.calls:
             yield from self._add_call(call)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
-            if self._lacks_answer(delta.finish_reason):
+            has_answer = any(item["type"] != "reasoning" for item in self.items)
+            if not self.items or (not has_answer and delta.finish_reason != "length"):
                 yield from self._close("completed")
                 yield from self._open_message()
             yield from self._close("incomplete" if delta.finish_reason == "length" else "completed")
 
-    def _lacks_answer(self, finish_reason: str) -> bool:
-        """Returns whether the response ends without an answer though its thinking has ended."""
-        if not self.items:
-            return True
-        return self.items[-1]["type"] == "reasoning" and finish_reason != "length"
-
-    def _add_thinking(self, text: str) -> Iterator[Json]:
+    def _add_reasoning(self, text: str) -> Iterator[Json]:
         if not self._is_open or self.items[-1]["type"] != "reasoning":
             yield from self._close("completed")
-            item: Json = {"id": new_id("rs"), "type": "reasoning", "status": "in_progress"}
-            yield from self._open({**item, "summary": [], "content": []})
-            yield self._event("content_part.added", content_index=0, part=_thinking_part())
+            yield from self._open(
+                {
+                    "id": new_id("rs"),
+                    "type": "reasoning",
+                    "status": "in_progress",
+                    "summary": [],
+                    "content": [],
+                }
+            )
+            part = {"type": "reasoning_text", "text": ""}
+            yield self._event("content_part.added", content_index=0, part=part)
         self._texts.append(text)
         yield self._event("reasoning_text.delta", content_index=0, delta=text)
 
@@ -123,7 +126,7 @@ class OutputBuilder:
             yield self._event("output_text.done", content_index=0, text=text, logprobs=self._logprobs)
             yield self._event("content_part.done", content_index=0, part=part)
         elif item["type"] == "reasoning":
-            part = _thinking_part(text)
+            part = {"type": "reasoning_text", "text": text}
             item["content"] = [part]
             yield self._event("reasoning_text.done", content_index=0, text=text)
             yield self._event("content_part.done", content_index=0, part=part)
@@ -158,7 +161,3 @@ async def read_output(answer: Answer, output: OutputBuilder) -> None:
         return True
 
     await answer.read(take)
-
-
-def _thinking_part(text: str = "") -> Json:
-    return {"type": "reasoning_text", "text": text}

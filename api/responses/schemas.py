@@ -28,7 +28,7 @@ from api.openai.schemas import (
 from api.openai.schemas import MAX_STOPS as MAX_STOPS
 from api.openai.tool_schemas import MAX_TOOLS, FunctionName
 from api.openapi.routing import reference
-from api.responses.items import KINDS, InputTextPart, OutputTextPart
+from api.responses.items import KINDS, InputTextPart, OutputTextPart, ReasoningTextPart, SummaryTextPart
 from conversations.limits import MAX_ADDED, MAX_ITEMS
 
 Item = Annotated[
@@ -279,6 +279,8 @@ BODIES = (
     *KINDS.values(),
     InputTextPart,
     OutputTextPart,
+    ReasoningTextPart,
+    SummaryTextPart,
 )
 """Types of the OpenAPI document."""
 FEATURES = {

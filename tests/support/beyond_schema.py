@@ -62,6 +62,7 @@ BEYOND_A_SCHEMA = {
     "tool_choice.tools[].name": "must be in tools",
     "text.format": "needs a model that is held to it",
     "text.format.schema": "has to compile",
+    "reasoning.effort": "needs a model that reasons",
     "createInvite projects": "have an id of their own each",
     "testWebhookEndpoint url": "must answer",
     "networks": "have no bits set after the prefix",

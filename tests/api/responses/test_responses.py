@@ -342,6 +342,7 @@ def test_the_oldest_turns_are_left_out(sdk: openai.OpenAI, site: Site) -> None:
             "input[0].encrypted_content",
             "invalid_value",
         ),
+        ({"input": [{"type": "compaction"}]}, "input[0].type", "unsupported_parameter"),
         ({"input": [{"type": "message", "role": "wizard", "content": ""}]}, "input[0].role", "invalid_value"),
         ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0].x", "unsupported_parameter"),
         (
