@@ -16,7 +16,7 @@ from tests.support.reasoning_templates import QWEN3
 from tokenization.codec import TextCodec
 
 THOUGHT = "<think>\nWhat could\n they want?\n</think>\n\nHello 🙂"
-TEMPLATE = QWEN3.replace("<|{{ message.role }}|>", "{{ tools }}<tool_call><|{{ message.role }}|>", 1)
+TEMPLATE = "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}" + QWEN3
 
 
 @pytest.fixture(scope="module")

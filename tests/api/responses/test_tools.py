@@ -95,7 +95,7 @@ def test_a_strict_function(sdk: openai.OpenAI, site: Site) -> None:
     [
         (
             {"tools": [WEATHER, {**STRICT, "name": "x", "parameters": {"type": "object", "properties": {}}}]},
-            "tools[1].parameters",
+            "tools[1].parameters.additionalProperties",
         ),
         (
             {
