@@ -19,8 +19,13 @@ _LAST = 4_102_444_800_000_000
 
 def new_request_id(kind: str, submitted_at: float) -> str:
     """Returns an id for a request submitted at that Unix time; 72 random bits make it unique."""
+    return request_id(kind, submitted_at, token_hex(9))
+
+
+def request_id(kind: str, submitted_at: float, unique: str) -> str:
+    """Returns the id of a request submitted at that Unix time. `unique`: 18 hexadecimal digits."""
     separator = "_" if kind == "resp" else "-"
-    return f"{kind}{separator}{round(submitted_at * 1_000_000):014x}{token_hex(9)}"
+    return f"{kind}{separator}{round(submitted_at * 1_000_000):014x}{unique}"
 
 
 def submitted_at_of(request_id: str) -> datetime | None:

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from api.openai.answer import Answer
-from api.openai.pipeline import PreparedRequest, prepare_chat, prepare_completion
-from api.openai.response_bodies import whole
-from api.openai.schemas import GenerationFields, decode_chat, decode_completion
-from api.services import Services
-from tenants.context import TenantContext
+from api.batches.preparation import LineBody, Prepare, answered_whole
+from api.batches.response_lines import decode_response_line, prepare_response_line
+from api.openai.pipeline import prepare_chat, prepare_completion
+from api.openai.schemas import decode_chat, decode_completion
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEndpoint:
     """An endpoint as the lines of a batch use it."""
 
-    decode: Callable[[bytes], GenerationFields]
+    decode: Callable[[bytes], LineBody]
     """Raises ApiError."""
-    prepare: Callable[[Services, TenantContext, Any], Awaitable[PreparedRequest]]
+    prepare: Prepare
     """Takes what `decode` returned."""
     id_prefix: str
     """Of its responses and of its requests in the ledger."""
-    body: Callable[[Answer, bool], Awaitable[bytes]] = whole
-    """Reads an answer to its end and returns it as the endpoint's JSON."""
 
 
 ENDPOINTS: Mapping[str, BatchEndpoint] = {
-    "/v1/chat/completions": BatchEndpoint(decode_chat, prepare_chat, "chatcmpl"),
-    "/v1/completions": BatchEndpoint(decode_completion, prepare_completion, "cmpl"),
+    "/v1/chat/completions": BatchEndpoint(decode_chat, answered_whole(prepare_chat), "chatcmpl"),
+    "/v1/completions": BatchEndpoint(decode_completion, answered_whole(prepare_completion), "cmpl"),
+    "/v1/responses": BatchEndpoint(decode_response_line, prepare_response_line, "resp"),
 }

@@ -127,7 +127,7 @@ class LineRuns:
         decoded = decode_line(line.content, self._url)
         body = decode_body(decoded, self._endpoint)
         prepared = await self._endpoint.prepare(services, caller, body)
-        validated = self._identified(prepared.validated, line)
+        validated = self._identified(prepared.request.validated, line)
         self._num_attempts += 1
         reserved = await reserve_batch_line(
             validated, f"{self._fence}.{self._num_attempts}", services.quotas, services.prices
@@ -140,12 +140,12 @@ class LineRuns:
                 services.metrics,
                 services.deferred_work,
                 time.perf_counter(),
-                prepared.is_chat,
-                prepared.echo,
+                prepared.request.is_chat,
+                prepared.request.echo,
             )
             answer.submit(services.engine)
             try:
-                content = await self._endpoint.body(answer, prepared.is_chat)
+                content = await prepared.body(answer, validated)
             except BaseException:
                 answer.abort()
                 raise

@@ -11,13 +11,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from api.batches.endpoints import BatchEndpoint
+from api.batches.preparation import LineBody
 from api.errors import ApiError, InvalidValue, UnsupportedParameter, envelope, response_for
 from api.json_bodies import decode
-from api.openai.schemas import GenerationFields
+from billing import request_ids
 
 MAX_CUSTOM_ID = 512
 _TIERS = (None, "auto", "flex")
-_MICROSECOND = 1_000_000
 
 
 class BatchRequestLine(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,7 +48,7 @@ def decode_line(content: bytes, url: str) -> BatchRequestLine:
     return line
 
 
-def decode_body(line: BatchRequestLine, endpoint: BatchEndpoint) -> GenerationFields:
+def decode_body(line: BatchRequestLine, endpoint: BatchEndpoint) -> LineBody:
     """Decodes a line's body as its endpoint does. Raises ApiError, its `param` below `body`."""
     try:
         body = endpoint.decode(bytes(line.body))
@@ -72,7 +72,7 @@ def custom_id_of(content: bytes) -> str:
 
 def request_id(prefix: str, batch_id: str, line: int, submitted_at: datetime) -> str:
     """Returns the id of a line's request: however often the line runs, the same."""
-    return f"{prefix}-{round(submitted_at.timestamp() * _MICROSECOND):014x}{_digest(batch_id, line)[:18]}"
+    return request_ids.request_id(prefix, submitted_at.timestamp(), _digest(batch_id, line)[:18])
 
 
 def line_seed(batch_id: str, line: int) -> int:

@@ -85,6 +85,9 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the Python client read from `content`, which the model sees; ignored."""
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
 class ChatTemplateOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Variables of the chat template, as clients of vLLM and SGLang send them."""
 
@@ -195,7 +198,7 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     """
     parallel_tool_calls: bool | None = None
     """False: at most one call in a message. True is the default."""
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     """How long the model may think before it answers; `none`: not at all. Without it, the model's own
     default, and no bound."""
     verbosity: Literal["low", "medium", "high"] | None = None

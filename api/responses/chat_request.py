@@ -1,7 +1,8 @@
 """Translates a response's request into the chat request that is generated from.
 
 Items become messages: a message of the assistant and the calls that follow it are one message, an output of
-a call is a message of the role `tool`. A custom tool is a function of one string.
+a call is a message of the role `tool`. Thinking is the `reasoning` of the message after it. A custom tool is
+a function of one string.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from api.openai.tool_schemas import (
     ToolChoice,
 )
 from api.responses.error_names import response_names
-from api.responses.items import texts_of
+from api.responses.items import texts_of, thinking_of
 from api.responses.schemas import (
     AllowedToolsSelection,
     CustomChoice,
@@ -90,23 +91,17 @@ def messages_of(items: Sequence[Json], instructions: str | None) -> list[Message
     if instructions:
         messages.append(Message(role="system", content=instructions))
     called: dict[str, str] = {}
-    thoughts: list[str] = []
-    """Reasoning that belongs to the assistant's next message."""
     for item in items:
         kind = item["type"]
         if kind == "reasoning":
-            thoughts += [part["text"] for part in item["content"] or item["summary"]]
-            continue
-        if kind == "message":
-            messages.append(Message(role=item["role"], content="\n".join(texts_of(item["content"]))))
+            _add_thinking(messages, thinking_of(item))
+        elif kind == "message":
+            _add_message(messages, item["role"], "\n".join(texts_of(item["content"])))
         elif kind in ("function_call", "custom_tool_call"):
             called[item["call_id"]] = kind
             _add_call(messages, item)
         else:
             messages.append(_result(item, called))
-        if thoughts and messages[-1].role == "assistant":
-            messages[-1] = msgspec.structs.replace(messages[-1], reasoning="".join(thoughts))
-        thoughts = []
     if not messages:
         raise InvalidValue("The response has no input: send at least one item.", "input")
     if len(messages) > MAX_MESSAGES:
@@ -115,6 +110,29 @@ def messages_of(items: Sequence[Json], instructions: str | None) -> list[Message
             "input",
         )
     return messages
+
+
+def _add_thinking(messages: list[Message], text: str) -> None:
+    """Begins a message of the assistant with its thinking, or adds to that of the last one."""
+    if not text:
+        return
+    if _has_only_thinking(messages):
+        last = messages.pop()
+        text = f"{last.reasoning}\n\n{text}"
+    messages.append(Message(role="assistant", content="", reasoning=text))
+
+
+def _has_only_thinking(messages: list[Message]) -> bool:
+    """Returns whether the last message is thinking that waits for its answer."""
+    if not messages:
+        return False
+    last = messages[-1]
+    return last.reasoning is not None and not last.content and not last.tool_calls
+
+
+def _add_message(messages: list[Message], role: Any, content: str) -> None:
+    thinking = messages.pop().reasoning if role == "assistant" and _has_only_thinking(messages) else None
+    messages.append(Message(role=role, content=content, reasoning=thinking))
 
 
 def _add_call(messages: list[Message], item: Json) -> None:

@@ -9,16 +9,18 @@ from contextlib import contextmanager
 from api.errors import ApiError
 
 _NAMES = (
-    (re.compile(r"response_format\.json_schema"), "text.format"),
-    (re.compile(r"response_format"), "text.format"),
-    (re.compile(r"(tools\[\d+\])\.function"), r"\1"),
-    (re.compile(r"(tool_choice|tools\[\d+\])\.function"), r"\1"),
+    (re.compile(r"response_format(\.json_schema)?"), "text.format"),
+    (re.compile(r"tool_choice\.allowed_tools(\.tools\[\d+\])\.function"), r"tool_choice\1"),
     (re.compile(r"tool_choice\.allowed_tools"), "tool_choice"),
-    (re.compile(r"reasoning_effort"), "reasoning.effort"),
+    (re.compile(r"(tool_choice|tools\[\d+\])\.function"), r"\1"),
     (re.compile(r"max_completion_tokens|max_tokens"), "max_output_tokens"),
-    (re.compile(r"messages(\[\d+\](\.\w+)*)?"), "input"),
+    (re.compile(r"reasoning_effort"), "reasoning.effort"),
+    (re.compile(r"messages(\[\d+\](\.\w+|\[\d+\])*)?"), "input"),
 )
-_QUOTED = re.compile(r"'[a-z_]+[a-zA-Z0-9_.\[\]]*'")
+"""Beginnings of names, of which the first that matches is replaced. What follows may be the client's: names
+of properties in a schema.
+"""
+_QUOTED = re.compile(r"'([a-z_]+[a-zA-Z0-9_.\[\]]*)'")
 
 
 @contextmanager
@@ -29,12 +31,16 @@ def response_names() -> Iterator[None]:
     except ApiError as error:
         if error.param is None:
             raise
-        renamed = type(error)(_QUOTED.sub(lambda match: _renamed(match[0]), error.message), error.param)
+        renamed = type(error)(
+            _QUOTED.sub(lambda match: f"'{_renamed(match[1])}'", error.message), error.param
+        )
         renamed.param = _renamed(error.param)
         raise renamed from error
 
 
 def _renamed(name: str) -> str:
     for pattern, replacement in _NAMES:
-        name = pattern.sub(replacement, name)
+        match = pattern.match(name)
+        if match is not None and name[match.end() : match.end() + 1] in ("", ".", "["):
+            return match.expand(replacement) + name[match.end() :]
     return name

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from api.errors import ContextLengthExceeded
+from api.errors import ContextLengthExceeded, UnsupportedParameter
 from api.openai.pipeline import validated_chat
 from api.openai.validation import ValidatedRequest
 from api.responses.chat_request import chat_request
@@ -34,7 +36,7 @@ async def validated_input(
     """Returns the whole context as a chat request. Raises what `validated_chat` does, with a response's names
     of fields.
     """
-    chat = chat_request(request, turn.context)
+    chat = chat_request(request, _understood(turn, has_reasoning=services.reasoning is not None))
     with response_names():
         try:
             return await validated_chat(services, caller, chat)
@@ -42,3 +44,16 @@ async def validated_input(
             if request.truncation != "auto":
                 raise
         return await validated_suffix(chat, lambda shorter: validated_chat(services, caller, shorter))
+
+
+def _understood(turn: Turn, *, has_reasoning: bool) -> list[dict[str, Any]]:
+    """Returns the items that the model is given. Of a model that does not think, those of earlier turns are
+    without thinking. Raises UnsupportedParameter for thinking that was sent to such a model.
+    """
+    if has_reasoning:
+        return turn.context
+    for number, item in enumerate(turn.own):
+        if item["type"] == "reasoning":
+            where = f"input[{number}]"
+            raise UnsupportedParameter(f"This model does not reason: leave '{where}' out.", where)
+    return [item for item in turn.context if item["type"] != "reasoning"]

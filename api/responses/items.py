@@ -142,8 +142,10 @@ class ReasoningItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryTextPart], Meta(max_length=MAX_PARTS)] | None = None
+    """Stands for the reasoning where there is no `content`."""
     content: Annotated[list[ReasoningTextPart], Meta(max_length=MAX_PARTS)] | None = None
     encrypted_content: None = None
+    """Reasoning is returned as text; what another service encrypted cannot be read."""
     id: ItemId | None = None
     status: ItemStatus | None = None
 
@@ -282,6 +284,11 @@ def copied(item: dict[str, Any]) -> dict[str, Any]:
 def texts_of(content: str | Sequence[dict[str, Any]]) -> list[str]:
     """Returns the text of each part."""
     return [content] if isinstance(content, str) else [part["text"] for part in content]
+
+
+def thinking_of(item: dict[str, Any]) -> str:
+    """Returns the text of a reasoning item in stored form; that of its summary where it has no other."""
+    return "\n\n".join(texts_of(item["content"] or item["summary"]))
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:

@@ -28,6 +28,13 @@ class OutputTextObject(TypedDict):
     """Filled if `include` asks for it."""
 
 
+class SummaryTextObject(TypedDict):
+    """A piece of a summary that was sent."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
 class InputTextObject(TypedDict):
     """A piece of text that was sent."""
 
@@ -105,7 +112,8 @@ class ReasoningOutputObject(TypedDict):
     id: str
     type: Literal["reasoning"]
     status: ItemStatus
-    summary: list[dict[str, Any]]
+    summary: list[SummaryTextObject]
+    """Empty, unless the item was sent with one."""
     content: list[ReasoningTextObject]
 
 
@@ -148,6 +156,7 @@ class ResponseInputDetails(TypedDict):
 
 class ResponseOutputDetails(TypedDict):
     reasoning_tokens: int
+    """Output tokens that were thinking."""
 
 
 class ResponseUsageObject(TypedDict):
@@ -301,7 +310,7 @@ class _Place(TypedDict):
 
 
 class PartEvent(_Place):
-    """A part of a message has begun, or is complete."""
+    """A part of a message or of thinking has begun, or is complete."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     content_index: Literal[0]

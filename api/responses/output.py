@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from api.openai.answer import AnswerDelta
+from api.openai.answer import Answer, AnswerDelta
 from api.openai.tool_calls import CallDelta
 from api.responses.chat_request import custom_input
 from db.base import new_id
@@ -43,10 +43,9 @@ class OutputBuilder:
             yield from self._add_call(call)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
-            if all(item["type"] == "reasoning" for item in self.items) and delta.finish_reason != "length":
+            has_answer = any(item["type"] != "reasoning" for item in self.items)
+            if not self.items or (not has_answer and delta.finish_reason != "length"):
                 yield from self._close("completed")
-                yield from self._open_message()
-            elif not self.items:
                 yield from self._open_message()
             yield from self._close("incomplete" if delta.finish_reason == "length" else "completed")
 
@@ -150,3 +149,15 @@ class OutputBuilder:
     def _event(self, kind: str, **fields: Any) -> Json:
         place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         return {"type": f"response.{kind}", **place, **fields}
+
+
+async def read_output(answer: Answer, output: OutputBuilder) -> None:
+    """Reads the answer to its end, without events. Raises what `Answer.read` does."""
+
+    def take(deltas: list[AnswerDelta]) -> bool:
+        for delta in deltas:
+            for _ in output.take(delta):
+                pass
+        return True
+
+    await answer.read(take)

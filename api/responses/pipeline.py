@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from fastapi import Request, Response
 
-from api.openai.answer import AnswerDelta
 from api.openai.outcome import OutcomeRecorder
 from api.openai.pipeline import read_body
 from api.openai.reservation import RequestReservation, reserve
@@ -21,6 +20,7 @@ from api.response_writer import response_writer_for
 from api.responses.bodies import ended, failed, shown
 from api.responses.exchange import Exchange
 from api.responses.generation import validated_exchange
+from api.responses.output import read_output
 from api.responses.queueing import enqueue
 from api.responses.schemas import decode_response
 from api.responses.stream import ResponseEvents
@@ -90,14 +90,8 @@ async def _respond(
             events = ResponseEvents(body, output, finish, fail, exchange.turn.release)
             return EventStream(answer, events, services.limits.ping_interval, services.metrics, headers)
 
-        def take(deltas: list[AnswerDelta]) -> bool:
-            for delta in deltas:
-                for _ in output.take(delta):
-                    pass
-            return True
-
         with AbortOnDisconnect(writer, answer):
-            await answer.read(take)
+            await read_output(answer, output)
         return JsonAnswer(_encode(await finish(answer.usage)), headers)
 
 

@@ -18,6 +18,7 @@ from api.openai.schemas import (
     JsonObjectFormat,
     Nothing,
     Penalty,
+    ReasoningEffort,
     StopString,
     Tag,
     Text,
@@ -50,7 +51,8 @@ Includable = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""Only the first adds something: the others belong to items that are never there."""
+"""Only the first adds something. Reasoning is returned as text, never encrypted; the others belong to items
+that are never there."""
 
 
 class ResponseJsonSchemaFormat(
@@ -82,11 +84,14 @@ class ResponseText(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class ResponseReasoning(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How much the model thinks before it answers."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """As `reasoning_effort` of chat requests."""
+    effort: ReasoningEffort | None = None
+    """How long the model may think; `none`: not at all. Without it, the model's own default, and no bound."""
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """Accepted; reasoning is returned as it is, without a summary."""
+    """Accepted; the reasoning itself is returned, and its `summary` is empty."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto"] | None = None
+    """The chat template decides which earlier reasoning the model sees."""
+    mode: Literal["standard"] | None = None
 
 
 class ConversationReference(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -109,8 +114,9 @@ class ResponseFunctionTool(
     description: Annotated[str, Meta(max_length=100_000)] | None = None
     parameters: dict[str, Any] | None = None
     """A JSON Schema of the arguments, an object. None: the function takes no arguments."""
-    strict: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
-    """Not supported yet: only false passes."""
+    strict: bool | None = None
+    """True: `parameters` must be in OpenAI's strict subset of JSON Schema, and calls always follow it.
+    Otherwise calls follow it where that is possible."""
     defer_loading: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
 
 
@@ -345,9 +351,7 @@ def _raw_schema(request: InputFields) -> bytes:
 
 
 def _feature(body: bytes) -> UnsupportedParameter | None:
-    """Returns an error naming the first unsupported kind of tool of a body that was refused, if there is
-    one.
-    """
+    """Returns an error naming the first unsupported tool of a body that was refused, if there is one."""
     try:
         given = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -99,10 +99,7 @@ async def open_turn(
         InvalidValue, UnsupportedParameter: an item of the input.
         ConversationError: what the request refers to cannot be found, continued or locked.
     """
-    given = request.input
-    items: Sequence[InputItem] = (
-        [user_message(given)] if isinstance(given, str) else read_items(given or (), "input")
-    )
+    items = input_items(request)
     conversation_id, lock = conversation_of(request), None
     earlier: list[Json] = []
     if conversation_id is not None or request.previous_response_id is not None:
@@ -117,6 +114,12 @@ async def open_turn(
             earlier = await state.responses.context(owner, request.previous_response_id)
     own = await _unlocking(lock, stored_items(services, caller, items, "input"))
     return Turn(earlier, own, lock)
+
+
+def input_items(request: InputFields) -> list[InputItem]:
+    """Returns the items that a request sent. Raises InvalidValue, UnsupportedParameter."""
+    given = request.input
+    return [user_message(given)] if isinstance(given, str) else read_items(given or (), "input")
 
 
 async def _unlocking(lock: ConversationLock | None, work: Any) -> Any:
@@ -147,15 +150,21 @@ async def stored_items(
 
 
 async def store(
-    services: Services, owner: Owner, record: ResponseRecord, lock: ConversationLock | None
+    services: Services,
+    owner: Owner,
+    record: ResponseRecord,
+    lock: ConversationLock | None,
+    *,
+    replaces: bool = False,
 ) -> bool:
-    """Stores a response that has ended; returns whether it is stored.
+    """Stores a response that has ended; returns whether it is stored. `replaces`: one of the same id may be
+    stored already.
 
     A response outside a conversation is delivered even if the database is away. Raises what
     `ResponseService.save` does for one in a conversation, and DatabaseUnavailable.
     """
     try:
-        await state_of(services).responses.save(owner, record)
+        await state_of(services).responses.save(owner, record, replaces=replaces)
     except DatabaseUnavailable:
         if record.conversation_id is not None:
             if lock is not None:

@@ -54,15 +54,18 @@ class ResponseService:
         self._database = database
         self._sealer = sealer
 
-    async def save(self, owner: Owner, record: ResponseRecord) -> None:
+    async def save(self, owner: Owner, record: ResponseRecord, *, replaces: bool = False) -> None:
         """Stores a response that has ended. One in a conversation also adds its items to that, and unlocks
-        it.
+        it. `replaces`: a stored response of the same id is deleted.
 
         Raises ConversationNotFound, TooMuchContext, ConversationLocked: the conversation was deleted, is
         full, or belongs to another response by now.
         """
         async with self._database.write(owner.tenant_id) as session:
-            ResponseRepository(session, owner).add_own(row_of(self._sealer, owner, record))
+            rows = ResponseRepository(session, owner)
+            if replaces and await rows.delete(record.id) is not None:
+                await session.flush()
+            rows.add_own(row_of(self._sealer, owner, record))
             await self.add_to_conversation(session, owner, record)
 
     async def add_to_conversation(self, session: WriteSession, owner: Owner, record: ResponseRecord) -> None:

@@ -21,6 +21,7 @@ from adapters.files.service import FileService, UploadService
 from adapters.inspection import Sandbox
 from adapters.storage import LocalStore
 from api.app import create_app
+from api.assembly.stored_state import stored_state
 from api.batches.execution import BatchSite
 from api.batches.fair_slots import FairSlots
 from api.batches.runner import BatchRunner, RunnerPace
@@ -59,6 +60,15 @@ def chat_line(custom_id: str, content: str = "hi", **body: Any) -> dict[str, Any
         "method": "POST",
         "url": "/v1/chat/completions",
         "body": {"model": "sapling", "messages": [{"role": "user", "content": content}], **body},
+    }
+
+
+def response_line(custom_id: str, content: Any = "hi", **body: Any) -> dict[str, Any]:
+    return {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": "/v1/responses",
+        "body": {"model": "sapling", "input": content, **body},
     }
 
 
@@ -177,6 +187,7 @@ async def open_batches(codec: TextCodec, database: Database, root: Path) -> Asyn
         files=FileService(database, store, sandbox),
         uploads=UploadService(database, store, sandbox),
         batches=BatchService(database, store),
+        state=stored_state(database, "s" * 32),
     )
     app = Documented(create_app(world.services))
     opened = Batches(world, database, store, FileIngestion(store, sandbox), app)

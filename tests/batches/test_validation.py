@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from api.batches import checking
-from tests.batches.conftest import Batches, as_jsonl, chat_line, lines
+from tests.batches.conftest import Batches, as_jsonl, chat_line, lines, response_line
 
 GOOD = chat_line("good")
 
@@ -92,6 +92,37 @@ async def test_a_faulty_file_fails_the_batch_with_the_line_and_the_field(place: 
     assert done.errors is not None
     (error,) = done.errors.data or ()
     assert (error.code, error.line, error.param) == (code, line, param)
+    assert error.message
+    assert place.world.engine.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"stream": True}, "body.stream"),
+        ({"background": True}, "body.background"),
+        ({"conversation": "conv_1"}, "body.conversation"),
+        ({"conversation": {"id": "conv_1"}, "store": True}, "body.conversation"),
+        ({"service_tier": "priority"}, "body.service_tier"),
+        ({"input": None}, "body.input"),
+        ({"input": [{"type": "wizard"}]}, "body.input[0].type"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "body.input"),
+        ({"tool_choice": "required"}, "body.tool_choice"),
+        ({"messages": []}, "body.messages"),
+    ],
+    ids=str,
+)
+async def test_a_faulty_line_of_responses(place: Batches, body: dict[str, Any], param: str) -> None:
+    row = response_line("a", **body)
+    await place.start()
+    batch = await place.create(as_jsonl([response_line("good"), row]), endpoint="/v1/responses")
+
+    done = await place.ended(batch.id)
+
+    assert done.status == "failed"
+    assert done.errors is not None
+    (error,) = done.errors.data or ()
+    assert (error.line, error.param) == (2, param)
     assert error.message
     assert place.world.engine.submitted == []
 

@@ -29,7 +29,8 @@ EXCEPTIONS = {
     "createChatCompletion": "generates; the ledger has it",
     "createCompletion": "generates; the ledger has it",
     "createResponse": "generates; the ledger has it",
-    "countInputTokens": "changes nothing",
+    **dict.fromkeys(("countInputTokens", "tokenize", "detokenize"), "changes nothing"),
+    **dict.fromkeys(("createBatch", "cancelBatch"), "generates; the ledger has it"),
     **dict.fromkeys(
         (
             "cancelResponse",

@@ -25,6 +25,8 @@ from tests.api.conftest import Served, build, serving
 from tests.api.fakes import KEY, OTHER_KEY, FakeKeys
 from tests.support.text_base import SPECIAL, TOOL_TEMPLATE, write_base
 from tokenization.codec import TextCodec
+from tokenization.reasoning.efforts import OfferedReasoning
+from tokenization.reasoning.formats import ReasoningFormat
 from tokenization.tools.formats import ToolFormat
 
 SECRET = "s" * 32
@@ -45,12 +47,17 @@ WEATHER: Any = {
 }
 
 
-@pytest.fixture(scope="session")
-def response_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = write_base(tmp_path_factory.mktemp("responses"), TOOL_TEMPLATE)
+def write_response_base(folder: Path, template: str) -> Path:
+    """A base without a model whose grammars can be checked."""
+    base = write_base(folder, template)
     config = {"vocab_size": 480, "eos_token_id": SPECIAL.index("<|end|>")}
     (base / "config.json").write_text(json.dumps(config))
     return base
+
+
+@pytest.fixture(scope="session")
+def response_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_response_base(tmp_path_factory.mktemp("responses"), TOOL_TEMPLATE)
 
 
 @pytest.fixture(scope="session")
@@ -116,6 +123,13 @@ class Site:
 
 @pytest.fixture
 def site(response_base: Path, response_codec: TextCodec, database_url: str, owner_url: str) -> Iterator[Site]:
+    with open_site(response_base, response_codec, database_url, owner_url) as opened:
+        yield opened
+
+
+@contextmanager
+def open_site(base: Path, codec: TextCodec, database_url: str, owner_url: str) -> Iterator[Site]:
+    """Serves a base; it thinks if its chat template does."""
     with create_engine(owner_url, poolclass=pool.NullPool).begin() as connection:
         for tenant in ("ten_one", "ten_two"):
             connection.execute(text(f"INSERT INTO tenants (id, name) VALUES ('{tenant}', '{tenant}')"))
@@ -123,11 +137,14 @@ def site(response_base: Path, response_codec: TextCodec, database_url: str, owne
             values = f"'{project}', '{tenant}', '{project}'"
             connection.execute(text(f"INSERT INTO projects (id, tenant_id, name) VALUES ({values})"))
     database = Database(database_url, statement_timeout=4.0)
-    grammars = GrammarChecks(response_base, ServingMetrics())
+    grammars = GrammarChecks(base, ServingMetrics())
+    tools = ToolFormat.of(codec)
+    thinking = ReasoningFormat.of(codec, tools=tools)
     world = build(
-        response_codec,
+        codec,
         grammars=grammars,
-        tool_format=ToolFormat.of(response_codec),
+        tool_format=tools,
+        reasoning=None if thinking is None else OfferedReasoning.of(thinking, {"low": 100}),
         state=stored_state(database, SECRET),
     )
     world.keys.callers |= {
@@ -148,7 +165,7 @@ def site(response_base: Path, response_codec: TextCodec, database_url: str, owne
         await database.close()
 
     with serving(world, close, start) as served:
-        yield Site(served, owner_url, response_codec, callers)
+        yield Site(served, owner_url, codec, callers)
 
 
 def client_of(site: Site, key: str = KEY) -> openai.OpenAI:

@@ -70,6 +70,51 @@ def test_a_message_and_its_calls_are_one() -> None:
     assert (first.tool_call_id, second.content, third.content) == ("c1", "a\nb", None)
 
 
+def thought(text: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+        **fields,
+    }
+
+
+def test_thinking_belongs_to_what_follows_it() -> None:
+    made = chat(
+        [
+            said("user", "q"),
+            thought("one"),
+            thought("two", id="rs_1", status="completed", encrypted_content=None),
+            said("assistant", "wait"),
+            thought("three"),
+            call("c1"),
+            call("c2"),
+            result("c1"),
+            result("c2"),
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "in short"}]},
+            said("assistant", "done"),
+            said("user", "more"),
+            thought("cut off"),
+            said("user", "go on"),
+            {"type": "reasoning", "summary": []},
+            said("assistant", "yes"),
+        ]
+    )
+    found = [
+        (one.content, one.reasoning, [each.id for each in one.tool_calls or ()])
+        for one in made.messages
+        if one.role == "assistant"
+    ]
+    assert found == [
+        ("wait", "one\n\ntwo", []),
+        ("", "three", ["c1", "c2"]),
+        ("done", "in short", []),
+        ("", "cut off", []),
+        ("yes", None, []),
+    ]
+    assert [message.role for message in made.messages[-3:]] == ["assistant", "user", "assistant"]
+
+
 def test_a_result_needs_a_call_of_its_kind() -> None:
     for items in (
         [result("c1")],
@@ -125,6 +170,9 @@ async def test_system_messages_are_merged_where_it_takes_one(
         ("messages[3].tool_calls", "input"),
         ("response_format.json_schema.schema.properties.a", "text.format.schema.properties.a"),
         ("tools[2].function.parameters.type", "tools[2].parameters.type"),
+        ("tools[0].function.parameters.properties.messages", "tools[0].parameters.properties.messages"),
+        ("messages[3].content[0].text", "input"),
+        ("reasoning_effort", "reasoning.effort"),
         ("tool_choice.function.name", "tool_choice.name"),
         ("tool_choice.allowed_tools.tools[1].function.name", "tool_choice.tools[1].name"),
         ("max_completion_tokens", "max_output_tokens"),

@@ -335,6 +335,13 @@ def test_the_oldest_turns_are_left_out(sdk: openai.OpenAI, site: Site) -> None:
         ),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter"),
         ({"surprise": 1}, "surprise", "unsupported_parameter"),
+        ({"reasoning": {"effort": "most"}}, "reasoning.effort", "invalid_value"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0]", "unsupported_parameter"),
+        (
+            {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]},
+            "input[0].encrypted_content",
+            "invalid_value",
+        ),
         ({"input": [{"type": "compaction"}]}, "input[0].type", "unsupported_parameter"),
         ({"input": [{"type": "message", "role": "wizard", "content": ""}]}, "input[0].role", "invalid_value"),
         ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0].x", "unsupported_parameter"),
