@@ -10,6 +10,8 @@ TEST_PROCESSES ?= 4
 # Kernels that were compiled for a test once, by what they were made of: tests compile what has changed.
 TRITON_TEST_CACHE ?= $(CURDIR)/var/triton
 PACKAGES := adapters admin api batches billing cli conversations db engine kernels sla telemetry tenants tokenization worker benchmarks examples
+# Installed for the examples of docs/clients.md, each apart, since some need other versions of packages than we do.
+CLIENTS := instructor langchain pydantic-ai
 DEMO_DATA ?= var/demo
 DEMO_PORT ?= 8000
 IMAGE ?= rootstock
@@ -22,7 +24,7 @@ PIP_FILES := $(foreach path,$(wildcard $(PIP_FIND_LINKS) $(PIP_CERT)),--volume $
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores
 GPU_RESULTS ?= benchmarks/results/h200
 
-.PHONY: help demo test quick thorough check compile lint fmt types contracts browser unit kernels e2e image image-test docs mutants gpu-test bench kernel-bench constraints clean release-migrations
+.PHONY: help demo test quick thorough check compile lint fmt types contracts browser node unit kernels e2e image image-test docs mutants gpu-test bench kernel-bench constraints clean release-migrations
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +38,7 @@ help:
 	@echo "make fmt     format and fix what can be fixed"
 	@echo "make bench   the CPU benchmarks, results under $(RESULTS)/"
 	@echo "make browser Chromium for the tests of the console, from Debian, where there is none"
+	@echo "make node    Node.js for the tests of JavaScript clients, from Debian, where there is none"
 	@echo "make docs    the documentation site, which the service serves at /docs; broken links fail"
 	@echo "make image   the container image $(IMAGE), built by buildah"
 	@echo "make kernels   Triton kernels under its interpreter (the ordinary tests compile them)"
@@ -64,7 +67,7 @@ demo: .venv/.installed $(SITE)
 	@$(BIN)/rootstock up --demo --showcase $(if $(ONCE),--once) --port $(DEMO_PORT) --data $(DEMO_DATA)
 
 test: .venv/.installed
-	@$(MAKE) --no-print-directory -j2 check kernels browser
+	@$(MAKE) --no-print-directory -j2 check kernels browser node
 	@$(MAKE) --no-print-directory unit
 
 check: lint types contracts
@@ -83,6 +86,10 @@ contracts: .venv/.installed
 # Debian's, for the tests that drive the console; nothing where there is one.
 browser: .venv/.installed
 	@$(BIN)/python -m tests.support.chromium
+
+# Debian's, for the examples of JavaScript clients; nothing where there is one.
+node: .venv/.installed
+	@$(BIN)/python -m tests.support.node
 
 # Most tests wait more than they work: four processes keep two cores busy. Those that measure time come last
 # and have the machine to themselves; only files with that word are loaded to find them.
@@ -151,6 +158,8 @@ fmt: .venv/.installed
 constraints: .venv/.installed
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate --extra dev \
 		pyproject.toml -o constraints.txt
+	for client in $(CLIENTS); do $(BIN)/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate \
+		tests/clients/$$client.in -o tests/clients/$$client.txt || exit 1; done
 
 # When a release is cut: from then on its migrations are never edited.
 release-migrations: .venv/.installed

@@ -81,6 +81,8 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     audio: None = None
     annotations: Nothing | None = None
     function_call: None = None
+    parsed: Any = None
+    """What the Python client read from `content`, which the model sees; ignored."""
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]

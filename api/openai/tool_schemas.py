@@ -73,6 +73,8 @@ class MessageFunctionCall(Struct, frozen=True, forbid_unknown_fields=True, kw_on
     name: FunctionName
     arguments: Annotated[str, Meta(max_length=4_000_000)]
     """JSON text, as the model wrote it."""
+    parsed_arguments: Any = None
+    """What the Python client read from `arguments`, which the model sees; ignored."""
 
 
 class MessageToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -70,6 +70,21 @@ CUSTOM = {"type": "custom", "custom": {"name": "f"}}
 IMAGE = {"image_url": {"url": "data:"}, "type": "image_url"}
 
 
+def test_parsed_messages_of_the_stock_client_are_taken_back() -> None:
+    function = {"name": "f", "arguments": '{"a": 1}', "parsed_arguments": {"a": 1}}
+    for parsed in (None, {"city": "Oslo"}):
+        answer = {
+            "role": "assistant",
+            "content": "x",
+            "tool_calls": [CALL | {"function": function}],
+            "parsed": parsed,
+        }
+        result = {"role": "tool", "tool_call_id": "c", "content": "1"}
+        request = decode_chat(chat(messages=[USER, answer, result]))
+        (call,) = request.messages[1].tool_calls or ()
+        assert call.function.arguments == function["arguments"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "feature"),
     [
