@@ -82,6 +82,11 @@ RULES: dict[str, list[dict[str, Any]]] = {
         _only_for("tool", "tool_call_id"),
         {"anyOf": [_given("content"), {"required": ["tool_calls"], "properties": {"tool_calls": _SOME}}]},
     ],
+    "TokenizeRequest": [
+        _one_of("prompt", "messages"),
+        _not_both("prompt", "tools"),
+        _not_both("messages", "add_special_tokens"),
+    ],
     "CompletionRequest": [
         _STREAM_OPTIONS,
         _when("max_tokens", {"const": 0}, echo={"const": True}, logprobs={"type": "integer"}),

@@ -44,7 +44,7 @@ FIELDS_NOT_IDS = {
     "base_model",  # the base, which everybody has
     "part_ids",  # of the upload in the path
     "createChatCompletion.id",  # of a call in the request's own messages
-    "tokenize.id",
+    "tokenize.id",  # the same
     "tool_call_id",  # the same
     "call_id",  # the same, of responses
 }
@@ -108,10 +108,10 @@ def _referring_items(ours: Having, one: str) -> dict[str, Any]:
 FIELDS: dict[tuple[str, str], tuple[str, Fill]] = {
     ("createChatCompletion", "model"): ("model", lambda _, one: {"model": one, "messages": CHAT}),
     ("createCompletion", "model"): ("model", lambda _, one: {"model": one, "prompt": "hi"}),
-    ("tokenize", "model"): ("model", lambda _, one: {"model": one, "prompt": "hi"}),
-    ("detokenize", "model"): ("model", lambda _, one: {"model": one, "tokens": [5]}),
     ("createResponse", "model"): ("model", lambda _, one: {"model": one, "input": "hi"}),
     ("countInputTokens", "model"): ("model", lambda _, one: {"model": one, "input": "hi"}),
+    ("tokenize", "model"): ("model", lambda _, one: {"model": one, "prompt": "hi"}),
+    ("detokenize", "model"): ("model", lambda _, one: {"model": one, "tokens": [5]}),
     ("createResponse", "previous_response_id"): ("response_id", _continuing),
     ("countInputTokens", "previous_response_id"): ("response_id", _continuing),
     ("createResponse", "conversation.id"): ("conversation_id", _in_conversation),
