@@ -12,7 +12,7 @@ from tests.admin.operators import OPERATOR_EMAIL
 from tests.support.serving import served
 
 ATTACK = "<script>alert(7)</script>\"'><img src=x onerror=alert(7)>"
-NEVER_SHOWN = {"base in config", "invited"}
+NEVER_SHOWN = {"base in config", "invited", "key of a batch"}
 """What is kept and shown nowhere, or only in part."""
 # What a page shows anybody, also in what is folded away, and whether anything of it became markup of its own.
 _SHOWN = """() => ({
