@@ -96,11 +96,13 @@ class EngineCore:
         if self.grammars is None:
             self.scheduler.counters.rejected += 1
             return Rejected(submit.request_id, "invalid", "this engine does not support grammars")
+        grammar = self.grammars.compiled(submit)
+        if grammar is not None:
+            return self.scheduler.submit(submit, grammar)
         rejected = self.scheduler.validate(submit)
-        if rejected is not None:
-            return rejected
-        grammar = self.grammars.grammar(submit)
-        return None if grammar is None else self.scheduler.submit(submit, grammar)
+        if rejected is None:
+            self.grammars.wait(submit)
+        return rejected
 
     def abort(self, request_id: str) -> None:
         """Ends a request; its last chunks and usage come with the next step. Unknown ids are ignored."""

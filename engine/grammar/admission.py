@@ -38,17 +38,17 @@ class GrammarAdmission:
         """Whether `take` returns anything."""
         return self._compiler.has_compiled
 
-    def grammar(self, submit: Submit) -> CompiledGrammar | None:
-        """Returns the request's grammar if it is compiled; if not, the request waits until `take`."""
-        assert submit.grammar is not None
-        key = GrammarKey(submit.tenant, submit.grammar)
-        cached = self._compiler.cached(key)
-        if cached is None:
-            if key not in self._waiting:
-                self._waiting[key] = []
-                self._compiler.start(key)
-            self._waiting[key].append(submit)
-        return cached
+    def compiled(self, submit: Submit) -> CompiledGrammar | None:
+        """Returns the request's grammar if it has been compiled lately."""
+        return self._compiler.cached(_key(submit))
+
+    def wait(self, submit: Submit) -> None:
+        """Has the request's grammar compiled; the request waits until `take`."""
+        key = _key(submit)
+        if key not in self._waiting:
+            self._waiting[key] = []
+            self._compiler.start(key)
+        self._waiting[key].append(submit)
 
     def abort(self, request_id: str) -> None:
         """Marks a request as aborted, if it waits."""
@@ -65,3 +65,8 @@ class GrammarAdmission:
                     yield Admitted(submit, compiled, "", is_aborted)
                 else:
                     yield Admitted(submit, None, compiled, is_aborted)
+
+
+def _key(submit: Submit) -> GrammarKey:
+    assert submit.grammar is not None
+    return GrammarKey(submit.tenant, submit.grammar)
