@@ -173,6 +173,8 @@ class Scheduler:
         """
         plan = self._uncommitted[0]
         assert plan.batch is batch, "batches must be committed in the order they were planned"
+        if all(request.thinking is None and request.constraint is None for request in plan.requests):
+            return
         drawing = (
             request for request, share in zip(plan.requests, batch.scheduled, strict=True) if share.samples
         )
