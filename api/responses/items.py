@@ -69,58 +69,48 @@ class InputMessageItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Stored with the message. No model served here was trained on it."""
 
 
-class FunctionCallItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _OfCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What calls and their results have in common."""
+
+    call_id: CallId
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    namespace: None = None
+    caller: None = None
+
+
+class FunctionCallItem(_OfCall, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A function call in an earlier answer."""
 
     type: Literal["function_call"]
-    call_id: CallId
     name: FunctionName
     arguments: Text
     """JSON text, as the model wrote it."""
-    id: ItemId | None = None
-    status: ItemStatus | None = None
-    namespace: None = None
-    caller: None = None
 
 
-class FunctionCallOutputItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class FunctionCallOutputItem(_OfCall, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The result of a function call."""
 
     type: Literal["function_call_output"]
-    call_id: CallId
     output: Text | OutputParts
-    id: ItemId | None = None
-    status: ItemStatus | None = None
     name: FunctionName | None = None
     """Of the function; the call has it."""
-    namespace: None = None
-    caller: None = None
 
 
-class CustomToolCallItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CustomToolCallItem(_OfCall, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A call of a custom tool in an earlier answer."""
 
     type: Literal["custom_tool_call"]
-    call_id: CallId
     name: FunctionName
     input: Text
-    id: ItemId | None = None
-    status: ItemStatus | None = None
-    namespace: None = None
-    caller: None = None
 
 
-class CustomToolCallOutputItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CustomToolCallOutputItem(_OfCall, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The result of a custom tool's call."""
 
     type: Literal["custom_tool_call_output"]
-    call_id: CallId
     output: Text | OutputParts
-    id: ItemId | None = None
-    status: ItemStatus | None = None
     name: FunctionName | None = None
-    namespace: None = None
-    caller: None = None
 
 
 class ReasoningTextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
