@@ -99,8 +99,14 @@ def short(value: float | None) -> str:
     return f"{value:.3g}".replace("-", "−")
 
 
+def sentence(text: str) -> str:
+    """Returns the text with a capital letter at its beginning and a full stop at its end."""
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
 def percent(value: float | None) -> str:
-    return NOTHING if value is None or not math.isfinite(value) else f"{value:.2%}"
+    return NOTHING if value is None or not math.isfinite(value) else f"{100 * value:.2f} %"
 
 
 def count(value: float | None) -> str:

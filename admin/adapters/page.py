@@ -181,7 +181,7 @@ class AdaptersPage:
             headings=headings(COLUMNS, sort),
             rows=rows,
             num_sorted=len(rows) if sort is not None and has_more else None,
-            total_size=sum(row.size or 0 for row in rows) if is_all else None,
+            total_size=sum(row.size or 0 for row in rows) or None if is_all else None,
             next_after=shown[-1].adapter.id if sort is None and has_more else None,
             is_pending=any(row.on_its_way or row.state.tone == "busy" for row in rows),
         )

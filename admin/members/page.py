@@ -23,13 +23,13 @@ FIELDS = ("email", "role", "projects")
 PROJECT_FIELD = "project:"
 """Before the project's id, in the name of its box."""
 ROLE_WORDS: Mapping[Role, str] = {
-    "owner": "full access, including owners and payment methods",
-    "admin": "manages members, keys, projects, limits and adapters",
-    "developer": "manages adapters and uses the playground; views keys, limits and members",
-    "billing": "manages billing and payments; views members and limits",
-    "viewer": "read-only access to adapters, keys, limits and members",
+    "owner": "Full access, including owners and payment methods",
+    "admin": "Manages members, keys, projects, limits and adapters",
+    "developer": "Manages adapters and uses the playground; views keys, limits and members",
+    "billing": "Manages billing and payments; views members and limits",
+    "viewer": "Read-only access to adapters, keys, limits and members",
 }
-ROLE_CHOICES = [(role, f"{role.capitalize()}: {words}") for role, words in ROLE_WORDS.items()]
+ROLE_CHOICES = [(role, role.capitalize()) for role in ROLE_WORDS]
 
 
 @dataclass(frozen=True)

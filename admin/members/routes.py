@@ -231,6 +231,7 @@ class MemberRoutes:
             fields=fields,
             errors=errors,
             roles=page.ROLE_CHOICES,
+            role_words=page.ROLE_WORDS,
             projects=await self._pages.projects(principal.tenant_id),
             project_field=page.PROJECT_FIELD,
             mails=self._mail is not None,

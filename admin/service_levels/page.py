@@ -92,7 +92,7 @@ def _class(one: Mapping[str, Any]) -> ClassReport:
         failed=f"{one['failed']:,}",
         promises=[
             _promise("Availability", availability, "of requests succeeded"),
-            _promise("Output speed", rate, _pace(rate["tokens_per_second"])),
+            _output_speed(rate),
             Promise(
                 "Time to first token",
                 "No target",
@@ -119,8 +119,13 @@ def _promise(title: str, found: Mapping[str, Any], note: str) -> Promise:
     return Promise(title, _share(promised), _share(delivered), _kept(delivered >= promised), note)
 
 
-def _pace(least: float) -> str:
-    return f"of responses at {least:g} tokens/s or more" if least else "no minimum speed set"
+def _output_speed(found: Mapping[str, Any]) -> Promise:
+    least = found["tokens_per_second"]
+    if not least:
+        return Promise(
+            "Output speed", "No target", formatting.NOTHING, Badge("No target", "off"), "no minimum set"
+        )
+    return _promise("Output speed", found, f"of responses at {least:g} tokens/s or more")
 
 
 def _kept(kept: bool) -> Badge:

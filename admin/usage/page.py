@@ -194,7 +194,7 @@ def _tile(measure: str, total: UsageTotals, query: UsageQuery) -> Tile:
         per_day = f"{formatting.compact(value / query.num_days)} per day"
         hint = per_day if query.num_days > 1 else ""
         if measure == "tokens" and total.input > 0:
-            hint = f"{total.cached / total.input:.0%} of input from cache"
+            hint = f"{100 * total.cached / total.input:.0f} % of input from cache"
     return Tile(
         measure,
         TITLES[measure],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from admin.formatting import sentence
 from admin.services import ErrorMapping
 
 FORM = "form"
@@ -52,16 +53,11 @@ def explain(error: Exception, fields: Collection[str], error_mapping: ErrorMappi
         return status, _beside(told.get("param"), str(told["message"]), fields)
     found = _NAMED.match(str(error))
     if found is None or found[1] not in fields:
-        return 422, _beside(None, _sentence(str(error)), fields)
+        return 422, _beside(None, sentence(str(error)), fields)
     rest = str(error)[found.end() :]
     message = rest if found[2] == ": " else f"This {rest}"
-    return 422, _beside(found[1], _sentence(message), fields)
+    return 422, _beside(found[1], sentence(message), fields)
 
 
 def _beside(field: str | None, message: str, fields: Collection[str]) -> FormErrors:
     return FormErrors({field if field is not None and field in fields else FORM: message})
-
-
-def _sentence(text: str) -> str:
-    text = text[:1].upper() + text[1:]
-    return text if text.endswith(".") else f"{text}."

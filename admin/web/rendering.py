@@ -74,7 +74,9 @@ class Renderer:
         status, envelope = self._error_mapping.describe(error)
         body = envelope["error"]
         title = _TITLES.get(status, "Try again in a moment" if status >= 500 else "This didn't work")
-        return self._error(request, status, title, str(body["message"]), body.get("param"))
+        return self._error(
+            request, status, title, formatting.sentence(str(body["message"])), body.get("param")
+        )
 
     def _error(self, request: Request, status: int, title: str, text: str, param: str | None) -> Response:
         if is_by_script(request):

@@ -58,7 +58,7 @@ async def test_scores_stand_side_by_side_and_what_is_worse_is_marked(
     loss = next(cells for head, cells in shown.items() if head.startswith("Loss Nats"))
     assert loss == ["1.2000", "1.3200", "+0.1200", "Worse"], "less is better"
     agreement = next(cells for head, cells in shown.items() if head.startswith("Top-1"))
-    assert agreement == ["98.00%", "99.00%", "+1.00%", "Better"]
+    assert agreement == ["98.00 %", "99.00 %", "+1.00 %", "Better"]
     same = next(cells for head, cells in shown.items() if head.startswith("Loss from"))
     assert same == ["0.0100", "0.0100", "–", ""]
     unknown = next(cells for head, cells in shown.items() if head.startswith("Perplexity"))

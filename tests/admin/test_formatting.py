@@ -71,7 +71,7 @@ def test_what_is_no_number_is_a_dash() -> None:
         assert formatting.figure(value) == formatting.short(value) == formatting.percent(value) == "–"
     assert formatting.figure(-0.5, 2) == "−0.50"
     assert formatting.short(1234.5) == "1.23e+03"
-    assert formatting.percent(0.9788) == "97.88%"
+    assert formatting.percent(0.9788) == "97.88 %"
 
 
 @pytest.mark.parametrize(

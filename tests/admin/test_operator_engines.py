@@ -132,7 +132,7 @@ async def test_an_operator_sees_what_runs_and_where_it_leads(site: Site, visitor
     assert "Step time 12.3 ms p99 45 ms" in text
     assert "pirate@1" in text
     assert "Default 3 1.2 s 2.5 s 4 7 0" in text
-    assert "Prefix cache hit rate 25.0%" in text
+    assert "Prefix cache hit rate 25.0 %" in text
     assert "Weights 3.0 GB" in text
     document = (await visitor.get("/operator/engines/report.json")).json()
     (one,) = document["data"]
@@ -289,4 +289,4 @@ async def test_the_device_is_never_idle_for_more_than_all_the_time(
     stats = msgspec.structs.replace(view().stats, step_gap_seconds=117.0)
     site.engines.reports = [report(view=view(stats=stats))]
     text = words_of((await visitor.get("/operator/engines")).text)
-    assert "Device idle between steps 92.1%" in text
+    assert "Device idle between steps 92.1 %" in text

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from admin.operator.plans import fields
+from admin.operator.plans import form_values
+from admin.operator.plans.fields import MAX_FIELDS
 from billing.months import begin, month_of
 from billing.rates import Rate
 from engine.protocol import PriorityClass, Usage
@@ -77,12 +78,12 @@ async def confirm(visitor: httpx.AsyncClient, path: str, looked_at: httpx.Respon
 
 
 def test_the_fields_hold_every_value_of_a_plan() -> None:
-    written = fields.written(STANDARD)
-    values, problems = fields.read_values(written)
+    written = form_values.written(STANDARD)
+    values, problems = form_values.read_values(written)
     assert not problems
-    assert fields.differing(STANDARD, values) == []
-    assert fields.changes(STANDARD, values) == PlanChanges()
-    assert len(written) + 3 < fields.MAX_FIELDS
+    assert form_values.differing(STANDARD, values) == []
+    assert form_values.changes(STANDARD, values) == PlanChanges()
+    assert len(written) + 3 < MAX_FIELDS
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_the_fields_hold_every_value_of_a_plan() -> None:
     ],
 )
 def test_what_is_wrong_is_told_beside_its_field(field: str, written: str, told: str) -> None:
-    _, problems = fields.read_values(fields.written(STANDARD) | {field: written})
+    _, problems = form_values.read_values(form_values.written(STANDARD) | {field: written})
     assert list(problems) == [field]
     assert told in problems[field]
 

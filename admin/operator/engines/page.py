@@ -215,7 +215,7 @@ class EnginePages:
             waiting=pictures.queue_chart(columns),
             blocks=pictures.block_parts(view),
             used_blocks=pictures.blocks_chart(columns),
-            hit_rate=formatting.NOTHING if hit is None else f"{hit:.1%}",
+            hit_rate=formatting.NOTHING if hit is None else f"{100 * hit:.1f} %",
             memory=pictures.memory_parts(view),
             map=pictures.slot_map(view, lambda slot: _adapter(slot.digest, adapters).text),
             slots=[_slot_row(slot, adapters) for slot in view.slots[:MAX_SLOT_ROWS]],
@@ -369,7 +369,7 @@ def _many(number: int, one: str, more: str) -> str:
 
 
 def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else formatting.NOTHING
+    return f"{100 * part / whole:.1f} %" if whole else formatting.NOTHING
 
 
 def _clock(at: float) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from admin.operator.plans import fields
-from admin.operator.plans.fields import GROUPS, Difference, Field
+from admin.operator.plans import form_values
+from admin.operator.plans.fields import GROUPS, Field
+from admin.operator.plans.form_values import Difference
 from billing.previews.service import Preview, PricePreviews
 from billing.pricing import PriceService, PriceVersion
 from tenants.limits.kinds import Metric
@@ -98,25 +99,25 @@ class PlanPages:
         DatabaseUnavailable.
         """
         plan, counts = await asyncio.gather(self._plans.find_by_id(plan_id), self._plans.num_tenants())
-        differences = [] if values is None else fields.differences(plan, values)
+        differences = [] if values is None else form_values.differences(plan, values)
         return PlanDraft(plan, counts.get(plan.id, 0), differences, revision(plan))
 
     async def effect(self, draft: PlanDraft, values: Mapping[str, Any], now: datetime) -> Preview | None:
         """What the change would have made of the last month's bills; None where it changes none. Raises
         DatabaseUnavailable.
         """
-        if not (draft.tenants and fields.costs_otherwise(draft.plan, values)):
+        if not (draft.tenants and form_values.costs_otherwise(draft.plan, values)):
             return None
         in_effect = [one for one in await self._prices.list() if one.effective_from <= now]
         version = in_effect[-1] if in_effect else PriceVersion("", now, 0, 0, 0)
-        before, after = fields.costs(draft.plan), fields.costs(draft.plan, values)
+        before, after = form_values.costs(draft.plan), form_values.costs(draft.plan, values)
         return await self._previews.preview_plan(version, draft.plan.id, before, after, now)
 
     async def move(self, tenant_id: str, plan: str) -> Move:
         """Raises TenantNotFound, PlanNotFound, DatabaseUnavailable."""
         tenant = await self._tenants.find_tenant(tenant_id)
         before, after = await asyncio.gather(self._plans.of_tenant(tenant.id), self._plans.find(plan))
-        return Move(tenant, before, after, fields.between(before, after))
+        return Move(tenant, before, after, form_values.between(before, after))
 
 
 def _classes(plan: PlanView) -> str:

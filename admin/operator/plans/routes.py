@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin.navigation import PLANS, TENANTS
-from admin.operator.plans import fields
-from admin.operator.plans.fields import GROUPS, MAX_FIELDS
+from admin.operator.plans import form_values
+from admin.operator.plans.fields import FIELDS, GROUPS, MAX_FIELDS
 from admin.operator.plans.page import PlanDraft, PlanPages
 from admin.services import ConsoleServices
 from admin.web import form_errors
@@ -27,7 +27,7 @@ from tenants.errors import PlanChanged
 from tenants.plans import STANDARD
 
 HERE = PLANS.path
-_NAMES = ("name", *(field.name for field in fields.FIELDS))
+_NAMES = ("name", *(field.name for field in FIELDS))
 
 
 class PlanRoutes:
@@ -70,16 +70,16 @@ class PlanRoutes:
         """Like the standard plan, or like another one."""
         like = request.query_params.get("like")
         plan = STANDARD if like is None else await self._plans.find_by_id(like)
-        return self._new(request, operator, {"name": ""} | fields.written(plan))
+        return self._new(request, operator, {"name": ""} | form_values.written(plan))
 
     async def create(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
-        values, errors = fields.read_values(form)
+        values, errors = form_values.read_values(form)
         if errors:
             return self._new(request, operator, form, 422, errors)
         try:
             made = await self._plans.create(
                 form.get("name", "").strip(),
-                fields.changes(STANDARD, values),
+                form_values.changes(STANDARD, values),
                 operator.acting(request),
             )
         except self._expected_errors as error:
@@ -93,8 +93,8 @@ class PlanRoutes:
         plan_id, given = request.path_params["plan"], request.query_params
         if "monthly_fee" not in given:
             draft = await self._pages.draft(plan_id, None)
-            return self._edit(request, operator, draft, fields.written(draft.plan))
-        values, errors = fields.read_values(given)
+            return self._edit(request, operator, draft, form_values.written(draft.plan))
+        values, errors = form_values.read_values(given)
         draft = await self._pages.draft(plan_id, None if errors else values)
         effect = None if errors else await self._pages.effect(draft, values, datetime.now(UTC))
         return self._edit(
@@ -110,7 +110,7 @@ class PlanRoutes:
 
     async def change(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         plan_id = request.path_params["plan"]
-        values, errors = fields.read_values(form)
+        values, errors = form_values.read_values(form)
         draft = await self._pages.draft(plan_id, None if errors else values)
         if errors or not draft.differences:
             status = 422 if errors else 409
@@ -120,7 +120,7 @@ class PlanRoutes:
                 raise PlanChanged(draft.plan.name)
             await self._plans.set(
                 draft.plan.name,
-                fields.changes(draft.plan, values),
+                form_values.changes(draft.plan, values),
                 operator.acting(request),
                 seen=draft.seen,
             )
