@@ -11,6 +11,7 @@ from admin.account.second_factor_routes import SecondFactorRoutes
 from admin.adapters.routes import AdapterRoutes
 from admin.adapters.upload_routes import UploadRoutes
 from admin.audit.routes import AuditRoutes
+from admin.batches.creation_routes import BatchCreationRoutes
 from admin.batches.routes import BatchRoutes
 from admin.billing.routes import BillingRoutes
 from admin.invoices.routes import InvoiceRoutes
@@ -54,6 +55,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *MemberRoutes(console, services).routes(),
             *ProjectRoutes(console, services).routes(),
             *ServiceAccountRoutes(console, services).routes(),
+            *BatchCreationRoutes(console, services).routes(),
             *BatchRoutes(console, services).routes(),
             *PlaygroundRoutes(console, services).routes(),
             *UsageRoutes(console, services).routes(),

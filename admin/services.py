@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -112,6 +112,8 @@ class ConsoleServices:
     files: FileService
     uploads: UploadService
     batches: BatchService
+    batch_endpoints: Sequence[str]
+    """Paths of the API that the lines of a batch can name."""
     adapters: AdapterServices
     models: ModelResolver
     playground: Playground

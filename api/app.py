@@ -199,6 +199,7 @@ def _body_limits(limits: RequestLimits) -> BodyLimits:
         BodyLimit(limits.max_body_bytes, timeout),
         (
             ("POST", re.compile(r"/v1/files"), BodyLimit(limits.max_file_bytes, timeout, rate)),
+            ("POST", re.compile(r"/console/batches/new"), BodyLimit(limits.max_file_bytes, timeout, rate)),
             ("POST", re.compile(r"/v1/uploads/[^/]+/parts"), BodyLimit(part, timeout, rate)),
             ("POST", re.compile(r"/console/adapters/uploads/[^/]+/parts"), BodyLimit(part, timeout, rate)),
             ("POST", re.compile(r"/console/adapters/([^/]+/versions/)?new"), BodyLimit(part, timeout, rate)),

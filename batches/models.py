@@ -62,7 +62,7 @@ class Batch(TenantOwned, Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey(Tenant.id))
     created_by: Mapped[str]
-    """Id of the key whose requests these are."""
+    """Id of the key whose requests these are; of a batch created in the console, the user's."""
     endpoint: Mapped[str]
     status: Mapped[str]
     details: Mapped[dict[str, str] | None] = mapped_column("metadata", JSONB)

@@ -52,7 +52,7 @@ class BatchService:
 
     async def create(self, tenant_id: str, created_by: str, new: NewBatch, by: Actor) -> Batch:
         """Creates a batch over a copy of the file, so that the file can be deleted while the batch runs.
-        `created_by`: id of the key whose requests the lines are.
+        `created_by`: id of the key or the user whose requests the lines are.
 
         Raises:
             FileNotFound, InvalidBatch, TooManyBatches

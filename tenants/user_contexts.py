@@ -17,6 +17,7 @@ from tenants.models import ApiKey
 from tenants.projects.repository import ProjectRepository
 from tenants.repository import TenantDirectory
 from tenants.resolver import context_of, is_key_valid
+from tenants.roles import Right, checked_role, may
 
 
 class UserContexts:
@@ -25,11 +26,12 @@ class UserContexts:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def of(self, tenant_id: str, user_id: str) -> TenantContext:
+    async def of(self, tenant_id: str, user_id: str, right: Right | None = None) -> TenantContext:
         """Returns a caller as for the user's own unrestricted inference key in the default project. Usage and
         limits have the user's id in place of a key's.
 
-        Raises UserNotFound, also if a key of the user would be refused; DatabaseUnavailable.
+        Raises UserNotFound, also if a key of the user would be refused, or if the user's role lacks `right`;
+        DatabaseUnavailable.
         """
         async with self._database.read(tenant_id) as session:
             directory = TenantDirectory(session)
@@ -52,5 +54,7 @@ class UserContexts:
         )
         now = datetime.now(UTC)
         if user is None or user.disabled_at is not None or not is_key_valid(stands_for, tenant, project, now):
+            raise UserNotFound(user_id)
+        if right is not None and not may(checked_role(user.role), right):
             raise UserNotFound(user_id)
         return context_of(stands_for, tenant, plan, project, limits)

@@ -5,7 +5,7 @@ form.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -22,9 +22,8 @@ from adapters.model_names import check_new_name
 from adapters.submission import DTYPES, Calibration, Caller, Dtype, Submission, SubmittedVersion
 from admin.adapters.upload_fields import PURPOSES, UploadField, upload_field_of
 from admin.services import ConsoleServices
-from admin.web import authorization
 from admin.web.console import Console
-from admin.web.forms import read_body
+from admin.web.forms import FormWithFiles, pieces_of, read_body
 from admin.web.principals import TenantUser
 
 PART_BYTES = 8 * 1024 * 1024
@@ -32,7 +31,6 @@ MAX_JSON_BYTES = 1024 * 1024
 """Part ids of the largest file."""
 KEEP_FILES_S = 24 * 3600
 """An adapter has copies of its own: what is uploaded here is only on its way there."""
-_PIECE = 1 << 20
 _NAME_RULE = "Use 1 to 64 lowercase letters, digits, dots, underscores or hyphens."
 
 T = TypeVar("T")
@@ -84,6 +82,7 @@ class UploadRoutes:
 
     def routes(self) -> list[Route]:
         view, script_action = self._console.view, self._console.script_action
+        sent = self._console.file_action(self.sent, "adapters.write", max_files=len(PURPOSES))
         upload = "/adapters/uploads/{upload}"
         return [
             Route("/adapters/uploads", script_action(self.begin, members_alone=True), methods=["POST"]),
@@ -92,10 +91,10 @@ class UploadRoutes:
             Route(f"{upload}/complete", script_action(self.complete), methods=["POST"]),
             Route(f"{upload}/cancel", script_action(self.cancel), methods=["POST"]),
             Route("/adapters/new", view(self.form, "adapters.write"), methods=["GET"]),
-            Route("/adapters/new", view(self.sent, "adapters.write"), methods=["POST"]),
+            Route("/adapters/new", sent, methods=["POST"]),
             Route("/adapters/submit", script_action(self.submit, members_alone=True), methods=["POST"]),
             Route("/adapters/{adapter}/versions/new", view(self.form, "adapters.write"), methods=["GET"]),
-            Route("/adapters/{adapter}/versions/new", view(self.sent, "adapters.write"), methods=["POST"]),
+            Route("/adapters/{adapter}/versions/new", sent, methods=["POST"]),
             Route(
                 "/adapters/{adapter}/submit", script_action(self.submit, members_alone=True), methods=["POST"]
             ),
@@ -166,24 +165,17 @@ class UploadRoutes:
     async def form(self, request: Request, principal: TenantUser) -> Response:
         return await self._form(request, principal, await self._adapter(request, principal), {}, {})
 
-    async def sent(self, request: Request, principal: TenantUser) -> Response:
+    async def sent(self, request: Request, principal: TenantUser, form: FormWithFiles) -> Response:
         """The page's form without scripts: a request that holds everything."""
-        authorization.require_same_origin(request)
         adapter = await self._adapter(request, principal)
-        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise HTTPException(415, "This form must be sent as multipart/form-data.")
-        async with request.form(max_files=len(PURPOSES), max_fields=8, max_part_size=4096) as form:
-            fields = {name: value for name, value in form.items() if isinstance(value, str)}
-            files = {name: value for name, value in form.items() if isinstance(value, UploadFile)}
-            authorization.require_token(principal, fields.get("csrf_token", ""))
-            try:
-                order = await self._keep(request, principal, fields, files, is_new=adapter is None)
-                made = await self._make(
-                    request, principal, None if adapter is None else adapter.adapter.id, order
-                )
-            except self._expected_errors as error:
-                status, slot, message = self._problem(error)
-                return await self._form(request, principal, adapter, fields, {slot: message}, status)
+        try:
+            order = await self._keep(request, principal, form.fields, form.files, is_new=adapter is None)
+            made = await self._make(
+                request, principal, None if adapter is None else adapter.adapter.id, order
+            )
+        except self._expected_errors as error:
+            status, slot, message = self._problem(error)
+            return await self._form(request, principal, adapter, form.fields, {slot: message}, status)
         return self._console.redirect(request, _place(made))
 
     async def _keep(
@@ -204,7 +196,7 @@ class UploadRoutes:
         kept: dict[str, str] = {}
         for slot, purpose in PURPOSES.items():
             file = files.get(slot)
-            if file is None or not file.filename:
+            if file is None or file.filename is None:
                 if slot != "calibration":
                     raise FieldError(slot, "Choose a file.")
                 continue
@@ -214,7 +206,7 @@ class UploadRoutes:
                     principal.account.user_id,
                     purpose,
                     file.filename,
-                    _read_pieces(file),
+                    pieces_of(file),
                     KEEP_FILES_S,
                     max_bytes=principal.account.plan.max_file_bytes,
                     by=principal.acting(request),
@@ -289,11 +281,6 @@ async def _read(request: Request, shape: type[T]) -> T:
         return msgspec.json.decode(body, type=shape)
     except msgspec.DecodeError as error:
         raise HTTPException(400, str(error)) from None
-
-
-async def _read_pieces(file: UploadFile) -> AsyncIterator[bytes]:
-    while piece := await file.read(_PIECE):
-        yield piece
 
 
 def _check_name(name: str) -> None:

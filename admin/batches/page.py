@@ -47,6 +47,7 @@ class BatchRow:
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    reasoning_tokens: int
     cost: int
     """Micro-USD."""
     created_at: datetime
@@ -103,6 +104,7 @@ def _row(batch: Batch) -> BatchRow:
         input_tokens=batch.prompt_tokens,
         cached_tokens=batch.cached_tokens,
         output_tokens=batch.completion_tokens,
+        reasoning_tokens=batch.reasoning_tokens,
         cost=batch.cost,
         created_at=batch.created_at,
         created_by=batch.created_by,

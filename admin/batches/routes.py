@@ -13,6 +13,7 @@ from starlette.routing import Route
 from admin.batches.page import BatchesPage
 from admin.navigation import BATCHES
 from admin.services import ConsoleServices
+from admin.usage.labels import LabelLookup
 from admin.web.console import Console
 from admin.web.principals import TenantUser
 from admin.web.request_info import after_of
@@ -29,6 +30,7 @@ class BatchRoutes:
         self._batches = services.batches
         self._files = services.files
         self._pages = BatchesPage(services.batches)
+        self._labels = LabelLookup(services.adapters.catalogue)
 
     def routes(self) -> list[Route]:
         view, action = self._console.view, self._console.action
@@ -50,7 +52,9 @@ class BatchRoutes:
 
     async def show(self, request: Request, principal: TenantUser) -> Response:
         batch = await self._pages.one(principal.tenant_id, request.path_params["batch"])
-        return self._page(request, "batch.html", principal, batch=batch)
+        labels = await self._labels.of(principal.tenant_id, [("key", batch.created_by)], principal.may)
+        creator = labels.of("key", batch.created_by)
+        return self._page(request, "batch.html", principal, batch=batch, creator=creator)
 
     async def output(self, request: Request, principal: TenantUser) -> Response:
         batch = await self._batches.get(principal.tenant_id, request.path_params["batch"])

@@ -80,8 +80,8 @@ class Labels:
             path = f"/keys/{id}" if self._may("keys.read") else ""
             return Label(named.name, "revoked" if named.is_gone else "", path)
         if named.kind == "user":
-            # Requests of the playground have no key; the member's id stands in its place.
-            detail = "removed" if named.is_gone else "playground" if dimension == "key" else ""
+            # Requests of the playground and of batches created here have no key, but the member's id.
+            detail = "removed" if named.is_gone else "console" if dimension == "key" else ""
             path = f"/members/{id}" if self._may("members.write") and not named.is_gone else ""
             return Label(named.name, detail, path)
         if named.kind == "service_account":

@@ -18,7 +18,7 @@ from admin.services import ConsoleServices
 from admin.web import authorization, security
 from admin.web.authentication import Authenticator
 from admin.web.authorization import operator_of
-from admin.web.forms import MAX_FIELDS, read_form
+from admin.web.forms import MAX_FIELDS, FormWithFiles, read_files, read_form
 from admin.web.principals import Operator, Principal, TenantUser
 from admin.web.rendering import OPERATOR_HOME, Renderer, is_by_script
 from admin.web.request_info import path_to_return_to
@@ -32,6 +32,7 @@ SESSION_ENDED = "Your session has ended. Sign in again."
 Endpoint = Callable[[Request], Awaitable[Response]]
 View = Callable[[Request, TenantUser], Awaitable[Response]]
 Action = Callable[[Request, TenantUser, dict[str, str]], Awaitable[Response]]
+FileAction = Callable[[Request, TenantUser, FormWithFiles], Awaitable[Response]]
 OperatorView = Callable[[Request, Operator], Awaitable[Response]]
 OperatorAction = Callable[[Request, Operator, dict[str, str]], Awaitable[Response]]
 AccountView = Callable[[Request, Principal], Awaitable[Response]]
@@ -100,6 +101,20 @@ class Console(Renderer):
             authorization.require_token(user, request.headers.get(CSRF_HEADER, ""))
             authorization.require_change(user, right, members_alone=members_alone)
             return await change(request, user)
+
+        return self.view(serve)
+
+    def file_action(self, change: FileAction, right: Right, *, max_files: int) -> Endpoint:
+        """An endpoint for a form with files, for members only. The role is checked before the files are
+        read.
+        """
+
+        async def serve(request: Request, user: TenantUser) -> Response:
+            authorization.require_same_origin(request)
+            authorization.require_change(user, right, members_alone=True)
+            async with read_files(request, max_files) as form:
+                authorization.require_token(user, form.fields.get("csrf_token", ""))
+                return await change(request, user, form)
 
         return self.view(serve)
 

@@ -7,7 +7,8 @@ knows; both become a message beside the field.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from admin.formatting import sentence
 from admin.services import ErrorMapping
@@ -41,8 +42,15 @@ def expected_errors(error_mapping: ErrorMapping) -> tuple[type[Exception], ...]:
     return (FieldError, ValueError, *error_mapping.known)
 
 
-def explain(error: Exception, fields: Collection[str], error_mapping: ErrorMapping) -> tuple[int, FormErrors]:
-    """Status, and the words beside the one of `fields` they are about. Faults of ours are raised again."""
+def explain(
+    error: Exception,
+    fields: Collection[str],
+    error_mapping: ErrorMapping,
+    parameters: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[int, FormErrors]:
+    """Returns the status, and the message beside the one of `fields` that it is about. `parameters`: those of
+    the API that have another name in the form. Errors of the service are raised again.
+    """
     if isinstance(error, FieldError):
         return 422, _beside(error.field, error.message, fields)
     if isinstance(error, error_mapping.known):
@@ -50,7 +58,8 @@ def explain(error: Exception, fields: Collection[str], error_mapping: ErrorMappi
         if status >= 500:
             raise error
         told = envelope["error"]
-        return status, _beside(told.get("param"), str(told["message"]), fields)
+        param = told.get("param")
+        return status, _beside(parameters.get(param, param), str(told["message"]), fields)
     found = _NAMED.match(str(error))
     if found is None or found[1] not in fields:
         return 422, _beside(None, sentence(str(error)), fields)

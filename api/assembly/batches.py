@@ -12,7 +12,7 @@ from api.batches.settings import BatchSettings
 from api.metrics.batches import BatchMetrics
 from api.services import Services
 from db.session import Database
-from tenants.key_contexts import KeyContexts
+from tenants.caller_contexts import CallerContexts
 
 
 def batch_runner(
@@ -29,7 +29,7 @@ def batch_runner(
         database=database,
         store=store,
         ingestion=FileIngestion(store, sandbox),
-        callers=KeyContexts(database).of,
+        callers=CallerContexts(database).of,
         slots=FairSlots(settings.concurrency),
         metrics=BatchMetrics(services.metrics.registry),
         lines_per_batch=min(settings.concurrency_per_batch, settings.concurrency),

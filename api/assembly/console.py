@@ -7,6 +7,7 @@ import redis.asyncio
 from admin.app import BillingServices, ConsoleServices, ErrorMapping, create_console
 from admin.operator.services import OperatorServices
 from admin.sign_in.services import SignInServices
+from api.batches.endpoints import ENDPOINTS
 from api.edge import AsgiApp
 from api.errors import ERROR_RESPONSES, envelope, response_for
 from api.organization.scopes import SCOPES
@@ -53,6 +54,7 @@ def console_over(
             files=services.files,
             uploads=services.uploads,
             batches=services.batches,
+            batch_endpoints=tuple(ENDPOINTS),
             adapters=onboarding,
             models=services.models,
             playground=Playground(services, UserContexts(database)),

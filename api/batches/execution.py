@@ -35,7 +35,7 @@ from batches.outputs import write_outputs
 from db.errors import DatabaseUnavailable
 from db.session import Database
 from tenants.context import TenantContext
-from tenants.errors import InvalidApiKey
+from tenants.errors import InvalidApiKey, UserNotFound
 from tenants.limits.kinds import BUDGETS
 
 log = structlog.get_logger(__name__)
@@ -72,7 +72,7 @@ class BatchSite:
     store: ObjectStore
     ingestion: FileIngestion
     callers: Callable[[str, str], Awaitable[TenantContext]]
-    """(tenant, id of a key) -> the caller of requests with the key; raises InvalidApiKey."""
+    """(tenant, id of a key or a user) -> the caller of requests; raises InvalidApiKey, UserNotFound."""
     slots: FairSlots
     metrics: BatchMetrics
     lines_per_batch: int
@@ -215,7 +215,9 @@ class BatchExecution:
         return lines_of(self._site.store, batch.input_key, batch.input_size, MAX_LINE_BYTES)
 
     async def _look_up_caller(self) -> None:
-        """Looks up the caller; cancels the batch if its key is not valid any more."""
+        """Looks up the caller; cancels the batch if its key is not valid any more, or its user may not run
+        requests.
+        """
         self._looked_up_at = time.monotonic()
         batch = self._lease.batch
         try:
@@ -226,6 +228,13 @@ class BatchExecution:
             self._caller = None
             message = "The API key that created the batch was revoked or has expired."
             await self._lease.stop(batch_error("invalid_api_key", message, None))
+            return
+        except UserNotFound:
+            self._caller = None
+            message = (
+                "The member who created the batch was removed, or may no longer send requests to models."
+            )
+            await self._lease.stop(batch_error("insufficient_permissions", message, None))
             return
         # Rate limits are for requests that a client waits for; budgets hold for everything.
         budgets = tuple(limit for limit in caller.limits if limit.metric.kind in BUDGETS)

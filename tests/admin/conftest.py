@@ -22,6 +22,7 @@ from admin.operator.services import OperatorServices
 from admin.sign_in.services import SignInServices
 from api.assembly.console import ERROR_MAPPING
 from api.assembly.operators import operator_services
+from api.batches.endpoints import ENDPOINTS
 from api.edge import BodyLimit, BodyLimits, Edge
 from api.organization.scopes import SCOPES
 from api.playground import Playground
@@ -214,6 +215,7 @@ async def site(
                 files=place.files,
                 uploads=place.uploads,
                 batches=BatchService(database, place.store),
+                batch_endpoints=tuple(ENDPOINTS),
                 adapters=place.onboarding,
                 models=models,
                 playground=talking,

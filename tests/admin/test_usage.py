@@ -92,7 +92,7 @@ async def test_figures_are_those_of_the_api(site: Site, visitor: httpx.AsyncClie
     assert keys == {
         "laptop View": cells(expected[using.laptop], whole),
         "robot <i> View": cells(expected[using.robot], whole),
-        "ada@acme.example playground · View": cells(expected[using.person], whole),
+        "ada@acme.example console · View": cells(expected[using.person], whole),
         "old one revoked · View": cells(expected[using.revoked], whole),
         "Deleted key key_gone": cells(expected["key_gone"], whole),
         "Adapter storage Not request-based": cells(charged, whole),
@@ -145,7 +145,7 @@ async def test_filters_add_up_and_are_kept(site: Site, visitor: httpx.AsyncClien
     query = f"key={using.laptop}&key={using.person}&adapter={using.adapter}&group=key&show=cost&range=7d"
     page = await visitor.get(f"/usage?{query}")
     assert set(table(page)) == {
-        "laptop View", "ada@acme.example playground · View", "Total",
+        "laptop View", "ada@acme.example console · View", "Total",
     }  # fmt: skip
     assert re.search(rf'name="key" value="{using.laptop}" checked', page.text)
     assert not re.search(rf'name="key" value="{using.robot}" checked', page.text)

@@ -91,6 +91,8 @@ class Batches:
     app: Any
     revoked: set[str] = field(default_factory=set)
     """Keys that are refused from now on."""
+    refusal: Exception = field(default_factory=InvalidApiKey)
+    """With which they are."""
     billing_state: BillingState = "active"
     """Of every account, where lines run."""
     runners: list[BatchRunner] = field(default_factory=list)
@@ -110,7 +112,7 @@ class Batches:
             if caller.key_id == created_by and created_by not in self.revoked:
                 assert caller.tenant_id == tenant_id
                 return dataclasses.replace(caller, billing_state=self.billing_state)
-        raise InvalidApiKey
+        raise self.refusal
 
     def site(self, lines_at_once: int = 16) -> BatchSite:
         return BatchSite(

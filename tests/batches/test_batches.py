@@ -14,7 +14,7 @@ from sqlalchemy import text
 from db.session import EVERY_TENANT
 from engine.protocol import PriorityClass, Submit
 from tenants.context import TenantContext
-from tenants.errors import QuotaExhausted, RateLimited
+from tenants.errors import InvalidApiKey, QuotaExhausted, RateLimited, UserNotFound
 from tenants.limits.kinds import Limit, Metric
 from tenants.quotas import Reservation
 from tests.api.fakes import KEY, OTHER_KEY, Script
@@ -300,7 +300,14 @@ async def test_the_input_file_can_be_deleted_while_it_runs(place: Batches) -> No
     await eventually(removed)
 
 
-async def test_a_revoked_key_stops_its_batches(place: Batches) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [(InvalidApiKey(), "invalid_api_key"), (UserNotFound("usr_1"), "insufficient_permissions")],
+)
+async def test_a_caller_who_may_not_send_requests_any_more_stops_its_batches(
+    place: Batches, refusal: Exception, code: str
+) -> None:
+    place.refusal = refusal
     place.world.engine.script = lambda submit: place.world.engine.says(submit, "Hello", delay=0.1)
     batch = await place.create(as_jsonl(lines(3)))
     place.revoked.add("key_one")
@@ -311,7 +318,7 @@ async def test_a_revoked_key_stops_its_batches(place: Batches) -> None:
     assert done.status == "cancelled"
     assert done.errors is not None
     assert done.errors.data is not None
-    assert [error.code for error in done.errors.data] == ["invalid_api_key"]
+    assert [error.code for error in done.errors.data] == [code]
     assert place.world.engine.submitted == []
 
 
