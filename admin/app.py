@@ -20,6 +20,7 @@ from admin.limits.alert_routes import AlertRoutes
 from admin.limits.routes import LimitRoutes
 from admin.members.routes import MemberRoutes
 from admin.operator.routes import operator_routes
+from admin.organization.routes import OrganizationRoutes
 from admin.overview.routes import OverviewRoutes
 from admin.playground.routes import PlaygroundRoutes
 from admin.projects.routes import ProjectRoutes
@@ -64,6 +65,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *LimitRoutes(console, services).routes(),
             *AlertRoutes(console, services).routes(),
             *WebhookRoutes(console, services).routes(),
+            *OrganizationRoutes(console, services).routes(),
             *AuditRoutes(console, services).routes(),
             *ServiceLevelRoutes(console, services).routes(),
             *JoinRoutes(console, services).routes(),

@@ -32,6 +32,7 @@ BILLING = Section("billing", "/billing", "Billing", "Spending", "billing.read")
 INVOICES = Section("invoices", "/invoices", "Invoices", "Spending", "billing.read")
 LIMITS = Section("limits", "/limits", "Limits and alerts", "Spending", "limits.read")
 WEBHOOKS = Section("webhooks", "/webhooks", "Webhooks", "Access", "webhooks.read")
+SETTINGS = Section("settings", "/settings", "Settings", "Access", "projects.read")
 AUDIT = Section("audit", "/audit", "Audit log", "Records", "audit.read")
 SLA = Section("sla", "/sla", "Service levels", "Records", "limits.read")
 
@@ -44,6 +45,7 @@ SECTIONS = (
     KEYS,
     MEMBERS,
     WEBHOOKS,
+    SETTINGS,
     USAGE,
     BILLING,
     INVOICES,

@@ -9,7 +9,7 @@ from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import TenantNotFound
 from tenants.identities.repository import IdentityRepository
-from tenants.repository import KeyRepository
+from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import publish_key_changes
 
 
@@ -19,6 +19,14 @@ class DataRetention:
     def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
         self._database = database
         self._redis = redis_client
+
+    async def stores_nothing(self, tenant_id: str) -> bool:
+        """Returns whether nothing may be stored. Raises TenantNotFound."""
+        async with self._database.read(tenant_id) as session:
+            tenant = await TenantDirectory(session).tenant(tenant_id)
+        if tenant is None:
+            raise TenantNotFound(tenant_id)
+        return bool(tenant.stores_nothing)
 
     async def set(self, tenant_id: str, stores_nothing: bool, actor: Actor) -> None:
         """Changes the setting, within a second for every key. What is stored already is deleted by the

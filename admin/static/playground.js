@@ -29,8 +29,8 @@ class Side {
     const asked = this.#show("user", "You", text);
     const shown = this.#show("assistant", this.name, "");
     shown.classList.add("under-way");
-    const words = shown.querySelector("[data-words]");
-    const answer = { text: "", usage: null, reason: "", first: 0, began: performance.now() };
+    const [thinking, thoughts, words] = ["[data-thinking]", "[data-thoughts]", "[data-words]"].map((part) => shown.querySelector(part));
+    const answer = { text: "", reasoning: "", usage: null, reason: "", first: 0, began: performance.now() };
     const turns = [...this.turns, { role: "user", content: text }];
     try {
       await stream(chat, form.elements.csrf_token.value, request(this.name, turns), signal, (chunk) => {
@@ -38,18 +38,24 @@ class Side {
         if (chunk.usage) answer.usage = chunk.usage;
         if (!choice) return;
         if (choice.finish_reason) answer.reason = choice.finish_reason;
-        if (!choice.delta?.content) return;
+        const { content, reasoning } = choice.delta ?? {};
+        if (!content && !reasoning) return;
         answer.first ||= performance.now();
-        answer.text += choice.delta.content;
+        if (reasoning) {
+          answer.reasoning += reasoning;
+          thinking.hidden = false;
+          thoughts.textContent = answer.reasoning;
+        }
+        answer.text += content ?? "";
         words.textContent = answer.text;
         this.#follow();
       });
-      this.turns = [...turns, { role: "assistant", content: answer.text }];
-      if (!answer.text) words.textContent = "(Empty response)";
+      this.turns = [...turns, said(answer)];
+      if (!answer.text) words.textContent = answer.reasoning ? "(No answer after thinking)" : "(Empty response)";
       shown.querySelector("[data-measured]").textContent = measured(answer);
     } catch (error) {
       if (!(error instanceof Broken) && error.name !== "AbortError") throw error;
-      if (answer.text) this.turns = [...turns, { role: "assistant", content: answer.text }];
+      if (answer.text) this.turns = [...turns, said(answer)];
       if (error instanceof Broken) {
         const told = document.createElement("p");
         told.className = "problem";
@@ -83,18 +89,24 @@ class Side {
   }
 }
 
+// As the next request has it. What the model sees of its earlier thinking is for its chat template to decide.
+function said({ text, reasoning }) {
+  return { role: "assistant", content: text, ...(reasoning && { reasoning }) };
+}
+
 function measured({ usage, reason, first, began }) {
   const now = performance.now();
-  const said = [];
+  const figures = [];
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens;
-    said.push(`${number.format(usage.prompt_tokens)} input tokens${cached ? `, ${number.format(cached)} cached` : ""}`);
-    said.push(`${number.format(usage.completion_tokens)} output tokens`);
+    figures.push(`${number.format(usage.prompt_tokens)} input tokens${cached ? `, ${number.format(cached)} cached` : ""}`);
+    const reasoned = usage.completion_tokens_details?.reasoning_tokens;
+    figures.push(`${number.format(usage.completion_tokens)} output tokens${reasoned ? `, ${number.format(reasoned)} reasoning` : ""}`);
   }
-  if (first) said.push(`first token ${time(first - began)}`, `total ${time(now - began)}`);
-  if (first && usage?.completion_tokens > 1 && now > first) said.push(`${number.format(Math.round((usage.completion_tokens - 1) / ((now - first) / 1000)))} tokens/s`);
-  if (reason === "length") said.push("hit max_tokens");
-  return said.join(" · ");
+  if (first) figures.push(`first token ${time(first - began)}`, `total ${time(now - began)}`);
+  if (first && usage?.completion_tokens > 1 && now > first) figures.push(`${number.format(Math.round((usage.completion_tokens - 1) / ((now - first) / 1000)))} tokens/s`);
+  if (reason === "length") figures.push("hit max_tokens");
+  return figures.join(" · ");
 }
 
 const time = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);

@@ -30,6 +30,8 @@ class Line:
     price: int
     """Micro-USD a million."""
     cost: int
+    reasoning: int = 0
+    """Those of `tokens` that the model thought with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ def state_word(reason: str) -> str:
 def _receipt(found: Mapping[str, Any], labels: Mapping[str, Label]) -> Receipt:
     usage, price = found["usage"], found["price"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
+    reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
     tokens = {
         "input": usage["prompt_tokens"] - cached,
         "cached_input": cached,
@@ -127,7 +130,10 @@ def _receipt(found: Mapping[str, Any], labels: Mapping[str, Label]) -> Receipt:
         at=datetime.fromisoformat(found["submitted_at"]),
         state=_state(found, reversals),
         lines=[
-            Line(title, tokens[kind], (price or {}).get(kind, 0), found["cost_details"][kind])
+            Line(
+                *(title, tokens[kind], (price or {}).get(kind, 0), found["cost_details"][kind]),
+                reasoning if kind == "output" else 0,
+            )
             for kind, title in _KINDS
         ],
         percent=None if price is None else price["percent"],

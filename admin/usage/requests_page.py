@@ -72,6 +72,8 @@ class RequestRow:
     input: int | None = None
     cached: int = 0
     output: int = 0
+    reasoning: int = 0
+    """Of the output tokens."""
     first_token: str = ""
     total: str = ""
     cost: int | None = None
@@ -251,6 +253,7 @@ def _ran_row(row: UsageRecord, labels: Labels, is_reversed: bool) -> RequestRow:
         input=row.prompt_tokens,
         cached=row.cached_tokens,
         output=row.completion_tokens,
+        reasoning=row.reasoning_tokens,
         first_token=formatting.seconds(row.first_token_seconds),
         total=formatting.seconds(row.total_seconds),
         cost=row.cost,

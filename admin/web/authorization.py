@@ -58,6 +58,13 @@ def require_admin(user: TenantUser) -> None:
         raise HTTPException(403, "Only admins of your organization can do this.")
 
 
+def require_owner(user: TenantUser) -> None:
+    if user.role != "owner":
+        raise HTTPException(
+            403, f"Your role ({user.role}) doesn't allow this. Ask an owner of your organization."
+        )
+
+
 def require_change(user: TenantUser, right: Right, *, members_alone: bool) -> None:
     """`members_alone`: refuses an operator who acts for a member."""
     if user.is_read_only:

@@ -14,7 +14,7 @@ from sqlalchemy import func, literal, null
 
 from billing.models import Charge, Reversal, UsageRecord
 from billing.reports.filtering import WHOLE, Slice
-from billing.reports.repository import LedgerRows, Place
+from billing.reports.repository import LedgerRows, Place, reversed_reasoning_tokens
 from billing.reports.tables import Column, Row
 from db.session import Database
 
@@ -53,8 +53,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("price_percent", "count"),
     Column("cost_micro_usd", "count"),
     Column("reference", "text"),
+    Column("reasoning_tokens", "count"),
 )
-"""Prices are micro-USD: per million tokens, or per unit of a charge."""
+"""Prices are micro-USD: per million tokens, or per unit of a charge. New columns come last: none moves."""
 
 
 def _unless_empty(column: Any) -> Any:
@@ -90,6 +91,7 @@ _REQUESTS: dict[str, Any] = {
     "output_price": UsageRecord.output_price,
     "price_percent": UsageRecord.price_percent,
     "cost_micro_usd": UsageRecord.cost,
+    "reasoning_tokens": UsageRecord.reasoning_tokens,
 }
 _CHARGES: dict[str, Any] = {
     "kind": Charge.kind,
@@ -104,6 +106,7 @@ _CHARGES: dict[str, Any] = {
     "unit_price": Charge.unit_price,
     "cost_micro_usd": Charge.cost,
     "reference": Charge.reference,
+    "reasoning_tokens": literal(0),
 }
 _REVERSALS: dict[str, Any] = {
     "kind": literal("reversal"),
@@ -122,6 +125,7 @@ _REVERSALS: dict[str, Any] = {
     "output_tokens": -Reversal.completion_tokens,
     "cost_micro_usd": -Reversal.cost,
     "reference": Reversal.reason,
+    "reasoning_tokens": -reversed_reasoning_tokens(),
 }
 _ID, _AT = (
     next(place for place, column in enumerate(COLUMNS) if column.name == name) for name in ("id", "at")

@@ -45,6 +45,16 @@ Place = tuple[datetime, str]
 """A row's position in the ledger's order: its time, and its id among rows of the same time."""
 
 
+def reversed_reasoning_tokens() -> ColumnElement[int]:
+    """Builds the column of the reasoning tokens that a `Reversal` takes back; 0 if it is of a charge."""
+    of_request = select(UsageRecord.reasoning_tokens).where(
+        UsageRecord.tenant_id == Reversal.tenant_id,
+        UsageRecord.submitted_at == Reversal.submitted_at,
+        UsageRecord.request_id == Reversal.request_id,
+    )
+    return func.coalesce(of_request.correlate(Reversal).scalar_subquery(), 0)
+
+
 class LedgerRows(TenantRepository):
     """Queries one tenant's rows."""
 

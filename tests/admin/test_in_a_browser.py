@@ -4,10 +4,12 @@ who hear or type instead of looking get along.
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
+from typing import Any
 
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from billing.rates import Rate
 from engine.protocol import Usage
@@ -36,6 +38,8 @@ async def test_every_page_is_for_everybody(site: Site, seen: Visit, browser: Bro
         f"/members/{me.id}",
         "/members/invite",
         "/playground",
+        "/batches/new",
+        "/settings",
         "/audit",
         "/audit/check",
         "/sla",
@@ -142,6 +146,47 @@ async def test_an_adapter_answers_beside_its_base(site: Site, seen: Visit) -> No
     # The second question has the first and its answer before it.
     lens = [len(submit.prompt_ids) for submit in site.engine.submitted]
     assert min(lens[2:]) > max(lens[:2])
+    assert await seen.serious() == []
+
+
+async def test_thinking_is_apart_from_the_answer(site: Site, seen: Visit) -> None:
+    page, asked = seen.page, []
+    deltas = [
+        {"role": "assistant", "content": ""},
+        {"reasoning": "What "},
+        {"reasoning": XSS},
+        {"content": ANSWER},
+    ]
+    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 1234,
+        "completion_tokens_details": {"reasoning_tokens": 1200},
+    }
+    chunks.append({"choices": [], "usage": usage})
+
+    async def answer(route: Route) -> None:
+        asked.append(route.request.post_data_json["messages"])
+        body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        await route.fulfill(body=body, content_type="text/event-stream")
+
+    await page.route("**/playground/chat", answer)
+    await seen.go("/playground")
+    for number in range(2):
+        await page.fill("#message", "Hello")
+        await page.keyboard.press("Enter")
+        await page.locator("[data-measured]:not(:empty)").nth(number).wait_for()
+
+    assert await page.locator(".turn.assistant .words").first.text_content() == ANSWER
+    thoughts = page.locator("[data-thoughts]").nth(1)
+    assert not await thoughts.is_visible()
+    await page.locator("[data-thinking]:visible summary").first.click()
+    assert await thoughts.is_visible()
+    assert await thoughts.text_content() == f"What {XSS}"
+    assert "1,234 output tokens, 1,200 reasoning" in (
+        await page.locator("[data-measured]").nth(1).text_content() or ""
+    )
+    assert asked[1][1] == {"role": "assistant", "content": ANSWER, "reasoning": f"What {XSS}"}
     assert await seen.serious() == []
 
 

@@ -141,7 +141,7 @@ async def test_what_is_in_a_row(database: Database, redis_client: redis.asyncio.
     tenant = (await TenantService(database, redis_client).create_tenant("acme")).id
     one = {
         "at": START + 0.5,
-        "usage": Usage(100, 60, 10),
+        "usage": Usage(100, 60, 10, reasoning_tokens=4),
         "rate": Rate("prc_1", 1_000_000, 500_000, 2_000_000, 175),
         "model": "sapling:pirate@1",
         "tier": "priority",
@@ -185,6 +185,7 @@ async def test_what_is_in_a_row(database: Database, redis_client: redis.asyncio.
         "output_price": 2_000_000,
         "price_percent": 175,
         "cost_micro_usd": 158,
+        "reasoning_tokens": 4,
     }
     assert (stored["kind"], stored["quantity"], stored["cost_micro_usd"], stored["reference"]) == (
         "adapter_storage",
@@ -192,11 +193,11 @@ async def test_what_is_in_a_row(database: Database, redis_client: redis.asyncio.
         700,
         "adp_a@1",
     )
-    assert sorted((row["reverses"], row["cost_micro_usd"]) for row in back) == sorted(
-        [(used["id"], -158), (stored["id"], -700)]
-    )
+    assert sorted(
+        (row["reverses"], row["cost_micro_usd"], row["reasoning_tokens"]) for row in back
+    ) == sorted([(used["id"], -158, -4), (stored["id"], -700, 0)])
     text_of_csv = (await exported(reports, tenant)).decode()
-    assert ",'=cmd|' /C calc'!A0\r\n" in text_of_csv, "no spreadsheet runs a reason"
+    assert ",'=cmd|' /C calc'!A0,-4\r\n" in text_of_csv, "no spreadsheet runs a reason"
     assert await table(reports, "tnt_other") == []
 
 

@@ -1,0 +1,1 @@
+"""The settings section: what holds for the whole organization."""
