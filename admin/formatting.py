@@ -106,7 +106,7 @@ def sentence(text: str) -> str:
 
 
 def percent(value: float | None) -> str:
-    return NOTHING if value is None or not math.isfinite(value) else f"{100 * value:.2f} %"
+    return NOTHING if value is None or not math.isfinite(value) else f"{100 * value:.2f} %".replace("-", "−")
 
 
 def count(value: float | None) -> str:

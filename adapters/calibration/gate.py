@@ -42,7 +42,7 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_loss: float = 4.0
     """On a default set: maximum loss against the base alone."""
     max_nll_rise: float = 0.1
-    """On the tenant's samples: maximum likelihood of the right tokens that quantising may cost."""
+    """On the tenant's samples: maximum likelihood of the right tokens that quantizing may cost."""
     max_nll_rise_default: float = 0.5
     """The same on a default set, which an adapter was not trained on."""
     min_top1: float = 0.95
@@ -185,8 +185,8 @@ def _fidelity_of_likelihood(gate: Gate, measures: Measures, dtype: str, own: boo
     rise, bound = measures.fidelity[dtype].nll_rise, gate.max_nll_rise if own else gate.max_nll_rise_default
     passed = rise.value <= bound
     message = (
-        f"Served on the quantised base, the right tokens cost {rise.value:+.4f} nats more than on the "
-        f"unquantised one {_interval(rise)}"
+        f"Served on the quantized base, the right tokens cost {rise.value:+.4f} nats more than on the "
+        f"unquantized one {_interval(rise)}"
     )
     message += "." if passed else f"; at most {bound:g} are allowed."
     return Rule("nll_rise", passed, rise.value, bound, message)
@@ -196,14 +196,14 @@ def _agreement(gate: Gate, measures: Measures, dtype: str, own: bool) -> Rule:
     top1, bound = measures.fidelity[dtype].top1, gate.min_top1 if own else gate.min_top1_default
     passed = top1.value >= bound
     message = (
-        "Served on the quantised base, the likeliest token is that of the unquantised one at "
+        "Served on the quantized base, the likeliest token is that of the unquantized one at "
         f"{top1.value:.2%} of the positions [{top1.low:.2%} to {top1.high:.2%}]"
     )
     message += "." if passed else f"; at least {bound:.2%} are required."
     unsure = measures.nll_reference.value
     if not passed and own and unsure > UNSURE_NLL:
         message += (
-            f" Unquantised, too, the adapter is {unsure:.2f} nats per token off your samples, and tokens "
+            f" Unquantized, too, the adapter is {unsure:.2f} nats per token off your samples, and tokens "
             "that are nearly a draw fall either way. Are they in the form it was trained on: prompt and "
             "completion as plain text, or messages in the base's chat template?"
         )

@@ -54,7 +54,7 @@ def _likelihoods(samples: Sequence[SampleMeasures], dtype: str) -> str | None:
     ordered = sorted(samples, key=lambda sample: _finite(sample.nll[dtype]))
     series = [
         Series("base alone", _points(ordered, lambda sample: sample.nll[BASE]), line=False),
-        Series("unquantised, with the adapter", _points(ordered, lambda one: one.nll_reference), line=False),
+        Series("unquantized, with the adapter", _points(ordered, lambda one: one.nll_reference), line=False),
         Series(f"served, {NAMES[dtype]}", _points(ordered, lambda sample: sample.nll[dtype]), line=False),
     ]
     return _over_samples("Nats per token of the right answer, sample by sample", "least likely", series)
@@ -66,7 +66,7 @@ def _rises(samples: Sequence[SampleMeasures], dtype: str) -> str | None:
 
     ordered = sorted(samples, key=lambda sample: _finite(rise(sample)))
     series = [Series(f"served, {NAMES[dtype]}", _points(ordered, rise))]
-    return _over_samples("Cost of quantising, sample by sample", "most costly", series)
+    return _over_samples("Cost of quantizing, sample by sample", "most costly", series)
 
 
 def _over_samples(title: str, last: str, series: Sequence[Series]) -> str | None:

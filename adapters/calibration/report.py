@@ -149,9 +149,9 @@ def _page(report: CalibrationReport) -> str:
 
 def _figures(measures: Measures) -> str:
     rows = [
-        ["unquantised base alone", _estimate(measures.nll_reference_base), "", "", ""],
+        ["unquantized base alone", _estimate(measures.nll_reference_base), "", "", ""],
         [
-            "unquantised, with the adapter",
+            "unquantized, with the adapter",
             _estimate(measures.nll_reference),
             "",
             "",
@@ -160,7 +160,7 @@ def _figures(measures: Measures) -> str:
     ]
     if measures.doubling_gain is not None:
         doubled = _estimate(measures.doubling_gain)
-        rows.append(["unquantised, at twice the adapter's scale, beside its own", "", "", "", doubled])
+        rows.append(["unquantized, at twice the adapter's scale, beside its own", "", "", "", doubled])
     for name in sorted(measures.fidelity, key=lambda name: name != BASE):
         found = measures.fidelity[name]
         label = "served, base alone" if name == BASE else f"served, adapter in {NAMES[name]}"

@@ -17,7 +17,11 @@ from admin import formatting
 from admin.adapters.page import MAX_VERSIONS, version_state
 from admin.badge import Badge
 
-_ORIGINS = {"tenant": "your samples", "base": "samples of the base model", "general": "general samples"}
+_ORIGINS = {
+    "tenant": "your samples",
+    "base": "default samples of the base model",
+    "general": "general samples",
+}
 _FACTS = ("Rank", "Precision", "Size")
 BETTER, WORSE = Badge("Better", "good"), Badge("Worse", "bad")
 
@@ -138,7 +142,7 @@ def _side(adapter: Adapter, version: AdapterVersion) -> Side:
     measured_on = ""
     if found.get("num_samples"):
         origin = _ORIGINS.get(str(found.get("samples")), "unknown samples")
-        measured_on = f"{found['num_samples']:,} of {origin}"
+        measured_on = f"{found['num_samples']:,} {origin}"
     return Side(
         version.version,
         str(ModelName(adapter.base, adapter.name, version.version)),

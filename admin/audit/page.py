@@ -130,7 +130,7 @@ def row_of(entry: AuditEntry) -> EntryRow:
         what=_words(entry.type),
         who=_who(actor),
         address=actor.get("address"),
-        target_kind=entry.target_kind.replace("_", " "),
+        target_kind=entry.target_kind.replace("_", " ").replace("api key", "API key"),
         target_id=entry.target_id,
         details=[(name.replace("_", " "), _shown(value)) for name, value in entry.details.items()],
     )

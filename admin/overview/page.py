@@ -284,7 +284,7 @@ def _adapter_row(found: AdapterWithVersion, used: Sequence[UsageRow], today: dat
 
 def _ago(day: date | None, today: date) -> str:
     if day is None:
-        return f"{DAYS}+ days ago"
+        return f"Not in {DAYS} days"
     num_days = (today - day).days
     return "Today" if num_days <= 0 else "Yesterday" if num_days == 1 else f"{num_days} days ago"
 

@@ -59,7 +59,7 @@ def explain(
             raise error
         told = envelope["error"]
         param = told.get("param")
-        return status, _beside(parameters.get(param, param), str(told["message"]), fields)
+        return status, _beside(parameters.get(param or "", param), str(told["message"]), fields)
     found = _NAMED.match(str(error))
     if found is None or found[1] not in fields:
         return 422, _beside(None, sentence(str(error)), fields)

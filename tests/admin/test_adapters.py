@@ -304,7 +304,7 @@ async def test_a_version_shows_its_report(site: Site, visitor: httpx.AsyncClient
     assert "On your samples the adapter is 0.500 nats per token better" in page
     assert "bf16, the only one available &lt;img" in page
     assert page.partition("<main")[2].count("<svg") == 4
-    assert "Cost of quantising, sample by sample" in page
+    assert "Cost of quantizing, sample by sample" in page
     assert "<style" not in page
     assert '<th scope="row">17</th>' in page  # the line of a sample, in the table beside the chart
     assert "model.layers.0.self_attn.q_proj" in page

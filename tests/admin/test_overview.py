@@ -126,7 +126,7 @@ async def test_adapters_of_the_tenant_and_nobody_else(site: Site, visitor: httpx
     page = await visitor.get("/")
     assert "secret" not in page.text
     rows = table(page)
-    assert rows["pirate version 1"] == ["Ready", "30+ days ago", "0"]
+    assert rows["pirate version 1"] == ["Ready", "Not in 30 days", "0"]
     assert rows["used"][1:] == ["Today", "5.5k"]
     assert f'href="/console/usage?adapter={using.adapter}"' in page.text
 
