@@ -44,7 +44,7 @@ async def test_progress_and_cost_are_shown_while_a_batch_runs(site: Site, visito
     listed = (await visitor.get("/batches")).text
     shown = (await visitor.get(f"/batches/{batch.id}")).text
 
-    for words in (batch.id, "In progress", "75 %", "149", "1 / 200", "$1.23456", " data-pending"):
+    for words in (batch.id, "In progress", "75 %", "149 of 200", "1 failed", "$1.23456", " data-pending"):
         assert words in listed, words
     for words in ('value="75"', "149 completed, 1 failed, 200 in total", "$1.234560", "Cancel batch"):
         assert words in shown, words
