@@ -31,6 +31,7 @@ from billing.invoices.service import InvoiceService
 from billing.notifications.service import WebhookService
 from billing.payments.service import PaymentService
 from billing.pricing import PriceBook
+from billing.request_metadata.recorder import MetadataRecorder
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from conversations.background.service import BackgroundQueue
@@ -156,6 +157,8 @@ class Services:
     """None in a process whose /metrics shows no restarts."""
     refusals: RefusalRecorder | None = None
     """None in a process that does not record refused requests."""
+    request_metadata: MetadataRecorder | None = None
+    """None in a process that does not keep the metadata of requests."""
     batches: BatchService | None = None
     """None in a process without the routes of batches."""
     incidents: Incidents | None = None

@@ -3,10 +3,10 @@
 Limits are checked while the JSON is decoded: a list that is too long is refused without an error per entry,
 and `true` is not an integer. Errors name the field.
 
-There are three kinds of OpenAI fields: those that the engine honours; those that cannot change the answer
-(`user`, `metadata`...), which are accepted and ignored; and those that would change it but are not supported.
-The last are typed so that only their neutral value passes; everything else is refused as
-`unsupported_parameter`, never ignored.
+There are three kinds of OpenAI fields: those that the engine honours; those that cannot change the answer,
+which are accepted and kept for the receipt (`metadata`...) or ignored (`prompt_cache_key`...); and those that
+would change it but are not supported. The last are typed so that only their neutral value passes; everything
+else is refused as `unsupported_parameter`, never ignored.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ MAX_OPTIONS = 1000
 Text = Annotated[str, Meta(max_length=4_000_000)]
 Tag = Annotated[str, Meta(max_length=512)]
 """Short text for the caller's own use."""
+SafetyIdentifier = Annotated[str, Meta(max_length=128)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 GrammarText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -171,10 +175,10 @@ class GenerationFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     grammar: GrammarText | None = None
     """The answer is of this context-free grammar, in llguidance's dialect of Lark."""
 
-    # Fields that cannot change the answer.
+    # Fields that cannot change the answer. The first three are kept for the request's receipt.
     user: Tag | None = None
-    metadata: Annotated[dict[Tag, Tag], Meta(max_length=16)] | None = None
-    safety_identifier: Tag | None = None
+    metadata: Metadata | None = None
+    safety_identifier: SafetyIdentifier | None = None
     prompt_cache_key: Tag | None = None
     prompt_cache_retention: Tag | None = None
 

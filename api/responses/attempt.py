@@ -18,6 +18,7 @@ from api.openai.outcome import OutcomeRecorder
 from api.openai.reservation import reserve
 from api.openai.respond import new_answer, released
 from api.openai.service_tier import requested_tier
+from api.openai.submission import keep_metadata
 from api.openai.validation import ValidatedRequest
 from api.responses.bodies import ended, failed, shown
 from api.responses.event_log import EventLog
@@ -117,6 +118,7 @@ class BackgroundAttempt:
 
         with released(reserved):
             answer = new_answer(services, reserved, outcome, time.perf_counter(), is_chat=True)
+            await keep_metadata(submission, services.request_metadata)
             answer.submit(services.engine)
             try:
                 await self._while_logging(answer.read(take))

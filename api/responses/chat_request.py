@@ -49,7 +49,8 @@ from api.responses.schemas import (
 Json = dict[str, Any]
 _SAMPLING = (
     "stream", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_k",
-    "min_p", "repetition_penalty", "stop_token_ids", "service_tier", "prompt_cache_key",
+    "min_p", "repetition_penalty", "stop_token_ids", "service_tier", "prompt_cache_key", "user",
+    "safety_identifier", "metadata",
 )  # fmt: skip
 _CUSTOM_INPUT = "input"
 _CUSTOM_PARAMETERS = {

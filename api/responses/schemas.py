@@ -16,9 +16,11 @@ from api.openai.schemas import (
     MAX_GRAMMAR_BYTES,
     MAX_TOP_LOGPROBS,
     JsonObjectFormat,
+    Metadata,
     Nothing,
     Penalty,
     ReasoningEffort,
+    SafetyIdentifier,
     StopString,
     Tag,
     Text,
@@ -37,9 +39,6 @@ Item = Annotated[
 ]
 Items = Annotated[list[Item], Meta(max_length=MAX_ITEMS)]
 AddedItems = Annotated[list[Item], Meta(max_length=MAX_ADDED)]
-Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
-]
 ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
 Includable = Literal[
     "message.output_text.logprobs",
@@ -229,9 +228,9 @@ class ResponseRequest(InputFields, frozen=True, forbid_unknown_fields=True, kw_o
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
 
-    # Fields that cannot change the answer.
+    # Fields that cannot change the answer. The first two, and `metadata`, are kept for the receipt.
     user: Tag | None = None
-    safety_identifier: Tag | None = None
+    safety_identifier: SafetyIdentifier | None = None
     prompt_cache_key: Tag | None = None
     prompt_cache_retention: Tag | None = None
     client_metadata: Annotated[dict[Tag, Tag], Meta(max_length=64)] | None = None
