@@ -27,7 +27,6 @@ from api.openai.tool_schemas import (
     Tools,
     check_messages,
     check_tools,
-    custom_tool,
 )
 
 MAX_CHOICES = 128
@@ -194,11 +193,11 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Tools | None = None
-    """Functions that the model may call."""
+    """Functions and custom tools that the model may call."""
     tool_choice: ToolChoice | None = None
     """`none`: the model does not see the tools. `auto`, the default: it calls functions as it sees fit.
-    `required`: the message consists of calls. A function: of one call of it. `allowed_tools`: the model sees
-    all tools, and calls these.
+    `required`: the message consists of calls. A function or custom tool: of one call of it. `allowed_tools`:
+    the model sees all tools, and calls these.
     """
     parallel_tool_calls: bool | None = None
     """False: at most one call in a message. True is the default."""
@@ -285,7 +284,7 @@ def decode_chat(body: bytes) -> ChatCompletionRequest:
         request = decode(_chat_decoder, body, FEATURES, _raw_schema)
     except ApiError as error:
         param = error.param or ""
-        raise _feature_in_history(body, param) or custom_tool(body, param) or error from None
+        raise _feature_in_history(body, param) or error from None
     if request.store:
         raise UnsupportedParameter("Stored answers are not supported yet: leave 'store' out.", "store")
     check_chat(request)
