@@ -189,9 +189,8 @@ def _register_collectors(services: Services) -> None:
         registry.register(RefusalCollector(services.refusals))
     if services.request_metadata is not None:
         registry.register(MetadataCollector(services.request_metadata))
-    for collector in (services.payments_waiting, services.books, services.restarts):
-        if collector is not None:
-            registry.register(collector)
+    for collector in services.polled:
+        registry.register(collector)
 
 
 def _body_limits(limits: RequestLimits) -> BodyLimits:

@@ -22,7 +22,9 @@ from adapters.submission import AdapterSubmission
 from api.deferred_work import DeferredWork
 from api.errors import NotServing
 from api.grammars.checks import GrammarChecks
+from api.metrics.background_work import BackgroundWorkCollector
 from api.metrics.payments import PaymentsCollector
+from api.metrics.polled import PolledCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
 from batches.service import BatchService
@@ -151,6 +153,8 @@ class Services:
     """None in a process without the routes of invoices."""
     payments_waiting: PaymentsCollector | None = None
     """None in a process whose /metrics shows no payments."""
+    background_work: BackgroundWorkCollector | None = None
+    """None in a process whose /metrics shows no batches and background responses of the service."""
     books: BooksCollector | None = None
     """None in a process whose /metrics shows no reconciliation."""
     restarts: RestartsCollector | None = None
@@ -163,6 +167,12 @@ class Services:
     """None in a process without the routes of batches."""
     incidents: Incidents | None = None
     """None in a process whose landing page shows no incidents."""
+
+    @property
+    def polled(self) -> tuple[PolledCollector, ...]:
+        """What /metrics shows of the database and Redis."""
+        found = (self.payments_waiting, self.background_work, self.books, self.restarts)
+        return tuple(one for one in found if one is not None)
 
 
 def services_of(request: Request) -> Services:

@@ -33,6 +33,7 @@ from api.deferred_work import DeferredWork
 from api.edge import AsgiApp
 from api.engine_watch import EngineWatch
 from api.grammars.checks import GrammarChecks
+from api.metrics.background_work import BackgroundWorkCollector
 from api.metrics.disk import DiskCollector
 from api.metrics.payments import PaymentsCollector
 from api.metrics.reconciliation import BooksCollector
@@ -313,6 +314,7 @@ def _services(
         credits=billing.credits,
         payments=billing.payments,
         payments_waiting=PaymentsCollector(rows),
+        background_work=BackgroundWorkCollector(rows),
         restarts=RestartsCollector(cache),
         batches=BatchService(rows, stores.objects),
         incidents=Incidents(rows),
