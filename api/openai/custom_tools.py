@@ -16,7 +16,8 @@ from msgspec import Meta, Struct
 from api.openai.function_definition import FunctionDefinition, FunctionName
 from tokenization.tools.lark_regex import lark_regex, plain_regex
 
-MAX_GRAMMAR = 64 * 1024
+MAX_GRAMMAR = 16 * 1024
+"""Characters: rewriting it blocks the event loop."""
 INPUT = "input"
 GRAMMAR = "custom.format.grammar.definition"
 _STARTED = re.compile(r'\s*\{\s*"input"\s*:\s*("(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)')

@@ -11,9 +11,11 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-MAX_REGEX = 64 * 1024
+MAX_REGEX = 32 * 1024
 """Characters of the expression."""
 MAX_REPEATS = 10_000
+MAX_NESTING = 30
+"""Groups within groups, and rules within rules."""
 
 _NUMBER = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _COMMON = {
@@ -92,7 +94,7 @@ def _tokens(source: str) -> list[_Token]:
             raise ValueError(
                 f"line {line} has {source[place : place + 20]!r}, which cannot be held within JSON"
             )
-        kind = next(name for name, text in match.groupdict().items() if text is not None)
+        kind = match.lastgroup
         if kind != "space":
             found.append(_Token(kind, match[0], line))
         line += match[0].count("\n")
@@ -127,6 +129,7 @@ class _Reader:
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens = tokens
         self._place = 0
+        self._depth = 0
 
     def definitions(self) -> _Definitions:
         found = _Definitions({}, [])
@@ -228,7 +231,11 @@ class _Reader:
             return lambda flat, inside: flat.named(name, inside)
         if token.kind == "mark" and token.text in ("(", "["):
             self._place += 1
+            self._depth += 1
+            if self._depth > MAX_NESTING:
+                raise ValueError(f"line {token.line} has more than {MAX_NESTING} groups within each other")
             part = self._alternatives()
+            self._depth -= 1
             self._take("newline")
             self._expect("mark", ")" if token.text == "(" else "]")
             return part if token.text == "(" else _repeat(part, 0, 1)
@@ -268,6 +275,8 @@ class _Reader:
 
 
 def _unexpected(token: _Token) -> ValueError:
+    if token.kind == "end":
+        return ValueError("the grammar ends within a rule")
     return ValueError(f"line {token.line} has {token.text!r}, which cannot be held within JSON")
 
 
@@ -356,6 +365,8 @@ class _Flattening:
             raise ValueError(
                 f"the rule {name!r} refers to itself: within JSON only grammars without recursion can be held"
             )
+        if len(self._open) > MAX_NESTING:
+            raise ValueError(f"more than {MAX_NESTING} rules refer to each other in a row")
         inside = inside or name.lstrip("_")[:1].isupper()
         if (name, inside) not in self._made:
             self._open.append(name)
@@ -373,11 +384,11 @@ class _Flattening:
             regexes = [regex for regex in regexes if regex]
             if not regexes:
                 return _NOTHING
-        return _Text(self._checked(f"(?:{'|'.join(regexes)})"), is_optional)
+        return _Text(f"(?:{self._joined('|', regexes)})", is_optional)
 
     def sequence(self, parts: list[_Text], inside: bool) -> _Text:
         if inside or not self._between:
-            return _Text(self._checked("".join(part.regex for part in parts)))
+            return _Text(self._joined("", [part.regex for part in parts]))
         parts = [part for part in parts if part.regex]
         if not parts:
             return _NOTHING
@@ -401,10 +412,18 @@ class _Flattening:
         regex = f"(?:{part.regex})(?:{self._between}(?:{part.regex})){more}"
         return _Text(self._checked(regex), least == 0)
 
+    def _joined(self, between: str, regexes: list[str]) -> str:
+        _check_length(sum(map(len, regexes)))
+        return between.join(regexes)
+
     def _checked(self, regex: str) -> str:
-        if len(regex) > MAX_REGEX:
-            raise ValueError(f"as one regular expression it has more than {MAX_REGEX} characters")
+        _check_length(len(regex))
         return regex
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_REGEX:
+        raise ValueError(f"as one regular expression it has more than {MAX_REGEX} characters")
 
 
 def _times(least: int, most: int | None) -> str:

@@ -135,6 +135,9 @@ def test_regular_expressions(regex: str, good: str, bad: str) -> None:
         ("start: /(?x)a #)/", "flag 'x'"),
         ('start: "a"{20000}', "10000 times"),
         (LONG, "characters"),
+        (f"start: {'a ' * 16_000}\na: /{'x' * 30_000}/", "characters"),
+        ("start: " + "(" * 20_000, "30 groups"),
+        ("\n".join([f"a{n}: a{n + 1}" for n in range(5_000)] + ["start: a0"]), "30 rules"),
         ("start: \"a\" 'b'", "\"'b'\""),
     ],
 )
