@@ -352,7 +352,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     option("--schemas", type=int, default=1000, help="different schemas")
     option("--generations", type=int, default=10_000, help="texts generated from them; 0: none")
     option("--adapters", type=int, default=16, help="adapters that the texts are generated on, and the base")
-    option("--mask-threads", type=int, default=12)
+    option("--mask-threads", type=int, default=14)
     option("--device", default="auto")
     return parser.parse_args(arguments)
 

@@ -33,7 +33,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
 
 BLOCK_SIZE = 16
-DEFAULT_OPTIONS = RunnerOptions(mask_threads=12)
+DEFAULT_OPTIONS = RunnerOptions(mask_threads=14)
 STUCK_S = 30.0
 """Without any progress for so long a benchmark gives up."""
 
