@@ -35,6 +35,7 @@ from api.methods import Methods
 from api.metrics.engine import EngineCollector
 from api.metrics.quotas import QuotaCollector
 from api.metrics.refusals import RefusalCollector
+from api.metrics.request_metadata import MetadataCollector
 from api.openai import models as model_routes
 from api.openai import routes as openai_routes
 from api.openai import tokenize as token_routes
@@ -186,9 +187,10 @@ def _register_collectors(services: Services) -> None:
     registry.register(QuotaCollector(services.quotas))
     if services.refusals is not None:
         registry.register(RefusalCollector(services.refusals))
-    for collector in (services.payments_waiting, services.books, services.restarts):
-        if collector is not None:
-            registry.register(collector)
+    if services.request_metadata is not None:
+        registry.register(MetadataCollector(services.request_metadata))
+    for collector in services.polled:
+        registry.register(collector)
 
 
 def _body_limits(limits: RequestLimits) -> BodyLimits:

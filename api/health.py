@@ -83,9 +83,8 @@ async def metrics(request: Request) -> Response:
     """Returns metrics in the Prometheus text format."""
     services = services_of(request)
     services.deferred_work.run()
-    for collector in (services.payments_waiting, services.books, services.restarts):
-        if collector is not None:
-            await collector.refresh()
+    for collector in services.polled:
+        await collector.refresh()
     body = await asyncio.to_thread(generate_latest, services.metrics.registry)
     return Response(body, media_type=CONTENT_TYPE_LATEST)
 

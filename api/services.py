@@ -22,7 +22,9 @@ from adapters.submission import AdapterSubmission
 from api.deferred_work import DeferredWork
 from api.errors import NotServing
 from api.grammars.checks import GrammarChecks
+from api.metrics.background_work import BackgroundWorkCollector
 from api.metrics.payments import PaymentsCollector
+from api.metrics.polled import PolledCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
 from batches.service import BatchService
@@ -31,6 +33,7 @@ from billing.invoices.service import InvoiceService
 from billing.notifications.service import WebhookService
 from billing.payments.service import PaymentService
 from billing.pricing import PriceBook
+from billing.request_metadata.recorder import MetadataRecorder
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from conversations.background.service import BackgroundQueue
@@ -150,16 +153,26 @@ class Services:
     """None in a process without the routes of invoices."""
     payments_waiting: PaymentsCollector | None = None
     """None in a process whose /metrics shows no payments."""
+    background_work: BackgroundWorkCollector | None = None
+    """None in a process whose /metrics shows no batches and background responses of the service."""
     books: BooksCollector | None = None
     """None in a process whose /metrics shows no reconciliation."""
     restarts: RestartsCollector | None = None
     """None in a process whose /metrics shows no restarts."""
     refusals: RefusalRecorder | None = None
     """None in a process that does not record refused requests."""
+    request_metadata: MetadataRecorder | None = None
+    """None in a process that does not keep the metadata of requests."""
     batches: BatchService | None = None
     """None in a process without the routes of batches."""
     incidents: Incidents | None = None
     """None in a process whose landing page shows no incidents."""
+
+    @property
+    def polled(self) -> tuple[PolledCollector, ...]:
+        """What /metrics shows of the database and Redis."""
+        found = (self.payments_waiting, self.background_work, self.books, self.restarts)
+        return tuple(one for one in found if one is not None)
 
 
 def services_of(request: Request) -> Services:

@@ -24,19 +24,16 @@ class ThinkingDetokenizer:
     Args:
         vocabulary: the bytes of each token, markers included.
         reasoning: the parameters that the engine has.
-        is_exact: the answer has a grammar: white space before it belongs to it.
         stops: a fresh matcher of the request's stop strings; None when it has none.
     """
 
     __slots__ = ("_answer", "_scored", "_splitter", "_table", "_thinking", "_undecided")
 
-    def __init__(
-        self, vocabulary: Vocabulary, reasoning: Reasoning, is_exact: bool, stops: StopMatcher | None
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, reasoning: Reasoning, stops: StopMatcher | None) -> None:
         self._table = vocabulary.token_bytes
         self._answer = Detokenizer(vocabulary, stops, vocabulary.strips_leading_space)
         markers = Markers(reasoning.start.encode(), reasoning.end.encode())
-        self._splitter = ThinkingSplitter(markers, reasoning.is_open, is_exact)
+        self._splitter = ThinkingSplitter(markers, reasoning.is_open, reasoning.keeps_space)
         self._thinking = _UTF8(errors="replace")
         self._undecided: list[ScoredToken] = []
         """Tokens that may turn out to be the start marker."""

@@ -100,6 +100,20 @@ class BatchLease:
             batch.errors = [dict(error) for error in errors]
             await end_batch(session, batch, BatchStatus.FAILED)
 
+    async def input_lost(self, error: Mapping[str, Any]) -> None:
+        """Records that the input cannot be read any more: the batch fails once the results that it has are
+        written. One that had none yet has failed already.
+        """
+        async with self.write() as (session, batch):
+            batch.errors = [dict(error)]
+            if batch.in_progress_at is None:
+                await end_batch(session, batch, BatchStatus.FAILED)
+                return
+            batch.failed_at = datetime.now(UTC)
+            batch.finalizing_at = batch.finalizing_at or datetime.now(UTC)
+            if batch.status == BatchStatus.IN_PROGRESS:
+                batch.status = BatchStatus.FINALIZING
+
     async def stop(self, error: Mapping[str, Any]) -> None:
         """Cancels the batch for a reason of the service."""
         async with self.write() as (_, batch):
@@ -180,6 +194,8 @@ class BatchLease:
                 await end_batch(session, batch, BatchStatus.CANCELLED)
             elif batch.expired_at is not None:
                 await end_batch(session, batch, BatchStatus.EXPIRED)
+            elif batch.failed_at is not None:
+                await end_batch(session, batch, BatchStatus.FAILED)
             else:
                 await end_batch(session, batch, BatchStatus.COMPLETED)
 

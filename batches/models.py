@@ -29,7 +29,7 @@ class BatchStatus(StrEnum):
     VALIDATING = "validating"
     """Its lines are checked; none runs before all are valid."""
     FAILED = "failed"
-    """Its file is not valid: `errors` says why."""
+    """Its file is not valid, or was lost: `errors` says why."""
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"
     """Its output is being written."""

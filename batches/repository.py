@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Row, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -24,6 +24,22 @@ from tenants.repository import is_id
 def _later(seconds: float) -> ColumnElement[datetime]:
     """Returns the time so many seconds from now, by the database's clock."""
     return func.clock_timestamp() + timedelta(seconds=seconds)
+
+
+WINDOW_SECONDS = 86_400.0
+"""The completion window of every batch."""
+
+
+class BatchBacklog(NamedTuple):
+    """The batches of all tenants that have not ended."""
+
+    by_status: dict[str, int]
+    num_lines: int
+    """Lines without a result, of batches that have been checked."""
+    oldest_seconds: float
+    """Age of the oldest; 0 if there is none."""
+    window_left_seconds: float
+    """Until the first of them expires; `WINDOW_SECONDS` if there is none."""
 
 
 class BatchRepository(TenantRepository):
@@ -106,6 +122,27 @@ class BatchLeases:
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
+
+    async def backlog(self) -> BatchBacklog:
+        """Counts the batches that have not ended, by the index of those."""
+        query = (
+            select(
+                Batch.status,
+                func.count(),
+                func.sum(Batch.total - Batch.completed - Batch.failed),
+                func.extract("epoch", func.clock_timestamp() - func.min(Batch.created_at)),
+                func.extract("epoch", func.min(Batch.expires_at) - func.clock_timestamp()),
+            )
+            .where(Batch.status.in_(OPEN))
+            .group_by(Batch.status)
+        )
+        rows = (await self._session.execute(query)).all()
+        return BatchBacklog(
+            {status.value: 0 for status in OPEN} | {str(row[0]): row[1] for row in rows},
+            sum(int(row[2]) for row in rows),
+            max((float(row[3]) for row in rows), default=0.0),
+            min((float(row[4]) for row in rows), default=WINDOW_SECONDS),
+        )
 
     async def claim(
         self, owner: str, endpoints: Collection[str], seconds: float, most_per_tenant: int

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random, uniform
 from typing import Any
@@ -41,7 +41,7 @@ VICTIMS = ("engine", *APIS, *APIS, *WORKERS, "redis", "postgres")
 """Of which one is drawn; API processes, which run the batch, twice as often."""
 ROUNDS = 60
 """Lines that run one after the other, at least: so that a short batch lives long enough to be killed."""
-URL = "/v1/chat/completions"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 LENGTHS = (4, 12, 40, 120)
 """Tokens requested."""
 PATIENCE_S = 600.0
@@ -51,8 +51,9 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 class Kills:
     """The processes of a run, and those of them that were killed."""
 
-    def __init__(self, site: Site, seed: int) -> None:
+    def __init__(self, site: Site, seed: int, victims: Sequence[str] = VICTIMS) -> None:
         self._site = site
+        self._victims = victims
         self._random = Random(seed)
         self._running: dict[str, Process] = {}
         self._being_replaced: set[str] = set()
@@ -64,7 +65,7 @@ class Kills:
 
     async def kill(self) -> int:
         """Kills one to three processes and starts them again; returns how many."""
-        names = {self._random.choice(VICTIMS) for _ in range(self._random.choice((1, 1, 1, 2, 3)))}
+        names = {self._random.choice(self._victims) for _ in range(self._random.choice((1, 1, 1, 2, 3)))}
         await asyncio.gather(*(self._replace(name) for name in sorted(names)))
         return len(names)
 
@@ -90,33 +91,49 @@ class Kills:
             await asyncio.sleep(0.2)
 
 
-def input_lines(caller: Caller, count: int, seed: int) -> list[dict[str, Any]]:
+def input_lines(caller: Caller, count: int, seed: int, url: str) -> list[dict[str, Any]]:
     """Returns the lines of the input, on the base model and an adapter."""
     random = Random(seed)
     return [
         {
             "custom_id": f"line-{number}",
             "method": "POST",
-            "url": URL,
-            "body": {
-                "model": random.choice(caller.models),
-                "messages": [{"role": "user", "content": f"Question {number}"}],
-                "max_tokens": random.choice(LENGTHS),
-                "ignore_eos": True,
-            },
+            "url": url,
+            "body": {"model": random.choice(caller.models)}
+            | _question(url, f"Question {number}", random.choice(LENGTHS)),
         }
         for number in range(count)
     ]
 
 
-async def run(folder: Path, num_lines: int, kills: int, seed: int) -> dict[str, Any]:
-    """Returns the figures of one run in `folder`, an empty one with a short path."""
+def _question(url: str, text: str, length: int) -> dict[str, Any]:
+    if url == RESPONSES:
+        return {"input": text, "max_output_tokens": length}
+    messages = [{"role": "user", "content": text}]
+    return {"messages": messages, "max_tokens": length, "ignore_eos": True}
+
+
+async def run(
+    folder: Path,
+    num_lines: int,
+    kills: int,
+    seed: int,
+    *,
+    url: str = CHAT,
+    victims: Sequence[str] = VICTIMS,
+) -> dict[str, Any]:
+    """Returns the figures of one run in `folder`, an empty one with a short path.
+
+    Args:
+        url: the endpoint of the lines, `CHAT` or `RESPONSES`.
+        victims: the processes of which some are drawn to be killed.
+    """
     (folder / "witnesses").mkdir()
     at_once = {"ROOTSTOCK_BATCHES_CONCURRENCY_PER_BATCH": str(min(32, max(2, num_lines // ROUNDS)))}
     os.environ |= SETTINGS | at_once
     async with open_site(folder) as site:
         caller = site.callers[0]
-        killing = Kills(site, seed)
+        killing = Kills(site, seed, victims)
         await killing.start()
         keeping = asyncio.create_task(killing.keep_running())
         try:
@@ -126,9 +143,9 @@ async def run(folder: Path, num_lines: int, kills: int, seed: int) -> dict[str, 
                 timeout=30,
                 trust_env=False,
             ) as client:
-                lines = input_lines(caller, num_lines, seed)
+                lines = input_lines(caller, num_lines, seed, url)
                 began = time.monotonic()
-                batch_id = await _create(client, lines)
+                batch_id = await _create(client, lines, url)
                 while (done := killing.kills.total()) < kills:
                     progress = await _until_progress(site, batch_id, num_lines * (done + 1) // (kills + 1))
                     if progress in ENDED:
@@ -144,6 +161,7 @@ async def run(folder: Path, num_lines: int, kills: int, seed: int) -> dict[str, 
             keeping.cancel()
         return {
             "seed": seed,
+            "url": url,
             "lines": num_lines,
             "status": batch["status"],
             "seconds": round(seconds, 1),
@@ -166,11 +184,7 @@ def compared(
     answered = Counter(row["custom_id"] for row in [*rows, *refused])
     asked = {line["custom_id"] for line in lines}
     used = {row["response"]["body"]["id"]: row["response"]["body"]["usage"] for row in rows}
-    wrong = [
-        request_id
-        for request_id, usage in used.items()
-        if ledger.get(request_id) != (usage["prompt_tokens"], usage["completion_tokens"])
-    ]
+    wrong = [request_id for request_id, usage in used.items() if ledger.get(request_id) != _tokens(usage)]
     return {
         "answered": len(rows),
         "refused": len(refused),
@@ -181,6 +195,13 @@ def compared(
     }
 
 
+def _tokens(usage: dict[str, int]) -> tuple[int, int]:
+    """Returns (prompt, completion) tokens of a chat completion's usage, or of a response's."""
+    if "prompt_tokens" in usage:
+        return usage["prompt_tokens"], usage["completion_tokens"]
+    return usage["input_tokens"], usage["output_tokens"]
+
+
 def is_clean(figures: dict[str, Any]) -> bool:
     wrong = ("refused", "lost", "double", "ledger_differs")
     return (
@@ -188,12 +209,12 @@ def is_clean(figures: dict[str, Any]) -> bool:
     )
 
 
-async def _create(client: httpx.AsyncClient, lines: list[dict[str, Any]]) -> str:
+async def _create(client: httpx.AsyncClient, lines: list[dict[str, Any]], url: str) -> str:
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     file = await _patiently(
         lambda: client.post("/v1/files", files={"file": ("lines.jsonl", content)}, data={"purpose": "batch"})
     )
-    body = {"input_file_id": file.json()["id"], "endpoint": URL, "completion_window": "24h"}
+    body = {"input_file_id": file.json()["id"], "endpoint": url, "completion_window": "24h"}
     return str((await _patiently(lambda: client.post("/v1/batches", json=body))).json()["id"])
 
 
@@ -268,13 +289,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--lines", type=int, default=2000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--url", choices=(CHAT, RESPONSES), default=CHAT, help="the endpoint of the lines")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep", action="store_true", help="keep the data directory and say where it is")
     options = parser.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="rs-kills-"))
     clean = False
     try:
-        figures = asyncio.run(run(folder, options.lines, options.kills, options.seed))
+        figures = asyncio.run(run(folder, options.lines, options.kills, options.seed, url=options.url))
         clean = is_clean(figures)
     finally:
         if options.keep or not clean:

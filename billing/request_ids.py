@@ -38,3 +38,11 @@ def submitted_at_of(request_id: str) -> datetime | None:
         return None
     microseconds = int(match[1], 16)
     return _EPOCH + timedelta(microseconds=microseconds) if microseconds <= _LAST else None
+
+
+def response_id_of(request_id: str) -> str:
+    """Returns the id of the response that a request's id belongs to: for a prompt of a list, without its
+    position.
+    """
+    match = _FORM.fullmatch(request_id)
+    return request_id if match is None or match[2] is None else request_id.removesuffix(match[2])

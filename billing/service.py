@@ -17,6 +17,7 @@ from billing.reports.receipts import Receipts
 from billing.reports.slices import UsageSlices
 from billing.reports.usage_exports import UsageExports
 from billing.repository import UsageRepository
+from billing.request_metadata.content import MetadataSealer
 from db.session import Database
 
 
@@ -49,10 +50,11 @@ GROUP_BYS = (*COLUMNS, "batch", "api_source")
 class UsageReports:
     """Reports the usage of one tenant per call."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, sealer: MetadataSealer | None = None) -> None:
+        """`sealer`: decrypts the metadata of requests, for receipts."""
         self._database = database
         self.costs = CostReports(database)
-        self.receipts = Receipts(database)
+        self.receipts = Receipts(database, sealer)
         self.exports = UsageExports(database)
         self.slices = UsageSlices(database)
 

@@ -263,7 +263,7 @@ class EngineCore:
         for admitted in grammars.take():
             submit = admitted.submit
             self._is_blocked = False
-            if admitted.grammar is None:
+            if admitted.grammar is None and not admitted.is_aborted:
                 problem = f"grammar: {admitted.problem}"
                 self.scheduler.reject(Rejected(submit.request_id, "invalid", problem))
                 continue

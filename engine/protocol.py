@@ -97,6 +97,8 @@ class Reasoning(msgspec.Struct, frozen=True):
     """The prompt ends within thinking."""
     budget: int | None = None
     """Tokens of thinking, markers not counted, after which it ends. None: no bound."""
+    keeps_space: bool = False
+    """White space between `end` and the answer belongs to the answer: its format counts every byte."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

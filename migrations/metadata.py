@@ -11,6 +11,7 @@ import billing.models
 import billing.notifications.models
 import billing.payments.models
 import billing.reconciliation.models
+import billing.request_metadata.models
 import billing.spend.models
 import conversations.models
 import db.outbox
@@ -33,6 +34,7 @@ DOMAINS = (
     billing.notifications.models,
     billing.payments.models,
     billing.reconciliation.models,
+    billing.request_metadata.models,
     billing.spend.models,
     conversations.models,
     db.outbox,

@@ -236,6 +236,33 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
             ),
         ),
     ),
+    (
+        "Work in the background",
+        (
+            Panel(
+                "Batches and background responses that have not ended",
+                "short",
+                [
+                    ("max by (status) (rootstock_batches_open)", "batches {{status}}"),
+                    ("max by (status) (rootstock_background_responses_open)", "responses {{status}}"),
+                ],
+            ),
+            Panel(
+                "Lines of batches that ended",
+                "ops",
+                [(_rate("batch_lines", "outcome"), "{{outcome}}")],
+                stacked=True,
+            ),
+            Panel(
+                "Age of the oldest",
+                "s",
+                [
+                    (_engine("batch_oldest_seconds"), "batch"),
+                    (_engine("background_response_oldest_seconds"), "background response"),
+                ],
+            ),
+        ),
+    ),
 )
 
 

@@ -29,6 +29,10 @@ QUEUED = 'rootstock_requests_waiting{service_tier!="flex"}'
 """Flex requests may wait for as long as others arrive."""
 LATE_SHARE = 0.05
 """The share of late first tokens above which an operator should look."""
+BATCH_HOURS_LEFT = 2
+LATE_RESPONSE_MINUTES = 60
+MANY_LEASES_LOST = 3
+"""In 30 minutes, of all processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ def alerts() -> Iterator[Alert]:
             (("service_tier", tier.value),),
         )
     yield from _serving_alerts()
+    yield from _background_alerts()
     yield from _books_alerts()
     yield from _machine_alerts()
 
@@ -146,6 +151,31 @@ def _serving_alerts() -> Iterator[Alert]:
         f"and max by (service_tier) (deriv({QUEUED}[15m])) > 0",
         "ticket",
         "The queue of {{ $labels.service_tier }} requests has not been empty for 15 minutes and grows.",
+        "5m",
+    )
+
+
+def _background_alerts() -> Iterator[Alert]:
+    yield Alert(
+        "BatchesLate",
+        f"min(rootstock_batch_window_left_seconds) < {BATCH_HOURS_LEFT * 3600}",
+        "ticket",
+        f"A batch expires in less than {BATCH_HOURS_LEFT} hours and has not ended.",
+        "5m",
+    )
+    yield Alert(
+        "BackgroundResponsesLate",
+        f"max(rootstock_background_response_oldest_seconds) > {LATE_RESPONSE_MINUTES * 60}",
+        "ticket",
+        f"A background response has not ended after {LATE_RESPONSE_MINUTES} minutes.",
+        "5m",
+    )
+    yield Alert(
+        "BatchLeasesLost",
+        f"sum(increase(rootstock_batch_leases_lost_total[30m])) > {MANY_LEASES_LOST}",
+        "ticket",
+        "API processes lose batches to each other: they stall, or do not reach PostgreSQL for longer than a "
+        "lease.",
         "5m",
     )
 

@@ -37,6 +37,8 @@ COUNT_SERVICE_LEVELS = "sla.count_service_levels"
 TIDY_SERVICE_LEVELS = "sla.tidy_service_levels"
 STORE_REFUSED_REQUESTS = "tenants.store_refused_requests"
 TIDY_REFUSED_REQUESTS = "tenants.tidy_refused_requests"
+STORE_REQUEST_METADATA = "billing.store_request_metadata"
+TIDY_REQUEST_METADATA = "billing.tidy_request_metadata"
 DELETE_EXPIRED_STATE = "conversations.delete_expired"
 RELAY_OUTBOX = "db.relay_outbox"
 PRUNE_OUTBOX = "db.prune_outbox"
@@ -99,6 +101,8 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         TIDY_SERVICE_LEVELS: 24 * HOUR,
         STORE_REFUSED_REQUESTS: 2.0,
         TIDY_REFUSED_REQUESTS: 6 * HOUR,
+        STORE_REQUEST_METADATA: 2.0,
+        TIDY_REQUEST_METADATA: 60.0,
         DELETE_EXPIRED_STATE: 60.0,
         RELAY_OUTBOX: settings.relay_interval,
         PRUNE_OUTBOX: HOUR,

@@ -24,6 +24,7 @@ from adapters.storage import ObjectStore, StorageSettings, open_store
 from billing.charges import ChargeService
 from billing.metering import JournalMeter
 from billing.notifications.settings import NotificationSettings
+from billing.request_metadata.intake import MetadataIntake
 from billing.settling import ReservationSettlement
 from db.outbox import Outbox
 from db.session import EVERY_TENANT, Database
@@ -52,6 +53,7 @@ class Runtime:
     charges: ChargeService
     service_levels: SlaFolding
     refusals: RefusalIntake
+    request_metadata: MetadataIntake
     store: ObjectStore
     """Only in workers that run jobs."""
 
@@ -124,6 +126,7 @@ class Runtime:
         consumer = f"{socket.gethostname()}:{self._pid}"
         self.service_levels = SlaFolding(self.database, self.redis, consumer)
         self.refusals = RefusalIntake(self.database, self.redis, consumer)
+        self.request_metadata = MetadataIntake(self.database, self.redis, consumer)
         self.charges = ChargeService(self.database)
         self.meter = JournalMeter(
             self.database,

@@ -77,6 +77,8 @@ class Receipt:
     phases: list[Phase]
     rate: str | None
     facts: list[Fact]
+    metadata: list[tuple[str, str]]
+    """What the client named the request with."""
     parts: list[str]
     """Ids of the prompts of a list, where there was one."""
 
@@ -144,6 +146,7 @@ def _receipt(found: Mapping[str, Any], labels: Mapping[str, Label]) -> Receipt:
         phases=_phases(found["timings"]),
         rate=_rate(found, usage["completion_tokens"]),
         facts=_facts(found, labels),
+        metadata=_metadata(found),
         parts=found["requests"] if len(found["requests"]) > 1 else [],
     )
 
@@ -181,6 +184,11 @@ def _facts(found: Mapping[str, Any], labels: Mapping[str, Label]) -> list[Fact]:
     if found["preemptions"]:
         facts.append(Fact("Preemptions", Label(f"{found['preemptions']}")))
     return facts
+
+
+def _metadata(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    named = [(name, found[name]) for name in ("user", "safety_identifier") if found[name] is not None]
+    return named + [(f"metadata.{key}", value) for key, value in (found["metadata"] or {}).items()]
 
 
 def _phases(timings: Mapping[str, float | None]) -> list[Phase]:

@@ -33,6 +33,7 @@ from api.deferred_work import DeferredWork
 from api.edge import AsgiApp
 from api.engine_watch import EngineWatch
 from api.grammars.checks import GrammarChecks
+from api.metrics.background_work import BackgroundWorkCollector
 from api.metrics.disk import DiskCollector
 from api.metrics.payments import PaymentsCollector
 from api.metrics.reconciliation import BooksCollector
@@ -53,6 +54,8 @@ from billing.payments.service import PaymentService
 from billing.payments.settings import StripeSettings
 from billing.pricing import PriceBook
 from billing.reconciliation.service import ReconciliationService
+from billing.request_metadata.content import MetadataSealer
+from billing.request_metadata.recorder import MetadataRecorder
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from billing.statements import Statements
@@ -103,6 +106,7 @@ class _Generation:
     prices: PriceBook
     sla: SlaRecorder
     refusals: RefusalRecorder
+    request_metadata: MetadataRecorder
     quotas: Quotas
     engine: EngineClient
     watch: EngineWatch
@@ -188,6 +192,7 @@ async def _start_generation(
         prices=PriceBook(rows, cache, ttl=tenants.cache_seconds),
         sla=SlaRecorder(cache),
         refusals=RefusalRecorder(cache),
+        request_metadata=MetadataRecorder(cache, _sealer(tenants)),
         quotas=Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}", read_usage=usage_exists),
         engine=engine,
         watch=EngineWatch(engine, cache),
@@ -202,6 +207,7 @@ async def _start_generation(
         generation.prices,
         generation.sla,
         generation.refusals,
+        generation.request_metadata,
         generation.quotas,
         generation.engine,
         generation.watch,
@@ -277,7 +283,7 @@ def _services(
         reasoning=_reasoning(generation.text, settings, tool_format),
         keys=generation.keys,
         models=generation.models,
-        usage=UsageReports(rows),
+        usage=UsageReports(rows, _sealer(tenants)),
         files=files,
         uploads=uploads,
         quotas=generation.quotas,
@@ -285,6 +291,7 @@ def _services(
         sla=generation.sla,
         sla_reports=SlaReports(rows),
         refusals=generation.refusals,
+        request_metadata=generation.request_metadata,
         idempotency=IdempotencyRecords(cache),
         books=BooksCollector(ReconciliationService(rows, cache)),
         checks=_checks(stores, generation.engine, settings.base_name),
@@ -307,12 +314,17 @@ def _services(
         credits=billing.credits,
         payments=billing.payments,
         payments_waiting=PaymentsCollector(rows),
+        background_work=BackgroundWorkCollector(rows),
         restarts=RestartsCollector(cache),
         batches=BatchService(rows, stores.objects),
         incidents=Incidents(rows),
     )
     services.metrics.registry.register(DiskCollector(stores.objects.scratch, lambda: generation.engine.stats))
     return services
+
+
+def _sealer(tenants: TenantSettings) -> MetadataSealer:
+    return MetadataSealer(tenants.key_secret.get_secret_value())
 
 
 def _reasoning(text: TextCodec, settings: ApiSettings, tools: ToolFormat | None) -> OfferedReasoning | None:

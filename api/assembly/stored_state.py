@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from secrets import token_hex
 
+from api.metrics.background_work import BackgroundResponseMetrics
 from api.responses.runner import BackgroundRunner
 from api.services import Services, StoredState
 from conversations.background.service import BackgroundQueue
@@ -29,7 +30,8 @@ def stored_state(database: Database, secret: str) -> StoredState:
 @asynccontextmanager
 async def running_background(services: Services, database: Database, name: str) -> AsyncIterator[Services]:
     """Yields the services with a started runner of background responses."""
-    runner = BackgroundRunner(services, KeyContexts(database), f"{name}-{token_hex(4)}")
+    metrics = BackgroundResponseMetrics(services.metrics.registry)
+    runner = BackgroundRunner(services, KeyContexts(database), f"{name}-{token_hex(4)}", metrics=metrics)
     runner.start()
     try:
         yield dataclasses.replace(services, background=runner)

@@ -19,7 +19,7 @@ import structlog
 
 from adapters.files.errors import FileNotFound
 from adapters.files.ingestion import FileIngestion
-from adapters.storage.errors import StorageUnavailable
+from adapters.storage.errors import ObjectNotFound, StorageUnavailable
 from adapters.storage.objects import ObjectStore
 from api.authentication import GENERATE
 from api.batches.checking import MAX_LINE_BYTES, batch_error, check_lines, check_models
@@ -123,19 +123,49 @@ class BatchExecution:
 
     async def _work(self) -> None:
         lease = self._lease
-        if lease.status == BatchStatus.VALIDATING:
-            await self._patiently(self._check)
-        if lease.status == BatchStatus.IN_PROGRESS:
-            await self._patiently(self._run_lines)
+        try:
+            if lease.status == BatchStatus.VALIDATING:
+                await self._reading_input(self._check)
+            if lease.status == BatchStatus.IN_PROGRESS:
+                await self._reading_input(self._run_lines)
+        except (FileNotFound, ObjectNotFound):
+            await self._input_lost()
         if self._site.stopping.is_set() and lease.status in OPEN:
             await lease.release()
             return
         if lease.status in (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING):
-            if lease.batch.in_progress_at is not None:
-                await self._patiently(self._give_up_rest)
+            if lease.batch.in_progress_at is not None and lease.batch.failed_at is None:
+                try:
+                    await self._reading_input(self._give_up_rest)
+                except (FileNotFound, ObjectNotFound):
+                    await self._input_lost()
             await self._patiently(lease.finalize)
         if lease.status in (BatchStatus.FINALIZING, BatchStatus.CANCELLING):
             await self._patiently(lambda: write_outputs(lease, self._site.ingestion))
+
+    async def _reading_input(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Runs a step that reads the batch's copy of its input; if the store has lost it, again with a new
+        copy. Raises FileNotFound, ObjectNotFound: the input file is gone, too.
+        """
+        try:
+            await self._patiently(step)
+        except ObjectNotFound as error:
+            batch = self._lease.batch
+            log.error("input of a batch is lost", batch_id=batch.id, error=str(error))
+            await self._patiently(lambda: require_copy(self._site.database, self._site.store, batch))
+            await self._patiently(step)
+
+    async def _input_lost(self) -> None:
+        """Ends the batch with the lines that have a result: which others there were cannot be known."""
+        lease = self._lease
+        await self._last_lines()
+        await self._store_results()
+        message = (
+            f"The input of the batch was lost, and the file {lease.batch.input_file_id} does not exist any "
+            "more. Lines that had been answered are in the output file; create a batch with the others."
+        )
+        error = batch_error("input_lost", message, None, "input_file_id")
+        await self._patiently(lambda: lease.input_lost(error))
 
     # Beside the work ----------------------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ class BatchRunner:
         try:
             await BatchExecution(self._site, lease).run()
         except BatchLeaseLost:
+            self._site.metrics.leases_lost.inc()
             log.warning("another process runs the batch now", batch_id=batch_id)
         except Exception:
             # Another attempt is made when the lease has expired.

@@ -15,6 +15,11 @@ class BatchMetrics:
         self._lines = Counter(
             "rootstock_batch_lines", "Lines of batches by how they ended.", ["outcome"], registry=registry
         )
+        self.leases_lost = Counter(
+            "rootstock_batch_leases_lost",
+            "Batches that another process took over while this one ran them.",
+            registry=registry,
+        )
         for outcome in OUTCOMES:
             self._lines.labels(outcome)
 

@@ -359,9 +359,8 @@ def _detokenizers(
         strip = chat and vocabulary.strips_leading_space
         return lambda: Detokenizer(vocabulary, None if matcher is None else matcher.fresh(), strip)
     marked = thinking.format.vocabulary if tools is None else thinking.format.tool_vocabulary
-    is_exact = submission.submits[0].grammar is not None
     return lambda: ThinkingDetokenizer(
-        marked, thinking.reasoning, is_exact, None if matcher is None else matcher.fresh()
+        marked, thinking.reasoning, None if matcher is None else matcher.fresh()
     )
 
 

@@ -87,12 +87,22 @@ class CalledFunctionObject(TypedDict):
     """JSON text, as the model wrote it: it may be invalid, and is cut off if `finish_reason` is `length`."""
 
 
+class CalledCustomToolObject(TypedDict):
+    """A custom tool and its input."""
+
+    name: str
+    input: str
+
+
 class ToolCallObject(TypedDict):
-    """A call of a function that was offered."""
+    """A call of a function or of a custom tool that was offered."""
 
     id: str
-    type: Literal["function"]
-    function: CalledFunctionObject
+    type: Literal["function", "custom"]
+    function: NotRequired[CalledFunctionObject]
+    """Of the type `function`."""
+    custom: NotRequired[CalledCustomToolObject]
+    """Of the type `custom`."""
 
 
 class AssistantMessage(TypedDict):
@@ -136,6 +146,13 @@ class CalledFunctionDelta(TypedDict):
     """The next piece of the JSON text."""
 
 
+class CalledCustomToolDelta(TypedDict):
+    name: NotRequired[str]
+    """In the first piece of a call."""
+    input: str
+    """Comes as a whole, once it is complete."""
+
+
 class ToolCallDelta(TypedDict):
     """A piece of a tool call."""
 
@@ -143,9 +160,12 @@ class ToolCallDelta(TypedDict):
     """Which of the message's calls it belongs to."""
     id: NotRequired[str]
     """In the first piece of a call."""
-    type: NotRequired[Literal["function"]]
+    type: NotRequired[Literal["function", "custom"]]
     """In the first piece of a call."""
-    function: CalledFunctionDelta
+    function: NotRequired[CalledFunctionDelta]
+    """Of the type `function`."""
+    custom: NotRequired[CalledCustomToolDelta]
+    """Of the type `custom`."""
 
 
 class ChatDelta(TypedDict):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from api.errors import InvalidValue, UnsupportedParameter
 from api.openai.prompts import refuse_too_long
 from api.openai.reasoning_turns import refuse_reasoning_turns
-from api.openai.schemas import ChatCompletionRequest
+from api.openai.schemas import ChatCompletionRequest, output_constraints
 from engine.protocol import EngineInfo, Reasoning
 from tokenization.codec import TextCodec
 from tokenization.reasoning.efforts import OfferedReasoning
@@ -32,6 +32,9 @@ class RequestedReasoning:
     """None: as the chat template has it."""
     budget: int | None = None
     """Tokens of thinking; None: no bound."""
+    keeps_space: bool = False
+    """The answer has a format that counts white space before it. The grammar of tools does not: a message
+    may call none of them, and is text."""
 
     @property
     def template_options(self) -> dict[str, bool]:
@@ -56,7 +59,7 @@ class RequestedReasoning:
             closed_ids = prompt_ids + text.encode_part(format.closing(opening))
             refuse_too_long(len(closed_ids), info, "messages", exact=True)
             return closed_ids, None
-        reasoning = format.reasoning(opening, self.budget)
+        reasoning = format.reasoning(opening, self.budget, self.keeps_space)
         return prompt_ids, None if reasoning is None else Thinking(format, reasoning)
 
 
@@ -81,7 +84,8 @@ def requested_reasoning(body: ChatCompletionRequest, offered: OfferedReasoning |
     budget = body.thinking_budget if body.thinking_budget is not None else body.thinking_token_budget
     if budget is None and body.reasoning_effort is not None:
         budget = offered.budgets.get(body.reasoning_effort)
-    return RequestedReasoning(offered.format, True if on else False if off else None, budget)
+    is_on = True if on else False if off else None
+    return RequestedReasoning(offered.format, is_on, budget, bool(output_constraints(body)))
 
 
 def _switches(body: ChatCompletionRequest) -> dict[str, bool]:

@@ -3,10 +3,10 @@
 Limits are checked while the JSON is decoded: a list that is too long is refused without an error per entry,
 and `true` is not an integer. Errors name the field.
 
-There are three kinds of OpenAI fields: those that the engine honours; those that cannot change the answer
-(`user`, `metadata`...), which are accepted and ignored; and those that would change it but are not supported.
-The last are typed so that only their neutral value passes; everything else is refused as
-`unsupported_parameter`, never ignored.
+There are three kinds of OpenAI fields: those that the engine honours; those that cannot change the answer,
+which are accepted and kept for the receipt (`metadata`...) or ignored (`prompt_cache_key`...); and those that
+would change it but are not supported. The last are typed so that only their neutral value passes; everything
+else is refused as `unsupported_parameter`, never ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from api.openai.tool_schemas import (
     Tools,
     check_messages,
     check_tools,
-    custom_tool,
 )
 
 MAX_CHOICES = 128
@@ -45,6 +44,10 @@ MAX_OPTIONS = 1000
 Text = Annotated[str, Meta(max_length=4_000_000)]
 Tag = Annotated[str, Meta(max_length=512)]
 """Short text for the caller's own use."""
+SafetyIdentifier = Annotated[str, Meta(max_length=128)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 GrammarText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -171,10 +174,10 @@ class GenerationFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     grammar: GrammarText | None = None
     """The answer is of this context-free grammar, in llguidance's dialect of Lark."""
 
-    # Fields that cannot change the answer.
+    # Fields that cannot change the answer. The first three are kept for the request's receipt.
     user: Tag | None = None
-    metadata: Annotated[dict[Tag, Tag], Meta(max_length=16)] | None = None
-    safety_identifier: Tag | None = None
+    metadata: Metadata | None = None
+    safety_identifier: SafetyIdentifier | None = None
     prompt_cache_key: Tag | None = None
     prompt_cache_retention: Tag | None = None
 
@@ -190,11 +193,11 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Tools | None = None
-    """Functions that the model may call."""
+    """Functions and custom tools that the model may call."""
     tool_choice: ToolChoice | None = None
     """`none`: the model does not see the tools. `auto`, the default: it calls functions as it sees fit.
-    `required`: the message consists of calls. A function: of one call of it. `allowed_tools`: the model sees
-    all tools, and calls these.
+    `required`: the message consists of calls. A function or custom tool: of one call of it. `allowed_tools`:
+    the model sees all tools, and calls these.
     """
     parallel_tool_calls: bool | None = None
     """False: at most one call in a message. True is the default."""
@@ -281,7 +284,7 @@ def decode_chat(body: bytes) -> ChatCompletionRequest:
         request = decode(_chat_decoder, body, FEATURES, _raw_schema)
     except ApiError as error:
         param = error.param or ""
-        raise _feature_in_history(body, param) or custom_tool(body, param) or error from None
+        raise _feature_in_history(body, param) or error from None
     if request.store:
         raise UnsupportedParameter("Stored answers are not supported yet: leave 'store' out.", "store")
     check_chat(request)

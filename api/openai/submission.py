@@ -8,6 +8,8 @@ from api.openai.reasoning import Thinking
 from api.openai.tool_calls import OfferedTools
 from api.openai.validation import ValidatedRequest
 from billing.rates import RATE_LABEL
+from billing.request_metadata.content import RequestMetadata
+from billing.request_metadata.recorder import MetadataRecorder
 from engine.protocol import PriorityClass, Submit
 
 
@@ -31,6 +33,8 @@ class Submission(msgspec.Struct, frozen=True):
     """What the model may call."""
     thinking: Thinking | None = None
     """May precede every answer."""
+    metadata: RequestMetadata | None = None
+    """What the client named the request with, to be kept for its receipt."""
 
 
 def build_submission(
@@ -86,4 +90,13 @@ def build_submission(
         logprobs=request.sampling[0].logprobs,
         tools=request.tools,
         thinking=request.thinking,
+        metadata=request.metadata,
     )
+
+
+async def keep_metadata(submission: Submission, recorder: MetadataRecorder | None) -> None:
+    """Keeps the request's metadata, before the engine has the request: what is billed has its metadata even
+    if this process is killed.
+    """
+    if submission.metadata is not None and recorder is not None:
+        await recorder.keep(submission.metadata, submission.submits[0].tenant, submission.id)

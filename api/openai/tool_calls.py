@@ -11,17 +11,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from api.errors import UnsupportedParameter
+from api.openai.custom_tools import read_input, shown_function
 from api.openai.schemas import ChatCompletionRequest, Message
 from api.openai.tool_schemas import (
+    CustomTool,
     FunctionDefinition,
-    MessageToolCall,
-    NamedFunction,
+    MessageCall,
+    NamedTool,
     allowed_functions,
     is_deeper,
     must_call,
 )
 from tokenization.codec import TextCodec
-from tokenization.tools.deltas import ArgumentsDelta, CallStart, TextDelta, ToolFunction
+from tokenization.tools.deltas import CallStart, TextDelta, ToolFunction
 from tokenization.tools.formats import ToolFormat
 
 MAX_ARGUMENTS_DEPTH = 64
@@ -37,6 +39,8 @@ class CallDelta(NamedTuple):
     """With the name, at the start; then None."""
     name: str | None
     arguments: str
+    """Of a custom tool: its input, which comes when the call is complete."""
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class OfferedTools:
     """Several calls in a message are allowed."""
     is_required: bool = False
     """A message consists of calls."""
+    custom: frozenset[str] = frozenset()
+    """Names of those that are custom tools."""
 
     def reader(self) -> ToolCallReader:
         """Returns a reader of one choice."""
@@ -78,8 +84,9 @@ def offered_tools(
         )
     allowed = allowed_functions(body.tools, body.tool_choice)
     functions = tuple(ToolFunction(one.name, one.parameters or {}) for one in allowed.values())
-    is_parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedFunction)
-    return OfferedTools(format, functions, is_parallel, must_call(body.tool_choice))
+    is_parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
+    custom = frozenset(tool.function.name for tool in body.tools if isinstance(tool, CustomTool))
+    return OfferedTools(format, functions, is_parallel, must_call(body.tool_choice), custom)
 
 
 def _check_history(messages: Sequence[Message], text: TextCodec) -> None:
@@ -97,7 +104,15 @@ def _check_history(messages: Sequence[Message], text: TextCodec) -> None:
 
 def template_tools(body: ChatCompletionRequest) -> list[dict[str, Any]]:
     """Returns the request's functions as chat templates expect them."""
-    return [{"type": "function", "function": _template_function(tool.function)} for tool in body.tools or ()]
+    return [
+        {
+            "type": "function",
+            "function": shown_function(tool.custom)
+            if isinstance(tool, CustomTool)
+            else _template_function(tool.function),
+        }
+        for tool in body.tools or ()
+    ]
 
 
 def _template_function(function: FunctionDefinition) -> dict[str, Any]:
@@ -121,7 +136,7 @@ def add_call_fields(
         turn.setdefault("name", names[message.tool_call_id])
 
 
-def _template_call(call: MessageToolCall, format: ToolFormat | None) -> dict[str, Any]:
+def _template_call(call: MessageCall, format: ToolFormat | None) -> dict[str, Any]:
     return {
         "id": _template_id(call.id, format),
         "type": "function",
@@ -149,11 +164,14 @@ def _template_id(call_id: str, format: ToolFormat | None) -> str:
 class ToolCallReader:
     """Reads one choice: splits its text into content and calls."""
 
-    __slots__ = ("_is_parallel", "_parser", "num_calls")
+    __slots__ = ("_custom", "_input", "_is_parallel", "_parser", "num_calls")
 
     def __init__(self, tools: OfferedTools) -> None:
         self._parser = tools.format.parser(tools.functions)
         self._is_parallel = tools.is_parallel
+        self._custom = tools.custom
+        self._input: list[str] | None = None
+        """Arguments of the last call so far, if it is one of a custom tool."""
         self.num_calls = 0
 
     def read(self, text: str, is_last: bool) -> tuple[str, list[CallDelta]]:
@@ -169,15 +187,36 @@ class ToolCallReader:
             elif delta.call and not self._is_parallel:
                 continue
             elif isinstance(delta, CallStart):
+                calls += self._ended()
+                is_custom = delta.name in self._custom
+                self._input = [] if is_custom else None
                 self.num_calls += 1
-                calls.append(CallDelta(delta.call, f"call_{token_hex(12)}", delta.name, ""))
-            elif isinstance(delta, ArgumentsDelta):
+                calls.append(CallDelta(delta.call, f"call_{token_hex(12)}", delta.name, "", is_custom))
+            elif self._input is not None:
+                self._input.append(delta.text)
+            else:
                 calls.append(CallDelta(delta.call, None, None, delta.text))
+        if is_last:
+            calls += self._ended()
         return "".join(content), calls
+
+    def _ended(self) -> list[CallDelta]:
+        """Returns the input of the last call, if it is one of a custom tool. Its text is within a JSON
+        string, whose escapes are read once it is complete.
+        """
+        if self._input is None:
+            return []
+        text, self._input = read_input("".join(self._input)), None
+        return [CallDelta(self.num_calls - 1, None, None, text, True)] if text else []
 
 
 def streamed_call(delta: CallDelta) -> dict[str, Any]:
     """Returns the entry of a chunk's `tool_calls`."""
+    if delta.is_custom:
+        if delta.id is None:
+            return {"index": delta.call, "custom": {"input": delta.arguments}}
+        custom = {"name": delta.name, "input": delta.arguments}
+        return {"index": delta.call, "id": delta.id, "type": "custom", "custom": custom}
     if delta.id is None:
         return {"index": delta.call, "function": {"arguments": delta.arguments}}
     return {
@@ -194,9 +233,13 @@ def whole_calls(deltas: Sequence[CallDelta]) -> list[dict[str, Any]]:
     arguments: list[list[str]] = []
     for delta in deltas:
         if delta.id is not None:
-            calls.append({"id": delta.id, "type": "function", "function": {"name": delta.name}})
+            kind = "custom" if delta.is_custom else "function"
+            calls.append({"id": delta.id, "type": kind, kind: {"name": delta.name}})
             arguments.append([])
         arguments[delta.call].append(delta.arguments)
     for call, written in zip(calls, arguments, strict=True):
-        call["function"]["arguments"] = "".join(written)
+        if call["type"] == "custom":
+            call["custom"]["input"] = "".join(written)
+        else:
+            call["function"]["arguments"] = "".join(written)
     return calls

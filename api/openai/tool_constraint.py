@@ -13,11 +13,12 @@ import msgspec
 
 from api.errors import InvalidValue, UnsupportedParameter
 from api.grammars.checks import GrammarChecks
+from api.openai.custom_tools import GRAMMAR, CustomGrammar
 from api.openai.grammars import checked_grammar, invalid_schema
 from api.openai.schemas import MAX_GRAMMAR_BYTES, ChatCompletionRequest, output_constraints
 from api.openai.tool_calls import OfferedTools
 from api.openai.tool_grammar import grammar_of
-from api.openai.tool_schemas import FunctionDefinition, allowed_functions
+from api.openai.tool_schemas import CustomTool, FunctionDefinition, allowed_functions
 from engine.protocol import Grammar
 from tokenization.grammars.errors import GrammarRefused, GrammarsUnsupported
 from tokenization.grammars.messages import Check
@@ -47,7 +48,12 @@ async def message_constraint(
             "tools",
         )
     allowed = allowed_functions(body.tools or (), body.tool_choice)
-    needed_by = _needed_by(tools, allowed, answer)
+    grammars = {
+        number: tool.custom.grammar
+        for number, tool in enumerate(body.tools or ())
+        if number in allowed and isinstance(tool, CustomTool) and tool.custom.grammar is not None
+    }
+    needed_by = _needed_by(tools, allowed, grammars, answer)
     contradiction = next((name for name in ("min_tokens", "ignore_eos") if getattr(body, name)), None)
     if contradiction is not None and needed_by is not None:
         raise InvalidValue(
@@ -57,7 +63,8 @@ async def message_constraint(
     grammar = None
     if checks is not None and contradiction is None:
         schema = None if answer is None else json.loads(answer.source)
-        grammar = await _tool_grammar(tools, allowed, schema, tenant, checks)
+        await _check_grammars(tools, grammars, tenant, checks)
+        grammar = await _tool_grammar(tools, allowed, grammars, schema, tenant, checks)
     if grammar is None and needed_by is not None:
         if checks is not None and checks.are_supported:
             raise InvalidValue(
@@ -71,20 +78,48 @@ async def message_constraint(
 
 
 def _needed_by(
-    tools: OfferedTools, allowed: dict[int, FunctionDefinition], answer: Grammar | None
+    tools: OfferedTools,
+    allowed: dict[int, FunctionDefinition],
+    grammars: dict[int, CustomGrammar],
+    answer: Grammar | None,
 ) -> str | None:
     """Returns the field that requires a grammar; None: calls are held to one where that is possible."""
     if tools.is_required:
         return "tool_choice"
+    if grammars:
+        return f"tools[{min(grammars)}].custom.format"
     strict = next((number for number, function in allowed.items() if function.strict), None)
     if strict is not None:
         return f"tools[{strict}].function.strict"
     return None if answer is None else "response_format"
 
 
+async def _check_grammars(
+    tools: OfferedTools, grammars: dict[int, CustomGrammar], tenant: str, checks: GrammarChecks
+) -> None:
+    """Raises InvalidValue or UnsupportedParameter for the first grammar of a custom tool that does not
+    compile, or that calls cannot be held to.
+    """
+    for number, grammar in grammars.items():
+        param = f"tools[{number}].{GRAMMAR}"
+        if tools.format.name == _TAGGED:
+            raise UnsupportedParameter(
+                f"'{param}': this model writes texts between tags, which cannot be held to a grammar. Leave "
+                "'format' out.",
+                param,
+            )
+        try:
+            await checks.check(tenant, Check(Grammar(grammar.syntax, grammar.definition), False))
+        except GrammarsUnsupported:
+            return
+        except GrammarRefused as refused:
+            raise InvalidValue(f"Invalid grammar in '{param}': {refused.reason}.", param) from None
+
+
 async def _tool_grammar(
     tools: OfferedTools,
     allowed: dict[int, FunctionDefinition],
+    grammars: dict[int, CustomGrammar],
     answer: dict[str, Any] | None,
     tenant: str,
     checks: GrammarChecks,
@@ -95,6 +130,9 @@ async def _tool_grammar(
         for number, function in allowed.items():
             refused = await _refused_schema(function, is_tagged, tenant, checks) if function.strict else None
             if refused is not None:
+                if number in grammars:
+                    param = f"tools[{number}].{GRAMMAR}"
+                    raise InvalidValue(f"Invalid grammar in '{param}': {refused.reason}.", param)
                 param = f"tools[{number}].function.parameters"
                 raise invalid_schema(f"function '{function.name}'", param, refused)
         grammar = grammar_of(tools, answer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol
 
@@ -11,6 +10,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from api.errors import InvalidValue, UnsupportedParameter
+from api.openai.custom_tools import GRAMMAR, CustomDefinition, as_arguments, as_function
+from api.openai.function_definition import FunctionDefinition, FunctionName
 
 MAX_TOOLS = 128
 MAX_SCHEMA_BYTES = 256 * 1024
@@ -18,26 +19,26 @@ MAX_SCHEMA_BYTES = 256 * 1024
 MAX_SCHEMA_DEPTH = 32
 """Levels of objects and lists within one function's parameters."""
 
-FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 CallId = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
-class FunctionDefinition(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A function that the model may call."""
-
-    name: FunctionName
-    description: Annotated[str, Meta(max_length=100_000)] | None = None
-    parameters: dict[str, Any] | None = None
-    """A JSON Schema of the arguments, an object. None: the function takes no arguments."""
-    strict: bool | None = None
-    """Takes only the subset of JSON Schema that OpenAI's strict mode does, and refuses a schema that calls
-    cannot be held to. Other functions are held to theirs as far as it is supported.
-    """
-
-
-class FunctionTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    type: Literal["function"]
+class FunctionTool(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="function"
+):
     function: FunctionDefinition
+
+
+class CustomTool(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="custom"
+):
+    """A tool that is called with a text instead of arguments."""
+
+    custom: CustomDefinition
+
+    @property
+    def function(self) -> FunctionDefinition:
+        """The function that the model calls in its place."""
+        return as_function(self.custom)
 
 
 class FunctionReference(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,9 +53,24 @@ class NamedFunction(
     function: FunctionReference
 
 
+class NamedCustomTool(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="custom"
+):
+    """A custom tool by its name."""
+
+    custom: FunctionReference
+
+    @property
+    def function(self) -> FunctionReference:
+        return self.custom
+
+
+NamedTool = NamedFunction | NamedCustomTool
+
+
 class AllowedTools(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[NamedFunction | NamedCustomTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedToolsChoice(
@@ -65,8 +81,9 @@ class AllowedToolsChoice(
     allowed_tools: AllowedTools
 
 
-Tools = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedToolsChoice
+Tool = FunctionTool | CustomTool
+Tools = Annotated[list[FunctionTool | CustomTool], Meta(max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedFunction | NamedCustomTool | AllowedToolsChoice
 
 
 class MessageFunctionCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,17 +94,40 @@ class MessageFunctionCall(Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """What the Python client read from `arguments`, which the model sees; ignored."""
 
 
-class MessageToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MessageToolCall(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="function"
+):
     """A call in an earlier answer."""
 
     id: CallId
-    type: Literal["function"]
     function: MessageFunctionCall
     index: int | None = None
     """Left over from a streamed answer; ignored."""
 
 
-ToolCalls = Annotated[list[MessageToolCall], Meta(max_length=MAX_TOOLS)]
+class MessageCustomInput(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: FunctionName
+    input: Annotated[str, Meta(max_length=4_000_000)]
+
+
+class MessageCustomCall(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="custom"
+):
+    """A call of a custom tool in an earlier answer."""
+
+    id: CallId
+    custom: MessageCustomInput
+    index: int | None = None
+    """Left over from a streamed answer; ignored."""
+
+    @property
+    def function(self) -> MessageFunctionCall:
+        """The call as the model wrote it."""
+        return MessageFunctionCall(name=self.custom.name, arguments=as_arguments(self.custom.input))
+
+
+MessageCall = MessageToolCall | MessageCustomCall
+ToolCalls = Annotated[list[MessageToolCall | MessageCustomCall], Meta(max_length=MAX_TOOLS)]
 
 
 class _Message(Protocol):
@@ -96,53 +136,48 @@ class _Message(Protocol):
     @property
     def content(self) -> Any: ...
     @property
-    def tool_calls(self) -> Sequence[MessageToolCall] | None: ...
+    def tool_calls(self) -> Sequence[MessageCall] | None: ...
     @property
     def tool_call_id(self) -> str | None: ...
 
 
-def check_tools(tools: Sequence[FunctionTool], choice: ToolChoice | None) -> None:
-    """Raises InvalidValue, naming the field."""
+def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    """Raises InvalidValue or UnsupportedParameter, naming the field."""
     names: set[str] = set()
     for number, tool in enumerate(tools):
-        where = f"tools[{number}].function"
-        function = tool.function
+        is_custom = isinstance(tool, CustomTool)
+        where = f"tools[{number}].{'custom' if is_custom else 'function'}"
+        function = function_of(tool, number)
         if function.name in names:
             raise InvalidValue(f"'{where}.name': '{function.name}' is defined twice.", f"{where}.name")
         names.add(function.name)
-        if function.parameters is not None:
+        if function.parameters is not None and not is_custom:
             _check_parameters(function.parameters, f"{where}.parameters")
     if choice is None or choice in ("none", "auto"):
         return
     if not tools:
         raise InvalidValue("'tool_choice' needs 'tools' to choose from.", "tool_choice")
-    if isinstance(choice, NamedFunction):
+    if isinstance(choice, NamedTool):
         _check_offered(choice, names, "tool_choice")
     elif isinstance(choice, AllowedToolsChoice):
         for number, allowed in enumerate(choice.allowed_tools.tools):
             _check_offered(allowed, names, f"tool_choice.allowed_tools.tools[{number}]")
 
 
-def custom_tool(body: bytes, param: str) -> UnsupportedParameter | None:
-    """Returns the error that names custom tools if the body has one at `param`, the refused field."""
-    if re.fullmatch(r"tools\[\d+\]\.type|tool_choice\.type", param) is None:
-        return None
+def function_of(tool: Tool, number: int) -> FunctionDefinition:
+    """Returns the function that the model is offered for a tool. Raises UnsupportedParameter for a grammar
+    that calls cannot be held to. `number`: its place in `tools`.
+    """
     try:
-        value = msgspec.json.decode(body)
-        for step in re.findall(r"\w+", param):
-            value = value[int(step) if step.isdecimal() else step]
-    except (msgspec.DecodeError, RecursionError):  # the rest of the body is not valid JSON
-        return None
-    if value != "custom":
-        return None
-    return UnsupportedParameter(f"Custom tools are not supported yet, only functions: see '{param}'.", param)
+        return tool.function
+    except ValueError as error:
+        where = f"tools[{number}].{GRAMMAR}"
+        raise UnsupportedParameter(f"'{where}': {error}.", where) from None
 
 
-def allowed_functions(
-    tools: Sequence[FunctionTool], choice: ToolChoice | None
-) -> dict[int, FunctionDefinition]:
+def allowed_functions(tools: Sequence[Tool], choice: ToolChoice | None) -> dict[int, FunctionDefinition]:
     """Returns the functions that the model may call, by their place in `tools`."""
-    if isinstance(choice, NamedFunction):
+    if isinstance(choice, NamedTool):
         names = {choice.function.name}
     elif isinstance(choice, AllowedToolsChoice):
         names = {allowed.function.name for allowed in choice.allowed_tools.tools}
@@ -155,7 +190,7 @@ def must_call(choice: ToolChoice | None) -> bool:
     """Returns whether a message has to consist of calls."""
     if isinstance(choice, AllowedToolsChoice):
         return choice.allowed_tools.mode == "required"
-    return choice == "required" or isinstance(choice, NamedFunction)
+    return choice == "required" or isinstance(choice, NamedTool)
 
 
 def check_messages(messages: Sequence[_Message]) -> None:
@@ -222,9 +257,10 @@ def _check_parameters(schema: dict[str, Any], where: str) -> None:
         raise InvalidValue(f"'{where}.properties' must be an object.", f"{where}.properties")
 
 
-def _check_offered(choice: NamedFunction, names: set[str], where: str) -> None:
+def _check_offered(choice: NamedTool, names: set[str], where: str) -> None:
+    where = f"{where}.{'custom' if isinstance(choice, NamedCustomTool) else 'function'}.name"
     if choice.function.name not in names:
         raise InvalidValue(
-            f"'{where}.function.name': no function in 'tools' is called '{choice.function.name}'.",
-            f"{where}.function.name",
+            f"'{where}': no tool of this type in 'tools' is called '{choice.function.name}'.",
+            where,
         )

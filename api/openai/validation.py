@@ -13,6 +13,7 @@ from api.openai.reasoning import Thinking
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationFields
 from api.openai.tool_calls import OfferedTools
 from billing.request_ids import new_request_id
+from billing.request_metadata.content import RequestMetadata
 from engine.protocol import EngineInfo, Grammar, SamplingParams
 from tenants.context import TenantContext
 
@@ -41,6 +42,8 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     tools: OfferedTools | None = None
     thinking: Thinking | None = None
     """May precede every answer."""
+    metadata: RequestMetadata | None = None
+    """What the client named the request with, if that may be stored."""
     reservation_id: str = ""
     """Under which quota is reserved, if not under `id`: for a request that is generated again."""
 
@@ -116,7 +119,14 @@ def _validated(
         has_max_tokens=max_tokens is not None,
         is_streamed=bool(body.stream),
         grammar=None,
+        metadata=_metadata(body, caller),
     )
+
+
+def _metadata(body: GenerationFields, caller: TenantContext) -> RequestMetadata | None:
+    if not (body.user or body.safety_identifier or body.metadata) or caller.stores_nothing:
+        return None
+    return RequestMetadata(body.user, body.safety_identifier, body.metadata)
 
 
 _ENDPOINTS = {"chatcmpl": "chat.completions", "cmpl": "completions"}

@@ -18,6 +18,7 @@ from api.openai.outcome import OutcomeRecorder
 from api.openai.reservation import reserve
 from api.openai.respond import new_answer, released
 from api.openai.service_tier import requested_tier
+from api.openai.submission import keep_metadata
 from api.openai.validation import ValidatedRequest
 from api.responses.bodies import ended, failed, shown
 from api.responses.event_log import EventLog
@@ -68,28 +69,26 @@ class BackgroundAttempt:
         self._request = _decoder.decode(claimed.request)
         self._log = EventLog(state_of(services).background, claimed) if self._request.stream else None
 
-    async def run(self) -> None:
-        """Generates and stores the response. Raises LeaseLost, DatabaseUnavailable."""
+    async def run(self) -> str:
+        """Generates and stores the response; returns its status. Raises LeaseLost, DatabaseUnavailable."""
         claimed, began = self._claimed, self._clock()
         pause = 0.25
         while True:
             try:
-                await self._generate()
-                return
+                return await self._generate()
             except (LeaseLost, DatabaseUnavailable):
                 raise
             except Exception as error:  # noqa: BLE001  becomes the response's error
                 now = self._clock()
                 is_over = now > claimed.record.submitted_at + BACKGROUND_SECONDS
                 if is_over or now > began + RETRY_SECONDS or not _may_pass(error):
-                    await self._fail(error)
-                    return
+                    return await self._fail(error)
                 wait = getattr(error, "retry_after", None) or pause
             log.info("a background response waits", id=claimed.record.id, seconds=wait)
             await asyncio.sleep(min(wait, MAX_PAUSE))
             pause = min(pause * 2, MAX_PAUSE)
 
-    async def _generate(self) -> None:
+    async def _generate(self) -> str:
         claimed, services = self._claimed, self._services
         if claimed.fence > MAX_ATTEMPTS:
             raise TooManyAttempts(f"the response could not be completed in {MAX_ATTEMPTS} attempts")
@@ -117,13 +116,14 @@ class BackgroundAttempt:
 
         with released(reserved):
             answer = new_answer(services, reserved, outcome, time.perf_counter(), is_chat=True)
+            await keep_metadata(submission, services.request_metadata)
             answer.submit(services.engine)
             try:
                 await self._while_logging(answer.read(take))
             except Exception as error:
                 outcome.failed(error)
                 raise
-        await self._finish(exchange, ended(body, output.finish_reason, answer.usage), output.items)
+        return await self._finish(exchange, ended(body, output.finish_reason, answer.usage), output.items)
 
     async def _exchange(self, caller: TenantContext) -> Exchange:
         """Collects the context again: this process may not be the one that queued the response."""
@@ -152,18 +152,18 @@ class BackgroundAttempt:
         else:
             await self._log.keep_while(reading)
 
-    async def _finish(self, exchange: Exchange, body: Json, output: list[Json]) -> None:
-        await self._store(Owner.of(exchange.caller), exchange.record(body, output))
+    async def _finish(self, exchange: Exchange, body: Json, output: list[Json]) -> str:
+        return await self._store(Owner.of(exchange.caller), exchange.record(body, output))
 
-    async def _fail(self, error: Exception) -> None:
+    async def _fail(self, error: Exception) -> str:
         claimed = self._claimed
         log.info("a background response failed", id=claimed.record.id, error=type(error).__name__)
         record = replace(claimed.record, status="failed", body=failed(claimed.record.body, error))
         # The key may be gone; the owner decides nothing but where the row is.
         owner = Owner(claimed.tenant_id, claimed.project_id, claimed.key_id, timedelta(0))
-        await self._store(owner, record)
+        return await self._store(owner, record)
 
-    async def _store(self, owner: Owner, record: ResponseRecord) -> None:
+    async def _store(self, owner: Owner, record: ResponseRecord) -> str:
         queue = state_of(self._services).background
         events = []
         if self._log is not None:
@@ -173,7 +173,7 @@ class BackgroundAttempt:
         while True:
             try:
                 await queue.finish(self._claimed, owner, record, events)
-                return
+                return record.status
             except DatabaseUnavailable:
                 if self._clock() > began + STORE_SECONDS:
                     raise

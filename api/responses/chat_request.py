@@ -1,8 +1,7 @@
 """Translates a response's request into the chat request that is generated from.
 
 Items become messages: a message of the assistant and the calls that follow it are one message, an output of
-a call is a message of the role `tool`. Thinking is the `reasoning` of the message after it. A custom tool is
-a function of one string.
+a call is a message of the role `tool`. Thinking is the `reasoning` of the message after it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from api.errors import InvalidValue
+from api.openai.custom_tools import CustomDefinition, CustomGrammar, CustomGrammarFormat
 from api.openai.schemas import (
     MAX_MESSAGES,
     ChatCompletionRequest,
@@ -24,12 +24,19 @@ from api.openai.schemas import (
 from api.openai.tool_schemas import (
     AllowedTools,
     AllowedToolsChoice,
+    CustomTool,
     FunctionDefinition,
     FunctionReference,
     FunctionTool,
+    MessageCall,
+    MessageCustomCall,
+    MessageCustomInput,
     MessageFunctionCall,
     MessageToolCall,
+    NamedCustomTool,
     NamedFunction,
+    NamedTool,
+    Tool,
     ToolChoice,
 )
 from api.responses.error_names import response_names
@@ -40,6 +47,7 @@ from api.responses.schemas import (
     FunctionChoice,
     InputFields,
     ResponseCustomTool,
+    ResponseGrammarFormat,
     ResponseJsonSchemaFormat,
     ResponseRequest,
     ResponseTool,
@@ -49,15 +57,9 @@ from api.responses.schemas import (
 Json = dict[str, Any]
 _SAMPLING = (
     "stream", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_k",
-    "min_p", "repetition_penalty", "stop_token_ids", "service_tier", "prompt_cache_key",
+    "min_p", "repetition_penalty", "stop_token_ids", "service_tier", "prompt_cache_key", "user",
+    "safety_identifier", "metadata",
 )  # fmt: skip
-_CUSTOM_INPUT = "input"
-_CUSTOM_PARAMETERS = {
-    "type": "object",
-    "properties": {_CUSTOM_INPUT: {"type": "string"}},
-    "required": [_CUSTOM_INPUT],
-    "additionalProperties": False,
-}
 
 
 def chat_request(request: InputFields, items: Sequence[Json]) -> ChatCompletionRequest:
@@ -75,7 +77,7 @@ def chat_request(request: InputFields, items: Sequence[Json]) -> ChatCompletionR
     chat = ChatCompletionRequest(
         **fields,
         messages=messages_of(items, request.instructions),
-        tools=None if request.tools is None else [_function(tool) for tool in request.tools],
+        tools=None if request.tools is None else [_tool(tool) for tool in request.tools],
         tool_choice=_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=_format(request),
@@ -137,13 +139,11 @@ def _add_message(messages: list[Message], role: Any, content: str) -> None:
 
 def _add_call(messages: list[Message], item: Json) -> None:
     """Adds a call to the assistant's message before it, or as a message of its own."""
-    arguments = item.get("arguments")
-    if arguments is None:
-        arguments = msgspec.json.encode({_CUSTOM_INPUT: item["input"]}).decode()
-    call = MessageToolCall(
-        id=item["call_id"],
-        type="function",
-        function=MessageFunctionCall(name=item["name"], arguments=arguments),
+    id, name = item["call_id"], item["name"]
+    call: MessageCall = (
+        MessageToolCall(id=id, function=MessageFunctionCall(name=name, arguments=item["arguments"]))
+        if item["type"] == "function_call"
+        else MessageCustomCall(id=id, custom=MessageCustomInput(name=name, input=item["input"]))
     )
     if messages and messages[-1].role == "assistant":
         calls = [*(messages[-1].tool_calls or ()), call]
@@ -163,16 +163,22 @@ def _result(item: Json, called: dict[str, str]) -> Message:
     return Message(role="tool", tool_call_id=item["call_id"], content="\n".join(texts_of(item["output"])))
 
 
-def _function(tool: ResponseTool) -> FunctionTool:
+def _tool(tool: ResponseTool) -> Tool:
     if isinstance(tool, ResponseCustomTool):
-        parameters, strict = _CUSTOM_PARAMETERS, None
-    else:
-        parameters, strict = tool.parameters or {}, tool.strict
+        format = None
+        if isinstance(tool.format, ResponseGrammarFormat):
+            grammar = CustomGrammar(syntax=tool.format.syntax, definition=tool.format.definition)
+            format = CustomGrammarFormat(grammar=grammar)
+        return CustomTool(
+            custom=CustomDefinition(name=tool.name, description=tool.description, format=format)
+        )
     return FunctionTool(
-        type="function",
         function=FunctionDefinition(
-            name=tool.name, description=tool.description, parameters=parameters or None, strict=strict
-        ),
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.parameters or None,
+            strict=tool.strict,
+        )
     )
 
 
@@ -184,8 +190,11 @@ def _choice(choice: ResponseToolChoice | None) -> ToolChoice | None:
     return _named(choice) if isinstance(choice, FunctionChoice | CustomChoice) else choice
 
 
-def _named(choice: FunctionChoice | CustomChoice) -> NamedFunction:
-    return NamedFunction(function=FunctionReference(name=choice.name))
+def _named(choice: FunctionChoice | CustomChoice) -> NamedTool:
+    name = FunctionReference(name=choice.name)
+    return (
+        NamedFunction(function=name) if isinstance(choice, FunctionChoice) else NamedCustomTool(custom=name)
+    )
 
 
 def _format(request: InputFields) -> Any:
@@ -197,13 +206,3 @@ def _format(request: InputFields) -> Any:
             name=wanted.name, schema=wanted.schema, description=wanted.description, strict=wanted.strict
         )
     )
-
-
-def custom_input(arguments: str) -> str:
-    """Returns the text that a custom tool is called with, from the arguments that the model wrote."""
-    try:
-        read = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return arguments
-    text = read.get(_CUSTOM_INPUT) if isinstance(read, dict) else None
-    return text if isinstance(text, str) else arguments

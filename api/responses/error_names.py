@@ -10,9 +10,10 @@ from api.errors import ApiError
 
 _NAMES = (
     (re.compile(r"response_format(\.json_schema)?"), "text.format"),
-    (re.compile(r"tool_choice\.allowed_tools(\.tools\[\d+\])\.function"), r"tool_choice\1"),
+    (re.compile(r"tool_choice\.allowed_tools(\.tools\[\d+\])\.(function|custom)"), r"tool_choice\1"),
     (re.compile(r"tool_choice\.allowed_tools"), "tool_choice"),
-    (re.compile(r"(tool_choice|tools\[\d+\])\.function"), r"\1"),
+    (re.compile(r"(tools\[\d+\])\.custom\.format\.grammar"), r"\1.format"),
+    (re.compile(r"(tool_choice|tools\[\d+\])\.(function|custom)"), r"\1"),
     (re.compile(r"max_completion_tokens|max_tokens"), "max_output_tokens"),
     (re.compile(r"reasoning_effort"), "reasoning.effort"),
     (re.compile(r"messages(\[\d+\](\.\w+|\[\d+\])*)?"), "input"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from api.responses.bodies import conversation_of, new_body
 from api.responses.output import OutputBuilder
-from api.responses.schemas import ResponseCustomTool, ResponseRequest
+from api.responses.schemas import ResponseRequest
 from api.responses.turns import Turn
 from conversations.responses.service import ResponseRecord
 from tenants.context import TenantContext
@@ -29,9 +29,7 @@ class Exchange:
 
     def output(self) -> OutputBuilder:
         """Returns a builder of its output."""
-        tools = self.request.tools or ()
-        custom = {tool.name for tool in tools if isinstance(tool, ResponseCustomTool)}
-        return OutputBuilder(custom, self.request.wants_logprobs)
+        return OutputBuilder(self.request.wants_logprobs)
 
     def body(self, model: str, tier: str) -> Json:
         """Returns its response object, in progress. `model`: the pinned form of the model's name."""

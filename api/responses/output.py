@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from api.openai.answer import Answer, AnswerDelta
 from api.openai.tool_calls import CallDelta
-from api.responses.chat_request import custom_input
 from db.base import new_id
 
 Json = dict[str, Any]
@@ -18,12 +17,10 @@ class OutputBuilder:
     """The output of one response. Events are objects without a sequence number.
 
     Args:
-        custom_tools: names of the tools whose calls are of the type `custom_tool_call`.
         has_logprobs: whether parts of text list the log probabilities of their tokens.
     """
 
-    def __init__(self, custom_tools: Collection[str], has_logprobs: bool) -> None:
-        self._custom_tools = custom_tools
+    def __init__(self, has_logprobs: bool) -> None:
         self._has_logprobs = has_logprobs
         self.items: list[Json] = []
         """Items so far; the last one may be unfinished."""
@@ -89,20 +86,14 @@ class OutputBuilder:
     def _add_call(self, call: CallDelta) -> Iterator[Json]:
         if call.id is not None:
             yield from self._close("completed")
-            assert call.name is not None
-            yield from self._open(self._new_call(call.id, call.name))
+            yield from self._open(_new_call(call))
         if not call.arguments:
             return
         self._texts.append(call.arguments)
         if self.items[-1]["type"] == "function_call":
             yield self._event("function_call_arguments.delta", delta=call.arguments)
-
-    def _new_call(self, call_id: str, name: str) -> Json:
-        if name in self._custom_tools:
-            head: Json = {"id": new_id("ctc"), "type": "custom_tool_call", "status": "in_progress"}
-            return {**head, "call_id": call_id, "name": name, "input": ""}
-        head = {"id": new_id("fc"), "type": "function_call", "status": "in_progress"}
-        return {**head, "call_id": call_id, "name": name, "arguments": ""}
+        else:
+            yield self._event("custom_tool_call_input.delta", delta=call.arguments)
 
     def _open(self, item: Json) -> Iterator[Json]:
         self.items.append(item)
@@ -134,11 +125,8 @@ class OutputBuilder:
             item["arguments"] = text
             yield self._event("function_call_arguments.done", name=item["name"], arguments=text)
         else:
-            # Its text is within a JSON string, whose escapes are read once it is complete.
-            item["input"] = custom_input(text)
-            if item["input"]:
-                yield self._event("custom_tool_call_input.delta", delta=item["input"])
-            yield self._event("custom_tool_call_input.done", input=item["input"])
+            item["input"] = text
+            yield self._event("custom_tool_call_input.done", input=text)
         yield {"type": _CLOSED, "output_index": len(self.items) - 1, "item": dict(item)}
         self._texts, self._logprobs = [], []
 
@@ -149,6 +137,14 @@ class OutputBuilder:
     def _event(self, kind: str, **fields: Any) -> Json:
         place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         return {"type": f"response.{kind}", **place, **fields}
+
+
+def _new_call(call: CallDelta) -> Json:
+    if call.is_custom:
+        head: Json = {"id": new_id("ctc"), "type": "custom_tool_call", "status": "in_progress"}
+        return {**head, "call_id": call.id, "name": call.name, "input": ""}
+    head = {"id": new_id("fc"), "type": "function_call", "status": "in_progress"}
+    return {**head, "call_id": call.id, "name": call.name, "arguments": ""}
 
 
 async def read_output(answer: Answer, output: OutputBuilder) -> None:

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
+from prometheus_client import CollectorRegistry
 
+from api.metrics.background_work import BackgroundResponseMetrics
 from api.responses.attempt import BackgroundAttempt
 from api.responses.turns import state_of
 from api.services import Services
@@ -42,6 +44,7 @@ class BackgroundRunner:
     Args:
         process: a name that no other process has.
         clock: Unix seconds.
+        metrics: of this process; None: they are not shown.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class BackgroundRunner:
         *,
         tick: float = TICK,
         clock: Callable[[], float] = time.time,
+        metrics: BackgroundResponseMetrics | None = None,
     ) -> None:
+        self._metrics = metrics or BackgroundResponseMetrics(CollectorRegistry())
         self._services = services
         self._queue = state_of(services).background
         self._callers = callers
@@ -114,6 +119,8 @@ class BackgroundRunner:
         if room <= 0 or not self._services.engine.ready:
             return
         for claimed in await self._queue.claim(self._process, room):
+            if claimed.fence > 1:
+                self._metrics.resumed.inc()
             one = _Running(claimed)
             one.task = asyncio.create_task(self._work(claimed), name=f"response {claimed.record.id}")
             self._running[claimed.record.id] = one
@@ -121,7 +128,8 @@ class BackgroundRunner:
     async def _work(self, claimed: ClaimedResponse) -> None:
         response_id = claimed.record.id
         try:
-            await BackgroundAttempt(self._services, self._callers, claimed, self._clock).run()
+            outcome = await BackgroundAttempt(self._services, self._callers, claimed, self._clock).run()
+            self._metrics.ended(outcome)
         except LeaseLost:
             log.info("a background response is no longer this process's", id=response_id)
         except DatabaseUnavailable:

@@ -12,13 +12,16 @@ from msgspec import Meta, Struct
 
 from api.errors import InvalidValue, UnsupportedParameter
 from api.json_bodies import decode
+from api.openai.custom_tools import MAX_GRAMMAR
 from api.openai.schemas import (
     MAX_GRAMMAR_BYTES,
     MAX_TOP_LOGPROBS,
     JsonObjectFormat,
+    Metadata,
     Nothing,
     Penalty,
     ReasoningEffort,
+    SafetyIdentifier,
     StopString,
     Tag,
     Text,
@@ -37,9 +40,6 @@ Item = Annotated[
 ]
 Items = Annotated[list[Item], Meta(max_length=MAX_ITEMS)]
 AddedItems = Annotated[list[Item], Meta(max_length=MAX_ADDED)]
-Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
-]
 ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
 Includable = Literal[
     "message.output_text.logprobs",
@@ -126,14 +126,24 @@ class AnyTextFormat(
     """Any text."""
 
 
+class ResponseGrammarFormat(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="grammar", tag_field="type"
+):
+    """Text of a grammar."""
+
+    syntax: Literal["lark", "regex"]
+    """`lark`: llguidance's dialect of Lark, without recursion. `regex`: Rust's, without look-around."""
+    definition: Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR)]
+
+
 class ResponseCustomTool(
     Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="custom", tag_field="type"
 ):
-    """A tool that takes any text. Grammars of the text are not supported yet."""
+    """A tool that is called with a text."""
 
     name: FunctionName
     description: Annotated[str, Meta(max_length=100_000)] | None = None
-    format: AnyTextFormat | None = None
+    format: AnyTextFormat | ResponseGrammarFormat | None = None
     defer_loading: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
 
 
@@ -229,9 +239,9 @@ class ResponseRequest(InputFields, frozen=True, forbid_unknown_fields=True, kw_o
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
 
-    # Fields that cannot change the answer.
+    # Fields that cannot change the answer. The first two, and `metadata`, are kept for the receipt.
     user: Tag | None = None
-    safety_identifier: Tag | None = None
+    safety_identifier: SafetyIdentifier | None = None
     prompt_cache_key: Tag | None = None
     prompt_cache_retention: Tag | None = None
     client_metadata: Annotated[dict[Tag, Tag], Meta(max_length=64)] | None = None
@@ -290,7 +300,6 @@ FEATURES = {
     "prompt_cache_options": "Options of the prompt cache are",
     "access_programs": "Access programs are",
     "image": "Image options are",
-    "format": "Grammars of custom tools are",
     "defer_loading": "Deferred loading of tools is",
 }
 """Fields of which only a neutral value is accepted, and the features they stand for."""
@@ -362,13 +371,6 @@ def _feature(body: bytes) -> UnsupportedParameter | None:
     for number, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
         where = f"tools[{number}].type"
-        if kind == "custom":
-            format = tool.get("format")
-            if isinstance(format, dict) and format.get("type") == "grammar":
-                where = f"tools[{number}].format"
-                return UnsupportedParameter(
-                    f"Grammars of custom tools are not supported yet: leave '{where}' out.", where
-                )
-        elif isinstance(kind, str) and kind in TOOLS:
+        if isinstance(kind, str) and kind in TOOLS:
             return UnsupportedParameter(f"{TOOLS[kind]} not supported yet: see '{where}'.", where)
     return None

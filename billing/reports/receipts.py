@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from billing.errors import GenerationNotFound
 from billing.models import Reversal, UsageRecord
 from billing.reports.repository import LedgerRows
-from billing.request_ids import submitted_at_of
+from billing.request_ids import response_id_of, submitted_at_of
+from billing.request_metadata.content import MetadataSealer, RequestMetadata
+from billing.request_metadata.repository import MetadataRepository
 from db.session import Database
 
 _CLOCK = timedelta(milliseconds=1)
@@ -111,6 +115,11 @@ class ReceiptObject(TypedDict):
     api_key_id: str | None
     requests: list[str]
     """One id for each prompt."""
+    user: str | None
+    """What the request had in `user`."""
+    safety_identifier: str | None
+    metadata: dict[str, str] | None
+    """The request's own; null of requests without, and of organizations that store nothing."""
     num_choices: int
     usage: ReceiptUsage
     price: ReceiptPrice | None
@@ -128,8 +137,10 @@ class ReceiptObject(TypedDict):
 class Receipts:
     """Builds receipts of one tenant per call."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, sealer: MetadataSealer | None = None) -> None:
+        """`sealer`: decrypts the metadata of requests; without it receipts have none."""
         self._database = database
+        self._sealer = sealer
 
     async def of(self, tenant_id: str, request_id: str, of_key: OfKey | None = None) -> ReceiptObject:
         """Returns the receipt of the request whose response had that id: of a list of prompts, of all of them
@@ -141,6 +152,7 @@ class Receipts:
         at = submitted_at_of(request_id)
         records: Sequence[UsageRecord] = ()
         reversals: Sequence[Reversal] = ()
+        named = RequestMetadata()
         if at is not None:
             async with self._database.read(tenant_id) as session:
                 rows = LedgerRows(session, tenant_id)
@@ -148,9 +160,19 @@ class Receipts:
                 records = [record for record in records if of_key is None or _shows(record, of_key)]
                 if records:
                     reversals = await rows.reversals_of(records)
+                    named = await self._metadata(session, tenant_id, request_id, at)
         if not records:
             raise GenerationNotFound(request_id)
-        return _receipt(request_id, records, reversals)
+        return _receipt(request_id, records, reversals, named)
+
+    async def _metadata(
+        self, session: AsyncSession, tenant_id: str, request_id: str, submitted_at: datetime
+    ) -> RequestMetadata:
+        response_id = response_id_of(request_id)
+        sealed = await MetadataRepository(session, tenant_id).sealed(submitted_at, response_id)
+        if sealed is None or self._sealer is None:
+            return RequestMetadata()
+        return self._sealer.open(sealed, tenant_id, response_id)
 
 
 def _shows(record: UsageRecord, of_key: OfKey) -> bool:
@@ -158,7 +180,9 @@ def _shows(record: UsageRecord, of_key: OfKey) -> bool:
     return record.key_id == key_id or (project_id is not None and record.project_id == project_id)
 
 
-def _receipt(request_id: str, records: Sequence[UsageRecord], reversals: Sequence[Reversal]) -> ReceiptObject:
+def _receipt(
+    request_id: str, records: Sequence[UsageRecord], reversals: Sequence[Reversal], named: RequestMetadata
+) -> ReceiptObject:
     first = records[0]
     records = sorted(records, key=lambda record: _place(record.request_id))
     cost = sum(record.cost for record in records)
@@ -178,6 +202,9 @@ def _receipt(request_id: str, records: Sequence[UsageRecord], reversals: Sequenc
         "user_id": first.user_id,
         "api_key_id": first.key_id or None,
         "requests": [record.request_id for record in records],
+        "user": named.user,
+        "safety_identifier": named.safety_identifier,
+        "metadata": named.metadata,
         "num_choices": sum(record.num_choices for record in records),
         "usage": _usage(records),
         "price": _price(first),

@@ -7,7 +7,7 @@ latest. Lease times are the database's, so that clocks of processes need not agr
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import case, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -21,11 +21,29 @@ _IS_UNFINISHED = StoredResponse.status.in_(UNFINISHED)
 _IS_LEASED = StoredResponse.lease_until >= func.clock_timestamp()
 
 
+class ResponseBacklog(NamedTuple):
+    """The background responses of all tenants that have not ended."""
+
+    by_status: dict[str, int]
+    oldest_seconds: float
+    """Age of the oldest; 0 if there is none."""
+
+
 class BackgroundRows:
     """Background responses of every tenant."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
+
+    async def backlog(self) -> ResponseBacklog:
+        """Counts the responses that have not ended, by the index of those."""
+        age = func.extract("epoch", func.clock_timestamp() - func.min(StoredResponse.submitted_at))
+        query = select(StoredResponse.status, func.count(), age).where(_IS_UNFINISHED)
+        rows = (await self._session.execute(query.group_by(StoredResponse.status))).all()
+        return ResponseBacklog(
+            dict.fromkeys(UNFINISHED, 0) | {row[0]: row[1] for row in rows},
+            max((float(row[2]) for row in rows), default=0.0),
+        )
 
     async def claim(self, owner: str, seconds: float, limit: int) -> Sequence[StoredResponse]:
         """Takes up to `limit` responses that no process runs: the oldest of each tenant in turn, where a

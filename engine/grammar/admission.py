@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.grammar.compiler import GrammarCompiler, GrammarKey
 from engine.grammar.constraint import CompiledGrammar
 from engine.protocol import Submit
@@ -12,14 +14,14 @@ from engine.protocol import Submit
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request whose grammar is known to compile, or not to."""
+    """A request whose grammar is known to compile, or not to, or whose client has given it up."""
 
     submit: Submit
     grammar: CompiledGrammar | None
     problem: str
     """Why the grammar cannot be compiled."""
-    is_aborted: bool
-    """Whether its client has given it up meanwhile."""
+    is_aborted: bool = False
+    """Its client has given it up. It has no grammar any more."""
 
 
 class GrammarAdmission:
@@ -28,15 +30,15 @@ class GrammarAdmission:
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
         self._waiting: dict[GrammarKey, list[Submit]] = {}
-        self._aborted: set[str] = set()
+        self._aborted: list[Submit] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self._waiting.values())) + len(self._aborted)
 
     @property
     def has_compiled(self) -> bool:
         """Whether `take` returns anything."""
-        return self._compiler.has_compiled
+        return bool(self._aborted) or self._compiler.has_compiled
 
     def compiled(self, submit: Submit) -> CompiledGrammar | None:
         """Returns the request's grammar if it has been compiled lately."""
@@ -51,20 +53,26 @@ class GrammarAdmission:
         self._waiting[key].append(submit)
 
     def abort(self, request_id: str) -> None:
-        """Marks a request as aborted, if it waits."""
-        if any(submit.request_id == request_id for waiting in self._waiting.values() for submit in waiting):
-            self._aborted.add(request_id)
+        """Ends a request's wait, if it waits. Its grammar is compiled nevertheless."""
+        for waiting in self._waiting.values():
+            for submit in waiting:
+                if submit.request_id == request_id:
+                    waiting.remove(submit)
+                    self._aborted.append(submit)
+                    return
 
     def take(self) -> Iterator[Admitted]:
-        """Yields the requests whose grammars were compiled since the last call."""
+        """Yields the requests whose grammars were compiled, or that were aborted, since the last call."""
+        aborted, self._aborted = self._aborted, []
+        for submit in aborted:
+            # It generates nothing.
+            yield Admitted(msgspec.structs.replace(submit, grammar=None), None, "", is_aborted=True)
         for key, compiled in self._compiler.take():
             for submit in self._waiting.pop(key):
-                is_aborted = submit.request_id in self._aborted
-                self._aborted.discard(submit.request_id)
                 if isinstance(compiled, CompiledGrammar):
-                    yield Admitted(submit, compiled, "", is_aborted)
+                    yield Admitted(submit, compiled, "")
                 else:
-                    yield Admitted(submit, None, compiled, is_aborted)
+                    yield Admitted(submit, None, compiled)
 
 
 def _key(submit: Submit) -> GrammarKey:

@@ -1,13 +1,14 @@
 """Rewrites the parts of a JSON Schema whose grammars would allow more than the schema does.
 
-llguidance 1.9.1 allows 29 February in any year, second 60 in any minute, and 17.0 where a number must be
-above 17. Validators refuse all three.
+llguidance 1.9.1 allows 29 February in any year, second 60 in any minute, 17.0 where a number must be above
+17, and an escaped quotation mark where a pattern excludes it. Validators refuse all four.
 """
 
 from __future__ import annotations
 
 from typing import Any, TypeGuard
 
+from engine.grammar.exact_patterns import exact_classes
 from engine.grammar.schema_keywords import NAMED_SCHEMAS, SCHEMA_LISTS, SINGLE_SCHEMAS
 
 _LEAP_YEAR = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
@@ -41,6 +42,8 @@ def exact(schema: Any) -> Any:
             made[keyword] = exact(value)
         else:
             made[keyword] = value
+    if isinstance(made.get("pattern"), str):
+        made["pattern"] = exact_classes(made["pattern"])
     pattern = PATTERNS.get(made["format"]) if isinstance(made.get("format"), str) else None
     if pattern is not None:
         del made["format"]

@@ -23,10 +23,10 @@ class Thinking:
         "token_was_thought",
     )
 
-    def __init__(self, reasoning: Reasoning, token_bytes: Sequence[bytes], is_exact: bool) -> None:
-        """`token_bytes` is the vocabulary's. `is_exact`: a grammar decides about every byte of the answer."""
+    def __init__(self, reasoning: Reasoning, token_bytes: Sequence[bytes]) -> None:
+        """`token_bytes` is the vocabulary's."""
         markers = Markers(reasoning.start.encode(), reasoning.end.encode())
-        self._splitter = ThinkingSplitter(markers, reasoning.is_open, is_exact)
+        self._splitter = ThinkingSplitter(markers, reasoning.is_open, reasoning.keeps_space)
         self._token_bytes = token_bytes
         self._special = reasoning.special
         self._num_undecided = 0

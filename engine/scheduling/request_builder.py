@@ -81,7 +81,7 @@ class RequestBuilder:
         answer = None if grammar is None else grammar.demand()
         if reasoning is None:
             return None, answer
-        thinking = Thinking(reasoning, self._token_bytes, is_exact=answer is not None)
+        thinking = Thinking(reasoning, self._token_bytes)
         if answer is not None:
             return thinking, DeferredGrammar(reasoning, thinking, answer, self._end_marker(reasoning))
         return thinking, None if reasoning.budget is None else BudgetConstraint(reasoning, thinking)

@@ -37,6 +37,7 @@ from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
 from billing.payments.gateway import PaymentGateway
 from billing.payments.service import PaymentService
+from billing.request_metadata.content import MetadataSealer
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from billing.statements import Statements
@@ -61,6 +62,7 @@ from tests.support.serving import served
 from tests.support.text_base import write_base
 from tokenization.codec import TextCodec
 
+METADATA = MetadataSealer("a secret of at least thirty-two characters")
 EMAIL = "ada@acme.example"
 PASSWORD = "correct horse battery"
 SECRET = "s" * 32
@@ -211,7 +213,7 @@ async def site(
                 account=account,
                 scopes=SCOPES,
                 names=NameService(database),
-                usage=UsageReports(database),
+                usage=UsageReports(database, METADATA),
                 files=place.files,
                 uploads=place.uploads,
                 batches=BatchService(database, place.store),

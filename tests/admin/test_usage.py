@@ -17,9 +17,13 @@ import pytest
 
 from admin.usage.query import BY_ID
 from billing.reports.costs import CostReports
+from billing.request_ids import submitted_at_of
+from billing.request_metadata.content import RequestMetadata
+from billing.request_metadata.repository import MetadataWriter
 from billing.service import UsageReports
+from db.session import EVERY_TENANT
 from engine.protocol import Usage
-from tests.admin.conftest import Site, sign_in
+from tests.admin.conftest import METADATA, Site, sign_in
 from tests.admin.test_keys import XSS, as_role
 from tests.admin.using import Using, add_request, days_ago, make_usage
 from tests.support.booked import request, write
@@ -197,11 +201,19 @@ async def test_requests_come_in_pages_and_are_found_by_id(site: Site, visitor: h
     id = await add_request(site, using.today + timedelta(seconds=1), model=XSS, key=XSS, finish_reason=None)
     found = await visitor.get("/usage/requests", params={"id": f" {id} "})
     assert found.status_code == 303
+    async with site.place.database.write(EVERY_TENANT) as session:
+        named = RequestMetadata("end-user-5", None, {"ticket": XSS})
+        sealed = METADATA.seal(named, site.tenant_id, id)
+        row = {"tenant_id": site.tenant_id, "submitted_at": submitted_at_of(id), "request_id": id}
+        await MetadataWriter(session).add([row | {"sealed": sealed}])
     receipt = await visitor.get(f"http://127.0.0.1:8000{found.headers['location']}")
     assert "Running" in receipt.text
+    assert "end-user-5" in receipt.text
+    assert "metadata.ticket" in receipt.text
     assert "<img src=x" not in receipt.text
     document = await visitor.get(f"/usage/requests/{id}/receipt.json")
-    assert document.json() == await UsageReports(site.place.database).receipts.of(site.tenant_id, id)
+    receipts = UsageReports(site.place.database, METADATA).receipts
+    assert document.json() == await receipts.of(site.tenant_id, id)
     assert "attachment" in document.headers["content-disposition"]
     other = await site.tenants.create_tenant("birch")
     theirs = request(other.id, using.today.timestamp(), usage=Usage(10, 0, 5))

@@ -66,7 +66,6 @@ def test_what_is_not_offered_is_refused_by_name(field: str, value: Any) -> None:
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-CUSTOM = {"type": "custom", "custom": {"name": "f"}}
 IMAGE = {"image_url": {"url": "data:"}, "type": "image_url"}
 
 
@@ -89,8 +88,6 @@ def test_parsed_messages_of_the_stock_client_are_taken_back() -> None:
     ("fields", "param", "feature"),
     [
         ({"functions": [{"name": "f"}]}, "functions", "Functions in the form that preceded 'tools' are not"),
-        ({"tools": [TOOL, CUSTOM]}, "tools[1].type", "Custom tools are not supported yet"),
-        ({"tools": [TOOL], "tool_choice": CUSTOM}, "tool_choice.type", "Custom tools are not supported yet"),
         (
             {"messages": [USER, {"role": "function", "name": "f", "content": "x"}]},
             "messages[1].role",

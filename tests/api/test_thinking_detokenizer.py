@@ -24,7 +24,7 @@ def read(
     stops: tuple[str, ...] = (),
     stop: str | None = None,
 ) -> tuple[str, str, list[tuple[int, bytes]]]:
-    detokenizer = ThinkingDetokenizer(VOCABULARY, reasoning, False, StopMatcher(stops) if stops else None)
+    detokenizer = ThinkingDetokenizer(VOCABULARY, reasoning, StopMatcher(stops) if stops else None)
     thinking, answer, scored = "", "", []
     rest = token_ids
     for size in [*sizes, len(token_ids)]:
@@ -55,7 +55,7 @@ def test_any_cut_into_chunks_gives_the_same(token_ids: list[int], sizes: list[in
 
 
 def test_each_token_is_shown_as_soon_as_it_is_certain() -> None:
-    detokenizer = ThinkingDetokenizer(VOCABULARY, THINK, False, None)
+    detokenizer = ThinkingDetokenizer(VOCABULARY, THINK, None)
     shown = [
         detokenizer.push(TokenChunk("r", 0, [token_id]))
         for token_id in (6, 0, 2, 3, 8, 9, 6, 0, 8, 5, 6, 6, 9, 8)

@@ -307,3 +307,66 @@ def test_what_is_no_schema_is_not_followed(start: Start, format: str, value: Any
     param, _ = site.refused(tools=[tool("f", closed, strict=True)])
     assert param is not None
     assert param.startswith("tools[0].function.parameters")
+
+
+SUM = 'start: NUM (("+" | "\\n") NUM)*\nNUM: /[0-9]+/'
+WORD = r"[a-z\n\"]+"
+
+
+def custom(name: str, syntax: str | None = None, definition: str = "") -> Any:
+    grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {"name": name} | ({} if syntax is None else {"format": grammar})}
+
+
+def written(format: str, name: str, text: str) -> str:
+    """A message of one call, in the format's text."""
+    arguments = json.dumps({"input": text})
+    return {
+        "hermes": call(name, arguments),
+        "llama": f'{{"name": "{name}", "parameters": {arguments}}}',
+        "mistral": f'[TOOL_CALLS] [{{"name": "{name}", "arguments": {arguments}}}]',
+        "mistral_args": f"[TOOL_CALLS]{name}[ARGS]{arguments}",
+    }[format]
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama", "mistral", "mistral_args"])
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "custom", "custom": {"name": "sum"}}])
+def test_the_input_of_a_custom_tool_is_of_its_grammar(start: Start, format: str, choice: Any) -> None:
+    site = start(format)
+    tools = [custom("sum", "lark", SUM), custom("word", "regex", WORD), custom("any"), WEATHER]
+    grammar = site.grammar(tools=tools, tool_choice=choice)
+    assert site.allows(grammar, written(format, "sum", "1+22\n3"))
+    assert not site.allows(grammar, written(format, "sum", "1+"))
+    assert not site.allows(grammar, written(format, "sum", "1\\n2"))
+    is_named = not isinstance(choice, str)
+    assert site.allows(grammar, written(format, "word", 'a\n"b"')) is not is_named
+    assert not site.allows(grammar, written(format, "word", "A"))
+    assert site.allows(grammar, written(format, "any", "Anything, \\ 1")) is not is_named
+    assert site.allows(grammar, "Hello") is (choice == "auto")
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition", "reason"),
+    [
+        ("lark", 'start: "(" start ")" | "x"', "refers to itself"),
+        ("lark", "start: /(/", "Invalid grammar"),
+        ("lark", "begin: /a/", "'start' is not defined"),
+        ("regex", "(", "Invalid grammar"),
+        ("regex", "a(?=b)", "Invalid grammar"),
+        ("regex", "(?x)a", "flag 'x'"),
+    ],
+)
+def test_grammars_of_custom_tools_that_are_refused(
+    site: Site, syntax: str, definition: str, reason: str
+) -> None:
+    param, message = site.refused(tools=[TIME, custom("f", syntax, definition)])
+    assert param == "tools[1].custom.format.grammar.definition"
+    assert reason in message
+
+
+def test_a_format_that_carries_no_grammar_says_so(start: Start) -> None:
+    site = start("qwen_coder")
+    param, message = site.refused(tools=[custom("f", "regex", "a+")])
+    assert param == "tools[0].custom.format.grammar.definition"
+    assert "between tags" in message
+    site.ask(tools=[custom("f")])

@@ -358,3 +358,52 @@ def test_the_example_of_the_documentation_runs(sdk: openai.OpenAI, served: Serve
     exec(example("Tools"), names)
     assert asked == ["Paris 🙂"]
     assert names["answer"].choices[0].message.content == "Sunny."
+
+
+RUN: Any = {"type": "custom", "custom": {"name": "run", "description": "Runs a command."}}
+RUN_CALL = '<tool_call>\n{"name": "run", "arguments": {"input": "ls \\"-l\\"\\n"}}\n</tool_call>'
+
+
+def test_custom_tools(sdk: openai.OpenAI, served: Served) -> None:
+    says(served, f"{RUN_CALL}\n{TIME}")
+    answer = sdk.chat.completions.create(model="sapling", messages=HELLO, tools=[RUN, CLOCK])
+    message = answer.choices[0].message
+    assert answer.choices[0].finish_reason == "tool_calls"
+    run, clock = message.tool_calls or ()
+    assert run.type == "custom"
+    assert (run.custom.name, run.custom.input) == ("run", 'ls "-l"\n')
+    assert (clock.type, clock.function.name) == ("function", "get_time")
+    says(served, "Done.")
+    result: Any = {"role": "tool", "tool_call_id": run.id, "content": "a.txt"}
+    history: Any = [*HELLO, {"role": "assistant", "tool_calls": [run.to_dict()]}, result]
+    sdk.chat.completions.create(model="sapling", messages=history)
+    assert 'ls \\"-l\\"' in prompt_of(served)
+
+
+@pytest.mark.parametrize("per_step", [1, 1000])
+def test_custom_tools_in_a_stream(sdk: openai.OpenAI, served: Served, per_step: int) -> None:
+    says(served, f"{RUN_CALL}\n{TIME}", per_step=per_step)
+    chunks = list(
+        sdk.chat.completions.create(model="sapling", messages=HELLO, tools=[RUN, CLOCK], stream=True)
+    )
+    pieces = [call.to_dict() for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    first, text, *rest = pieces
+    assert first == {
+        "index": 0,
+        "id": first["id"],
+        "type": "custom",
+        "custom": {"name": "run", "input": ""},
+    }
+    assert text == {"index": 0, "custom": {"input": 'ls "-l"\n'}}
+    assert {piece["index"] for piece in rest} == {1}
+    assert rest[0]["function"] == {"name": "get_time", "arguments": ""}
+
+
+def test_a_grammar_is_shown_to_the_model_as_it_was_sent(sdk: openai.OpenAI, served: Served) -> None:
+    format = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[a-c]+\\d"}}
+    tool: Any = {"type": "custom", "custom": {"name": "run", "format": format}}
+    sdk.chat.completions.create(model="sapling", messages=HELLO, tools=[tool], tool_choice="none")
+    assert "[a-c]+" not in prompt_of(served)
+    with pytest.raises(openai.BadRequestError, match="Structured outputs are not served here"):
+        sdk.chat.completions.create(model="sapling", messages=HELLO, tools=[tool])
+    assert "a regex grammar" not in prompt_of(served)

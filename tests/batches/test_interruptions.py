@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from datetime import datetime
 
+import openai
 import pytest
 from sqlalchemy import text
 
@@ -193,3 +194,64 @@ async def test_slots_go_to_the_tenant_that_has_fewest() -> None:
     for tenant in ("quiet", "quiet", "busy"):
         slots.release(tenant)
     await asyncio.wait_for(slots.acquire("late"), 1)
+
+
+async def lose_input(place: Batches, batch: openai.types.Batch) -> None:
+    """As if the object store had lost the batch's copy."""
+    async with place.database.read(EVERY_TENANT) as session:
+        query = text("SELECT input_key FROM batches WHERE id = :id")
+        key = (await session.execute(query, {"id": batch.id})).scalar_one()
+    await place.store.delete(key)
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+async def test_an_input_that_the_store_has_lost(place: Batches, has_file: bool) -> None:
+    """It is copied again; without the input file the batch fails, with what was answered."""
+    world, seen = place.world, Counter[str]()
+
+    def script(submit: Submit) -> Script:
+        seen[submit.request_id] += 1
+        return world.engine.says(submit, "Hello world", delay=0.0 if len(seen) <= 4 else 60.0)
+
+    world.engine.script = script
+    runner = await place.start("api-1")
+    batch = await place.create(as_jsonl(lines(12)))
+    await place.until(
+        batch.id, lambda now: now.request_counts is not None and now.request_counts.completed == 4
+    )
+    await place.kill(runner)
+    await lose_input(place, batch)
+    if not has_file:
+        await place.client().files.delete(batch.input_file_id)
+    world.engine.script = lambda submit: world.engine.says(submit, "Hello world")
+    await place.start("api-2")
+
+    done = await place.ended(batch.id)
+
+    answered = [row["custom_id"] for row in await place.rows(done.output_file_id)]
+    if has_file:
+        assert done.status == "completed"
+        assert len(answered) == 12
+        return
+    assert done.status == "failed"
+    assert len(answered) == len({*answered}) == 4
+    assert done.errors is not None
+    (error,) = done.errors.data or ()
+    assert (error.code, error.param) == ("input_lost", "input_file_id")
+    assert done.error_file_id is None
+
+
+async def test_an_input_that_is_lost_before_it_is_checked(place: Batches) -> None:
+    batch = await place.create(as_jsonl(lines(2)))
+    await lose_input(place, batch)
+    async with place.database.read(EVERY_TENANT) as session:
+        query = text("SELECT object_key FROM files WHERE id = :id")
+        key = (await session.execute(query, {"id": batch.input_file_id})).scalar_one()
+    await place.store.delete(key)
+    await place.start()
+
+    done = await place.ended(batch.id)
+
+    assert done.status == "failed"
+    assert done.errors is not None
+    assert [error.code for error in done.errors.data or ()] == ["input_lost"]

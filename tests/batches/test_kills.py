@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks import batch_kills
-from benchmarks.batch_kills import compared, is_clean
+from benchmarks.batch_kills import RESPONSES, compared, is_clean
+from benchmarks.chaos_site import APIS, WORKERS
 
 LINES, KILLS, SEED = 60, 6, 3
 
@@ -31,6 +32,18 @@ async def test_every_line_is_answered_and_billed_once(folder: Path) -> None:
     assert is_clean(figures), figures
     assert figures["answered"] == figures["ledger_rows"] == LINES
     assert figures["kills"] >= KILLS // 2, "the batch lived long enough"
+
+
+@pytest.mark.timeout(400)
+async def test_every_response_is_answered_and_billed_once(folder: Path) -> None:
+    """Lines of responses, and kills of the processes that run and meter them."""
+    victims = (*APIS, *WORKERS)
+
+    figures = await batch_kills.run(folder, 24, 3, SEED, url=RESPONSES, victims=victims)
+
+    assert is_clean(figures), figures
+    assert figures["answered"] == figures["ledger_rows"] == 24
+    assert {"api", "worker"} & figures["kills_by_kind"].keys()
 
 
 LINE = {"custom_id": "a"}

@@ -55,6 +55,9 @@ async def test_a_receipt_says_all_of_a_request(database: Database, redis_client:
         "user_id": "user_1",
         "api_key_id": "key_1",
         "requests": [event.request_id],
+        "user": None,
+        "safety_identifier": None,
+        "metadata": None,
         "num_choices": 1,
         "usage": {
             "prompt_tokens": 1000,

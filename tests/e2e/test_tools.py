@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from random import Random
 from typing import Any, Literal
 
@@ -223,3 +224,57 @@ async def test_two_calls_in_a_message_or_one(stack: Stack, caller: str, is_paral
     assert calls == [("set_timer", '{"minutes": 12}'), ("add", '{"a": 47, "b": 86}')][: 1 + is_parallel]
     assert answer.usage is not None
     assert is_parallel or answer.usage.completion_tokens < 60, "nothing is generated and thrown away"
+
+
+PATCH = r"""
+start: "*** Begin" LF change+ "*** End"
+change: ("+" | "-") " " /[a-z"\\ ]{1,12}/ LF
+%import common.LF
+"""
+IS_PATCH = re.compile(r'\*\*\* Begin\n([+-] [a-z"\\ ]{1,12}\n)+\*\*\* End')
+CODE = r'[A-Z]{2}-"\d{3}"\n'
+
+
+def custom(name: str, syntax: str, definition: str) -> Any:
+    grammar = {"syntax": syntax, "definition": definition}
+    return {"type": "custom", "custom": {"name": name, "format": {"type": "grammar", "grammar": grammar}}}
+
+
+async def test_the_input_of_custom_tools_is_of_their_grammar(stack: Stack, models: list[str]) -> None:
+    """Whatever a model of noise writes: what the client reads from the JSON string is of the grammar."""
+    tools = [custom("patch", "lark", PATCH), custom("code", "regex", CODE)]
+    async with stack.client() as client:
+        for model in models:
+            for name, form in (("patch", IS_PATCH), ("code", re.compile(CODE))):
+                choice: Any = {"type": "custom", "custom": {"name": name}}
+                answer = await client.chat.completions.create(
+                    model=model,
+                    messages=HELLO,
+                    tools=tools,
+                    tool_choice=choice,
+                    n=4,
+                    temperature=1.5,
+                    seed=3,
+                    max_tokens=300,
+                )
+                for one in answer.choices:
+                    (call,) = one.message.tool_calls or ()
+                    assert call.type == "custom"
+                    assert call.custom.name == name
+                    if one.finish_reason == "tool_calls":
+                        assert form.fullmatch(call.custom.input), call.custom.input
+                assert any(one.finish_reason == "tool_calls" for one in answer.choices)
+        response = await client.responses.create(
+            model=models[0],
+            input="Hello",
+            tools=[{"type": "custom", "name": "code", "format": _grammar(CODE)}],
+            tool_choice={"type": "custom", "name": "code"},
+            max_output_tokens=300,
+        )
+        (item,) = response.output
+        assert item.type == "custom_tool_call"
+        assert re.fullmatch(CODE, item.input)
+
+
+def _grammar(regex: str) -> Any:
+    return {"type": "grammar", "syntax": "regex", "definition": regex}

@@ -13,13 +13,17 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
+from api.metrics.background_work import BackgroundResponseMetrics, BackgroundWorkCollector
+from api.metrics.batches import BatchMetrics
 from api.metrics.disk import DiskCollector
 from api.metrics.engine import EngineCollector
 from api.metrics.payments import STATES, PaymentsCollector
 from api.metrics.quotas import QuotaCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
+from batches.repository import BatchBacklog
 from billing.reconciliation.differences import Report, outcomes_of
+from conversations.background.repository import ResponseBacklog
 from db.session import Database
 from engine.protocol import EngineStats, PriorityClass
 from sla.dashboard import SECTIONS, dashboard_json
@@ -63,6 +67,12 @@ def exposed() -> set[str]:
     payments = PaymentsCollector(Database("postgresql+psycopg://nobody@localhost/none"))
     payments._counts = dict.fromkeys(STATES, 1)
     mirrored.register(payments)
+    background = BackgroundWorkCollector(Database("postgresql+psycopg://nobody@localhost/none"))
+    background._batches = BatchBacklog({"in_progress": 1}, 1, 1.0, 1.0)
+    background._responses = ResponseBacklog({"queued": 1}, 1.0)
+    mirrored.register(background)
+    BatchMetrics(mirrored)
+    BackgroundResponseMetrics(mirrored)
     mirrored.register(QuotaCollector(Quotas("redis://localhost", "nobody")))
     mirrored.register(DiskCollector(Path("/"), lambda: stats))
     books = BooksCollector(None)  # type: ignore[arg-type]

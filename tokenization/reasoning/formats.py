@@ -123,12 +123,21 @@ class ReasoningFormat:
             Opening.ANSWERING: "",
         }[opening]
 
-    def reasoning(self, opening: Opening, budget: int | None) -> Reasoning | None:
+    def reasoning(self, opening: Opening, budget: int | None, keeps_space: bool = False) -> Reasoning | None:
         """Returns the engine's parameters for a prompt; None if no thinking follows it."""
         if opening is Opening.ANSWERING:
             return None
         is_open = opening is Opening.THINKING
-        return Reasoning(self.start, self.end, self.start_ids, self.end_ids, self.special, is_open, budget)
+        return Reasoning(
+            self.start,
+            self.end,
+            self.start_ids,
+            self.end_ids,
+            self.special,
+            is_open,
+            budget,
+            keeps_space,
+        )
 
 
 def _switch(template: ChatTemplate) -> str | None:

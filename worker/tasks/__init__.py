@@ -15,6 +15,7 @@ from worker.tasks import (
     payments,
     quotas,
     refusals,
+    request_metadata,
     sla,
     spend,
     storage,
@@ -26,5 +27,6 @@ def register(app: Celery, runtime: Runtime) -> None:
     for domain in (
         *(metering, sla, refusals, outbox, jobs, quotas, storage, spend, invoices, books, payments),
         conversations,
+        request_metadata,
     ):
         domain.register(app, runtime)

@@ -16,6 +16,7 @@ from sqlalchemy import create_engine, pool, text
 
 from api.assembly.stored_state import stored_state
 from api.grammars.checks import GrammarChecks
+from api.metrics.background_work import BackgroundResponseMetrics
 from api.responses.runner import BackgroundRunner
 from db.session import Database
 from telemetry.metrics import ServingMetrics
@@ -152,7 +153,8 @@ def open_site(base: Path, codec: TextCodec, database_url: str, owner_url: str) -
         for key, (tenant, project, key_id) in CALLERS.items()
     }
     callers = KnownCallers(world.keys)
-    runner = BackgroundRunner(world.services, callers, "runner-1", tick=0.1)  # type: ignore[arg-type]
+    metrics = BackgroundResponseMetrics(world.services.metrics.registry)
+    runner = BackgroundRunner(world.services, callers, "runner-1", tick=0.1, metrics=metrics)  # type: ignore[arg-type]
     object.__setattr__(world.services, "background", runner)
 
     async def start() -> None:

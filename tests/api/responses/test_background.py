@@ -163,6 +163,14 @@ def test_a_process_that_lost_its_lease_changes_nothing(sdk: openai.OpenAI, site:
     engine.script = lambda submit: engine.says(submit, "Anew")
     site.sql("UPDATE stored_responses SET lease_until = now() - interval '1 second'")
     assert ended(sdk, made.id).output_text == "Anew"
+    registry = site.served.world.services.metrics.registry
+    assert registry.get_sample_value("rootstock_background_responses_resumed_total") == 1
+
+    def num_completed() -> float | None:
+        outcome = {"outcome": "completed"}
+        return registry.get_sample_value("rootstock_background_responses_ended_total", outcome)
+
+    wait_until(lambda: num_completed() == 1)
 
 
 def test_it_is_given_up_after_some_attempts(sdk: openai.OpenAI, site: Site) -> None:

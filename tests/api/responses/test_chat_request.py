@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from api.errors import InvalidValue, UnsupportedParameter
+from api.openai.custom_tools import read_input
 from api.openai.prompts import encode_chat
 from api.openai.schemas import ChatCompletionRequest
-from api.responses.chat_request import chat_request, custom_input
+from api.responses.chat_request import chat_request
 from api.responses.error_names import response_names
 from api.responses.items import read_items, stored_form
 from api.responses.schemas import ResponseRequest
@@ -127,9 +128,11 @@ def test_a_result_needs_a_call_of_its_kind() -> None:
 
 
 def test_a_custom_tools_input() -> None:
-    assert custom_input('{"input": "a\\nb"}') == "a\nb"
+    assert read_input('{"input": "a\\nb"}') == "a\nb"
     for broken in ("", "{", '{"input": 1}', '"x"'):
-        assert custom_input(broken) == broken
+        assert read_input(broken) == broken
+    for cut in ("a\\nb", "a\\nb\\", "a\\nb\\u00e"):
+        assert read_input('{"input": "' + cut) == "a\nb", "what is complete of an answer that was cut off"
 
 
 async def systems(codec: TextCodec, template: str, tmp_path: Any) -> str:

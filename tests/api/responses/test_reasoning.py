@@ -221,3 +221,21 @@ def test_a_model_that_does_not_think_continues_without_thinking(sdk: openai.Open
             sdk.responses.create(**{"model": "sapling", "input": "Q", **body})
         assert (caught.value.param, caught.value.code) == (field, "unsupported_parameter")
         assert field in caught.value.message
+
+
+@pytest.mark.parametrize("per_step", [1, 1000])
+def test_tools_leave_no_line_breaks_before_the_answer(
+    sdk: openai.OpenAI, thinker: Site, per_step: int
+) -> None:
+    """The grammar that holds calls counts no white space; a format of the answer does."""
+    thinker.says(THOUGHT, per_step=per_step)
+    asked: Any = {"model": "sapling", "messages": [{"role": "user", "content": "Hello"}]}
+    tool: Any = {"type": "function", "function": {"name": "get_weather"}}
+    answered = sdk.chat.completions.create(**asked, tools=[tool])
+    assert answered.choices[0].message.content == "Hello 🙂"
+    submitted = thinker.served.world.engine.submitted[-1]
+    assert submitted.grammar is not None
+    assert submitted.reasoning is not None
+    assert not submitted.reasoning.keeps_space
+    exact = sdk.chat.completions.create(**asked, extra_body={"regex": r"\s*Hello .*"})
+    assert exact.choices[0].message.content == "\n\nHello 🙂"

@@ -326,11 +326,11 @@ def test_the_oldest_turns_are_left_out(sdk: openai.OpenAI, site: Site) -> None:
                     {
                         "type": "custom",
                         "name": "x",
-                        "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"},
+                        "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/ start?"},
                     }
                 ]
             },
-            "tools[0].format",
+            "tools[0].format.definition",
             "unsupported_parameter",
         ),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter"),

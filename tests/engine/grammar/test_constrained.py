@@ -12,6 +12,7 @@ import jsonschema_rs
 import pytest
 
 from engine.core import EngineCore
+from engine.grammar.compiler import GrammarCompiler, GrammarKey
 from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.protocol import Grammar, Rejected
@@ -166,15 +167,29 @@ def test_a_grammar_that_does_not_compile_is_rejected(model: Model, tmp_path: Pat
     assert not core.has_work
 
 
-def test_an_aborted_request_whose_grammar_is_being_compiled_ends(model: Model, tmp_path: Path) -> None:
+def test_an_aborted_request_whose_grammar_is_being_compiled_ends_at_once(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     core = grammar_core(model, tmp_path)
-    assert core.submit(submission("r", schema(PERSON))) is None
+    assert core.grammars is not None
+    started: list[GrammarKey] = []
+    monkeypatch.setattr(GrammarCompiler, "start", lambda _, key: started.append(key))
+    for request_id in ("r", "other"):
+        assert core.submit(submission(request_id, schema(PERSON))) is None
     core.abort("r")
-    finished: list[Any] = []
-    while not finished:
-        finished += core.step().finished
-    assert finished[0][1].finish_reason == "abort"
-    assert finished[0][1].usage.completion_tokens == 0
+    assert core.has_work
+    [(_, finished)] = core.step().finished
+    assert (finished.request_id, finished.finish_reason) == ("r", "abort")
+    assert finished.usage.completion_tokens == 0
+    assert not core.has_work
+    assert len(core.grammars) == 1, "another request waits for the same grammar"
+    monkeypatch.undo()
+    (key,) = started
+    core.grammars._compiler.start(key)
+    ended: list[Any] = []
+    while not ended:
+        ended += core.step().finished
+    assert [one.request_id for _, one in ended] == ["other"]
 
 
 @pytest.mark.parametrize(
