@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
 import structlog
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -40,7 +41,7 @@ from api.openai import models as model_routes
 from api.openai import routes as openai_routes
 from api.openai import tokenize as token_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
-from api.openapi.document import install
+from api.openapi.document import build_document
 from api.organization import invites as invite_routes
 from api.organization import request_bodies as organization_bodies
 from api.organization import routes as organization_routes
@@ -69,6 +70,7 @@ from api.v1 import webhook_endpoints as webhook_endpoint_routes
 from api.webhooks import stripe as stripe_webhooks
 from db.errors import UnstorableText
 
+TITLE = "Rootstock"
 VERSION = "0.2.0"
 _PARSING = {
     "int_parsing": "must be an integer",
@@ -112,7 +114,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         console: an ASGI application for every path under /console, or None.
     """
     app = FastAPI(
-        title="Rootstock",
+        title=TITLE,
         version=VERSION,
         docs_url=None,
         redoc_url=None,
@@ -128,7 +130,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         app.add_api_route("/console", _to_console, include_in_schema=False)
     SiteRoutes(app, services).install()
     app.state.methods = Methods(app)
-    _install_openapi(app)
+    app.openapi = _document  # type: ignore[method-assign]
     for error_class in ERROR_RESPONSES:
         app.add_exception_handler(error_class, _show)
     app.add_exception_handler(UnstorableText, _show_unstorable)
@@ -168,7 +170,9 @@ def _all_routes() -> APIRouter:
     return all_routes
 
 
-def _install_openapi(app: FastAPI) -> None:
+@functools.cache
+def _document() -> dict[str, Any]:
+    """Returns the OpenAPI document of all routes, which takes a second to build."""
     known = (
         ChatCompletionRequest,
         CompletionRequest,
@@ -188,7 +192,7 @@ def _install_openapi(app: FastAPI) -> None:
         for router in (*OPEN, *PROTECTED)
         for operation_id, contract in router.contracts.items()
     }
-    install(app, known, contracts)
+    return build_document(TITLE, VERSION, _all_routes().routes, known, contracts)
 
 
 def _register_collectors(services: Services) -> None:
