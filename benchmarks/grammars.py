@@ -2,8 +2,9 @@
 
     python -m benchmarks.grammars --out F
 
-The whole engine in one process, random weights, a vocabulary trained on this machine's Python library
-(`benchmarks.library_vocabulary`); everything is drawn at temperature 1.
+The whole engine in one process, random weights; everything is drawn at temperature 1. What a mask costs
+depends on the vocabulary: `--tokenizer` takes a model's own. Without it one is trained on this machine's
+Python library (`benchmarks.library_vocabulary`): its tokens are longer, its masks take about twice as long.
 
 `rows`: the step of a batch of which `constrained` rows are held to a JSON Schema (a list of objects with
 formats, bounds and patterns, longer than the measurement), and of the same batch without grammars, in turns:
@@ -11,6 +12,8 @@ formats, bounds and patterns, longer than the measurement), and of the same batc
     step_ms      = (time of 129 tokens - time of 1 token) / 128, the median of several runs
     step_ms_free = the same without grammars
     same_tokens  = whether the rows without a grammar drew the same tokens in both
+
+`thinking`: the same for a batch whose rows think to a budget: `budget_from` tokens, one more by row.
 
 `schemas`: texts generated from random schemas (`benchmarks.random_schemas`) at temperatures from 0 to 2,
 without and with adapters, each checked by a validator (jsonschema-rs). Cut are those that reached max_tokens.
@@ -45,7 +48,7 @@ from benchmarks.report import write_report
 from benchmarks.shapes import SHAPES, shape
 from engine.device.runner_options import RunnerOptions
 from engine.grammar.tokenizer import load_tokenizer
-from engine.protocol import Grammar, SamplingParams, Submit
+from engine.protocol import Grammar, Reasoning, SamplingParams, Submit
 from kernels.timing import copy_bandwidth
 
 PROMPT_LEN = 128
@@ -70,7 +73,14 @@ RECORD = {
     "required": ["id", "created", "name", "email", "age", "score", "code", "state"],
     "additionalProperties": False,
 }
+THINK, END_OF_THINKING = "<think>", "</think>"
+THINKING = ((256, 1_000), (256, 16))
+"""(rows, budget of the first row): one more by row."""
 LIST = Grammar("json_schema", json.dumps({"type": "array", "items": RECORD, "minItems": 60, "maxItems": 80}))
+
+
+Held = Grammar | Reasoning | None
+"""What a row is held to."""
 
 
 @dataclass(slots=True)
@@ -96,29 +106,56 @@ class Bench:
         chosen = self._engine.library.register(distinct, (16,), "bf16")
         self._engine.make_resident(chosen)
         prompts = random_prompts(self._rng, self._engine.model.config.vocab_size, [PROMPT_LEN] * batch)
-        grammars = [LIST if _is_held(index, batch, constrained) else None for index in range(batch)]
-        free: list[Grammar | None] = [None] * batch
-        for warm in (grammars, free):
-            self._answer(prompts, warm, 9, chosen)
-        steps: dict[str, list[float]] = {"held": [], "free": []}
-        drawn: dict[str, Answers] = {}
-        for _ in range(self._repeats):
-            for name, kind in (("held", grammars), ("free", free)):
-                single = self._answer(prompts, kind, 1, chosen)
-                drawn[name] = self._answer(prompts, kind, OUTPUT_LEN, chosen)
-                steps[name].append(1e3 * (drawn[name].seconds - single.seconds) / (OUTPUT_LEN - 1))
+        grammars: list[Held] = [
+            LIST if _is_held(index, batch, constrained) else None for index in range(batch)
+        ]
+        free: list[Held] = [None] * batch
+        figures, drawn = self._compare(prompts, grammars, free, chosen)
         unheld = [str(index) for index, grammar in enumerate(grammars) if grammar is None]
-        held_ms, free_ms = median(steps["held"]), median(steps["free"])
         return {
             "rows": batch,
             "constrained": constrained,
             "distinct": distinct,
+            **figures,
+            "same_tokens": all(drawn["held"].tokens[name] == drawn["free"].tokens[name] for name in unheld),
+        }
+
+    def thinking(self, batch: int, budget_from: int) -> dict[str, Any]:
+        """Measures a batch that thinks to budgets beside the same batch that does not think."""
+        start_ids, end_ids = (tuple(self._tokenizer.encode(text).ids) for text in (THINK, END_OF_THINKING))
+        prompts = random_prompts(self._rng, self._engine.model.config.vocab_size, [PROMPT_LEN] * batch)
+        thinking: list[Held] = [
+            Reasoning(THINK, END_OF_THINKING, start_ids, end_ids, is_open=True, budget=budget_from + index)
+            for index in range(batch)
+        ]
+        figures, _ = self._compare(prompts, thinking, [None] * batch, [])
+        return {"rows": batch, "budget_from": budget_from, **figures}
+
+    def _compare(
+        self,
+        prompts: Sequence[list[int]],
+        held: Sequence[Held],
+        free: Sequence[Held],
+        adapters: Sequence[Registered],
+    ) -> tuple[dict[str, Any], dict[str, Answers]]:
+        """Measures the step of a batch that is held to something and of one that is not, in turns."""
+        for warm in (held, free):
+            self._answer(prompts, warm, 9, adapters)
+        steps: dict[str, list[float]] = {"held": [], "free": []}
+        drawn: dict[str, Answers] = {}
+        for _ in range(self._repeats):
+            for name, kind in (("held", held), ("free", free)):
+                single = self._answer(prompts, kind, 1, adapters)
+                drawn[name] = self._answer(prompts, kind, OUTPUT_LEN, adapters)
+                steps[name].append(1e3 * (drawn[name].seconds - single.seconds) / (OUTPUT_LEN - 1))
+        held_ms, free_ms = median(steps["held"]), median(steps["free"])
+        figures = {
             "step_ms": round(held_ms, 3),
             "step_ms_free": round(free_ms, 3),
             "overhead": round(held_ms / free_ms - 1, 4),
-            "same_tokens": all(drawn["held"].tokens[name] == drawn["free"].tokens[name] for name in unheld),
             "all_step_ms": {name: [round(value, 3) for value in values] for name, values in steps.items()},
         }
+        return figures, drawn
 
     def schemas(self, num_schemas: int, generations: int, distinct: int) -> dict[str, Any]:
         """Generates texts of random schemas and counts those that a validator refuses."""
@@ -181,7 +218,7 @@ class Bench:
     def _answer(
         self,
         prompts: Sequence[list[int]],
-        grammars: Sequence[Grammar | None],
+        held: Sequence[Held],
         max_tokens: int,
         adapters: Sequence[Registered | None],
         temperatures: Sequence[float] | None = None,
@@ -190,18 +227,25 @@ class Bench:
         core = self._engine.core
         answers = Answers(0.0, {}, {})
         began = time.perf_counter()
-        for index, (prompt_ids, grammar) in enumerate(zip(prompts, grammars, strict=True)):
+        for index, (prompt_ids, to) in enumerate(zip(prompts, held, strict=True)):
             adapter = adapters[index % len(adapters)] if adapters else None
             sampling = SamplingParams(
                 max_tokens,
                 temperature=1.0 if temperatures is None else temperatures[index],
                 seed=index,
-                ignore_eos=grammar is None,
+                ignore_eos=not isinstance(to, Grammar),
             )
             tenant = adapter.tenant if adapter else "tenant"
             ref = adapter.ref if adapter else None
             submit = Submit(
-                str(index), tenant, prompt_ids, sampling, ref, submitted_at=time.time(), grammar=grammar
+                str(index),
+                tenant,
+                prompt_ids,
+                sampling,
+                ref,
+                submitted_at=time.time(),
+                grammar=to if isinstance(to, Grammar) else None,
+                reasoning=to if isinstance(to, Reasoning) else None,
             )
             rejected = core.submit(submit)
             assert rejected is None, rejected
@@ -222,11 +266,21 @@ def _is_held(index: int, batch: int, constrained: int) -> bool:
 
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
     device = pick_device(asked.device)
-    config = replace(shape(asked.shape), eos_ids=(EOS_ID,))
     began = time.perf_counter()
-    trained = train(config.vocab_size)
-    tokenizer = _tokenizer(trained, config.eos_ids, config.vocab_size)
-    trained_s = time.perf_counter() - began
+    config = shape(asked.shape)
+    if asked.tokenizer is None:
+        vocabulary, eos_id = train(config.vocab_size), EOS_ID
+    else:
+        vocabulary = Tokenizer.from_file(str(asked.tokenizer))
+        found = vocabulary.token_to_id(asked.eos)
+        if found is None:
+            raise SystemExit(
+                f"--eos {asked.eos}: {asked.tokenizer} has no such token; name one that ends a text"
+            )
+        eos_id = found
+    config = replace(config, eos_ids=(eos_id,))
+    tokenizer = _tokenizer(vocabulary, config.eos_ids, config.vocab_size)
+    loaded_s = time.perf_counter() - began
     library = AdapterLibrary(config)
     max_rows = max(batch for batch, _, _ in asked.batches)
     num_slots = max(max(distinct for _, _, distinct in asked.batches), asked.adapters)
@@ -242,26 +296,32 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "shape": asked.shape,
         "quantization": asked.quantization,
-        "vocabulary": {"tokens": trained.get_vocab_size(), "seconds": round(trained_s, 1)},
+        "vocabulary": {
+            "source": "trained on the Python library" if asked.tokenizer is None else asked.vocabulary,
+            "tokens": vocabulary.get_vocab_size(),
+            "seconds": round(loaded_s, 1),
+        },
         "mask_threads": asked.mask_threads,
         "copy_tb_s": round(copy_bandwidth(device) / 1e12, 3),
         "rows": [],
     }
     options = RunnerOptions(mask_threads=asked.mask_threads)
     with InProcessEngine(model, library, sizes, options, tokenizer) as engine:
-        bench = Bench(engine, trained, asked.repeats)
+        bench = Bench(engine, vocabulary, asked.repeats)
         for batch, constrained, distinct in asked.batches:
             figures["rows"].append(bench.row(batch, constrained, distinct))
             print("rows", figures["rows"][-1], flush=True)
+        figures["thinking"] = [] if asked.no_thinking else [bench.thinking(*row) for row in THINKING]
+        print("thinking", figures["thinking"], flush=True)
         if asked.generations:
             figures["schemas"] = bench.schemas(asked.schemas, asked.generations, asked.adapters)
             print(figures["schemas"], flush=True)
     return figures
 
 
-def _tokenizer(trained: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
+def _tokenizer(vocabulary: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
     with tempfile.TemporaryDirectory() as folder:
-        trained.save(str(Path(folder) / "tokenizer.json"))
+        vocabulary.save(str(Path(folder) / "tokenizer.json"))
         return load_tokenizer(Path(folder), eos_ids, vocab_size)
 
 
@@ -281,12 +341,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     option("--out", type=Path, required=True, help="JSON file to write")
     option("--shape", default="llama-3.1-8b", choices=list(SHAPES))
     option("--quantization", default="fp8")
+    option(
+        "--tokenizer", type=Path, help="tokenizer.json of a model of this vocabulary; without: trained here"
+    )
+    option("--eos", default="<|eot_id|>", help="the token of --tokenizer that ends a text")
+    option("--vocabulary", default="a model's own", help="where --tokenizer is from, for the report")
     option("--batches", type=_batches, default=list(BATCHES), help="ROWS:CONSTRAINED:DISTINCT,...")
+    option("--no-thinking", action="store_true", help="leave out the rows that think")
     option("--repeats", type=int, default=3, help="timed runs of each kind, of which the median counts")
     option("--schemas", type=int, default=1000, help="different schemas")
     option("--generations", type=int, default=10_000, help="texts generated from them; 0: none")
     option("--adapters", type=int, default=16, help="adapters that the texts are generated on, and the base")
-    option("--mask-threads", type=int, default=12)
+    option("--mask-threads", type=int, default=14)
     option("--device", default="auto")
     return parser.parse_args(arguments)
 

@@ -33,7 +33,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
 
 BLOCK_SIZE = 16
-DEFAULT_OPTIONS = RunnerOptions(mask_threads=12)
+DEFAULT_OPTIONS = RunnerOptions(mask_threads=14)
 STUCK_S = 30.0
 """Without any progress for so long a benchmark gives up."""
 
@@ -70,7 +70,7 @@ class InProcessEngine:
         options: RunnerOptions = DEFAULT_OPTIONS,
         tokenizer: LLTokenizer | None = None,
     ) -> None:
-        """With a `tokenizer`, requests may have grammars."""
+        """With a `tokenizer`, requests may have grammars and think."""
         self.model = model
         self.sizes = sizes
         self.library = library
@@ -90,7 +90,7 @@ class InProcessEngine:
             BlockPool(sizes.num_blocks, BLOCK_SIZE),
             SlotTable(sizes.num_slots, self._loader.start_load, self._loader),
             config.eos_ids,
-            [],
+            [] if tokenizer is None else _token_bytes(tokenizer),
             EngineEnvironment("engine-0", "benchmark"),
         )
         grammars = None
@@ -213,6 +213,10 @@ class InProcessEngine:
         """On the loader's thread."""
         self.core.adapter_loaded(slot, digest, error)
         self._wake.set()
+
+
+def _token_bytes(tokenizer: LLTokenizer) -> list[bytes]:
+    return [tokenizer.decode_bytes([token_id]) for token_id in range(tokenizer.vocab_size)]
 
 
 def random_prompts(rng: np.random.Generator, vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:

@@ -66,9 +66,9 @@ class DeviceSettings(BaseSettings):
     """Decode steps with more rows are launched kernel by kernel. Unset: every size is captured."""
     batch_invariant: bool = False
     """Gives every product the same number of rows, so that a request's bits do not depend on its batch."""
-    mask_threads: Annotated[int, Field(ge=1)] = max(1, min(12, (os.cpu_count() or 1) * 3 // 4))
-    """CPU threads that find the tokens a grammar allows next, while a GPU computes. Unset: three
-    of four cores, at most 12."""
+    mask_threads: Annotated[int, Field(ge=1)] = max(1, min(16, (os.cpu_count() or 1) * 7 // 8))
+    """CPU threads that find the tokens a grammar allows next, while a GPU computes. Unset: seven
+    of eight cores, at most 16."""
 
 
 class SchedulingSettings(BaseSettings):

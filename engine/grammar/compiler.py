@@ -50,7 +50,7 @@ class GrammarCompiler:
         grammars' masks.
         """
         # More than there are threads: few threads meet in a lane.
-        self._max_lanes = 1 if mask_threads == 1 else 2 * mask_threads
+        self._max_lanes = 1 if mask_threads == 1 else 4 * mask_threads
         self._tokenizer = tokenizer
         self._ending_ids = frozenset(eos_ids)
         self._wake = wake

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-CHOICES_PER_LANE = 2
+CHOICES_PER_LANE = 4
 ALWAYS, NEVER = -1, 1 << 62
 """Fewer and more tokens than any choice has."""
 

@@ -33,9 +33,10 @@ def to_llguidance(grammar: Grammar) -> str:
 
 def parser_limits() -> LLParserLimits:
     """Returns the limits of one grammar: on its size, on the steps of compiling it and of filling a mask."""
-    # The defaults (2 000 and 50 000 items) are too few for an object of 5 000 optional properties.
+    # The defaults (2 000 and 50 000 items) are too few for an object of 5 000 optional properties: each token
+    # that reaches from one property into the next takes as many items as there are properties.
     return LLParserLimits(
-        max_items_in_row=20_000, step_max_items=200_000, max_lexer_states=50_000, verbose_errors=False
+        max_items_in_row=20_000, step_max_items=600_000, max_lexer_states=50_000, verbose_errors=False
     )
 
 

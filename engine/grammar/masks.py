@@ -35,36 +35,38 @@ class MaskFiller:
 
         A grammar that is over, or too complex to follow, allows nothing: its row then fails.
         """
-        followed: dict[int, Constraint] = {}
+        restricting, opened = [], []
         for place, constraint in enumerate(constraints):
             grammar = constraint.followed
             if grammar is None:
                 constraint.restrict(bits_MW[place])
+                continue
+            if grammar is not constraint:
+                restricting.append((place, constraint))
+            if grammar.is_over:
+                bits_MW[place] = 0
             else:
-                followed[place] = grammar
-        matchers = self._advanced(followed)
+                opened.append((grammar.open(), place, grammar))
+        # Neighbours in the list are filled by one thread: those of a lane, which wait for each other.
+        opened.sort(key=_lane)
+        self._advance(opened)
         begun = threading.Event()
-        restricting = [(place, constraints[place]) for place in followed]
+        matchers = [(matcher, place) for matcher, place, _ in opened]
         filling = self._waiting.submit(self._fill, begun, matchers, restricting, bits_MW, then)
         # Nothing holds the interpreter while masks are filled, but a busy caller would be asked for it only
         # after milliseconds: so it waits until it is not needed any more.
         begun.wait()
         return filling
 
-    def _advanced(self, followed: dict[int, Constraint]) -> list[tuple[LLMatcher, int]]:
-        """Advances grammars by their places. Returns the matchers of those that are not over."""
-        # Neighbours in the list are filled by one thread: those of a lane, which wait for each other.
-        matchers = {place: grammar.open() for place, grammar in followed.items() if not grammar.is_over}
-        places = sorted(matchers, key=lambda place: followed[place].lane)
+    def _advance(self, opened: list[tuple[LLMatcher, int, Constraint]]) -> None:
+        """Has the grammars consume their pending tokens."""
         advanced = []
-        for place in places:
-            pending = followed[place].pending
-            if pending is not None:
-                advanced.append((matchers[place], pending))
-                followed[place].pending = None
+        for matcher, _, grammar in opened:
+            if grammar.pending is not None:
+                advanced.append((matcher, grammar.pending))
+                grammar.pending = None
         if advanced:
             self._executor.consume_token_par(advanced)
-        return [(matchers[place], place) for place in places]
 
     def _fill(
         self,
@@ -79,9 +81,13 @@ class MaskFiller:
             self._executor.unsafe_compute_mask_ptr(
                 matchers, bits_MW.ctypes.data, bits_MW.strides[0], len(bits_MW)
             )
-        allowing = {place for matcher, place in matchers if not matcher.is_error()}
-        for place, constraint in restricting:
-            if place not in allowing:
+        for matcher, place in matchers:
+            if matcher.is_error():
                 bits_MW[place] = 0
+        for place, constraint in restricting:
             constraint.restrict(bits_MW[place])
         then()
+
+
+def _lane(opened: tuple[LLMatcher, int, Constraint]) -> int:
+    return opened[2].lane

@@ -7,6 +7,17 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
+PLAIN = r'[^"\\\x00-\x1F\x7F]'
+"""A character that a JSON string holds as it is."""
+SLICES = (
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{PLAIN}{{1,{length}}}" for length in (3, 6, 10, 15, 20, 30)),
+    f"{PLAIN}+",
+)
+"""Classes of tokens. Where a grammar allows every text of a class, its tokens are allowed as one, and a mask
+looks at the others only. Near the end of a string of bounded length the shorter classes still are.
+"""
+
 
 def load_tokenizer(base_dir: Path, eos_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
     """Reads `base_dir / "tokenizer.json"`. Raises ValueError when grammars cannot be followed with it.
@@ -16,4 +27,4 @@ def load_tokenizer(base_dir: Path, eos_ids: Sequence[int], vocab_size: int) -> L
     if not eos_ids:
         raise ValueError(f"{base_dir}: the model's configuration names no end-of-sequence token")
     source = (base_dir / "tokenizer.json").read_text(encoding="utf-8")
-    return LLTokenizer(source, n_vocab=vocab_size, eos_token=list(eos_ids))
+    return LLTokenizer(source, n_vocab=vocab_size, eos_token=list(eos_ids), slices=list(SLICES))
