@@ -224,6 +224,29 @@ def kernel_table(results: Results) -> str:
     return "\n\n".join([_markdown(columns, rows), *refused])
 
 
+GRAMMAR_BARS = {(32, 32, 0): 0.03, (256, 256, 0): 0.05}
+"""(rows, constrained rows, adapters): by how much grammars may make a step longer."""
+
+
+def grammar_table(results: Results) -> str:
+    report = results("grammars.json")
+    if report is None:
+        return MISSING
+    columns = ("rows", "held to a schema", "adapters", "step ms", "without ms", "longer by", "bar")
+    rows = []
+    for row in report["rows"]:
+        bar = GRAMMAR_BARS.get((row["rows"], row["constrained"], row["distinct"]))
+        rows.append(
+            [
+                row["rows"], row["constrained"], row["distinct"], row["step_ms"], row["step_ms_free"],
+                f"{row['overhead']:.1%}", None if bar is None else f"{bar:.0%}",
+            ]
+        )  # fmt: skip
+    source, threads = report["vocabulary"]["source"], report["mask_threads"]
+    where = f"`grammars.json`, {report['hardware']['gpu']}, vocabulary: {source}, {threads} threads for masks"
+    return f"{_markdown(columns, rows)}\n\n{where}"
+
+
 def quality_table(results: Results) -> str:
     report = results("quality.json")
     if report is None:
@@ -249,6 +272,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "decode-int4": decode_table("decode-llama-3.1-8b-int4-r16.json"),
     "prefill": prefill_table(DECODE),
     "mixed-load": mixed_table(DECODE),
+    "grammars": grammar_table,
     "serving": serving_table,
     "cold-start": cold_start_table,
     "kernels": kernel_table,
