@@ -101,9 +101,13 @@ unit: .venv/.installed
 # What most mistakes break, for every commit: no servers of ours as processes, no browser, no model, few examples.
 QUICK := tests/adapters/inspection tests/api tests/architecture tests/billing tests/contracts tests/db tests/engine/lora \
 	tests/engine/plain tests/migrations tests/sla tests/telemetry tests/tenants tests/tokenization
-NOT_QUICK := tests/adapters/inspection/test_sandbox.py tests/adapters/inspection/test_corpus.py tests/api/organization \
-	tests/api/test_isolation_matrix.py tests/api/test_process.py tests/api/test_keys_in_processes.py tests/api/test_files.py \
-	tests/billing/payments tests/billing/test_kill.py tests/billing/spend/test_prepaid.py tests/tenants/quotas/test_processes.py
+NOT_QUICK := tests/adapters/inspection/test_sandbox.py tests/adapters/inspection/test_corpus.py tests/api/grammars \
+	tests/api/organization $(addprefix tests/api/responses/,test_agents.py test_background.py) \
+	$(addprefix tests/api/,test_adapters.py test_cursors.py test_every_route.py test_files.py test_isolation_matrix.py \
+	test_jobs.py test_keys_in_processes.py test_openapi_contract.py test_process.py test_prompt_scores.py \
+	test_quota_path.py test_reasoning_engine.py test_uploads.py) \
+	tests/billing/payments tests/billing/reconciliation/test_spools.py tests/billing/test_kill.py \
+	tests/billing/spend/test_prepaid.py tests/tenants/quotas/test_processes.py
 quick: export ROOTSTOCK_TEST_EXAMPLES ?= quick
 quick: check
 	$(BIN)/python -m pytest -m "not gpu and not quiet" -n $(TEST_PROCESSES) --dist loadfile $(QUICK) \

@@ -26,7 +26,8 @@ from adapters.calibration.report import CalibrationReport
 from adapters.calibration.run import CalibrationRequest, CalibrationStack, calibrate
 from adapters.calibration.serving import ScoringAccount
 from adapters.calibration.shared import FOLDER, SharedScores
-from adapters.inspection import Inspection, Sandbox
+from adapters.inspection import Inspection
+from adapters.inspection.sandbox import Sandbox
 from adapters.jobs.errors import JobFailed
 from adapters.object_keys import (
     CONFIG_FILE,

@@ -16,7 +16,7 @@ from typing import Any
 
 from adapters.files.models import StoredFile
 from adapters.files.service import FileService
-from adapters.inspection import Sandbox
+from adapters.inspection.sandbox import Sandbox
 from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE, source_key
 from adapters.storage import ObjectNotFound, ObjectStore, StorageUnavailable, StoredObject
 from db.base import new_id

@@ -21,16 +21,19 @@ class _Path:
 
     template: str
     pattern: re.Pattern[str]
+    num_parameters: int
+    example: str
+    """A URL that it matches."""
     methods: set[str]
 
-    @property
-    def num_parameters(self) -> int:
-        return self.template.count("{")
+    @classmethod
+    def of(cls, template: str) -> _Path:
+        pattern, example = compile_path(template)[0], re.sub(r"\{.*?\}", "x", template)
+        return cls(template, pattern, template.count("{"), example, set())
 
     def shadows(self, other: _Path) -> bool:
         """Returns whether this path also matches URLs of `other`, which is more specific."""
-        example = re.sub(r"\{.*?\}", "x", other.template)
-        return self.num_parameters > other.num_parameters and self.pattern.match(example) is not None
+        return self.num_parameters > other.num_parameters and self.pattern.match(other.example) is not None
 
 
 class Methods:
@@ -43,7 +46,7 @@ class Methods:
         found: dict[str, _Path] = {}
         for route in iter_route_contexts(app.routes):
             if route.path is not None and route.methods:
-                path = found.setdefault(route.path, _Path(route.path, compile_path(route.path)[0], set()))
+                path = found.get(route.path) or found.setdefault(route.path, _Path.of(route.path))
                 path.methods.update(route.methods)
         self._paths = sorted(found.values(), key=lambda path: path.num_parameters)
         app.router.routes[:0] = self._refusals()
@@ -58,8 +61,7 @@ class Methods:
     def _refusals(self) -> Iterator[Route]:
         for path in self._paths:
             for other in self._paths:
-                missing = other.methods - path.methods
-                if missing and other.shadows(path):
+                if other.shadows(path) and (missing := other.methods - path.methods):
                     yield Route(path.template, _refuse, methods=[*missing], include_in_schema=False)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from adapters.announcer import Announcer
 from adapters.arithmetic_threads import bound_arithmetic_threads
-from adapters.inspection import Sandbox
+from adapters.inspection.sandbox import Sandbox
 from adapters.pinning import Pinning
 from adapters.pipeline import AdapterPipeline
 from adapters.pipeline_steps import AdapterSteps, Base

@@ -13,7 +13,7 @@ from adapters.catalogue import AdapterCatalogue
 from adapters.deletion import AdapterDeletion
 from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
-from adapters.inspection import Sandbox
+from adapters.inspection.sandbox import Sandbox
 from adapters.jobs.service import JobService
 from adapters.pending_uploads import PendingUploads
 from adapters.pinning import Engine, Pinning

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapters.files.ingestion import FileIngestion
-from adapters.inspection import Sandbox
+from adapters.inspection.sandbox import Sandbox
 from adapters.storage import ObjectStore
 from api.batches.execution import BatchSite
 from api.batches.fair_slots import FairSlots

@@ -16,7 +16,8 @@ import redis.asyncio
 import structlog
 
 from adapters.files.service import FileService, UploadService
-from adapters.inspection import Sandbox, SandboxUnavailable
+from adapters.inspection import SandboxUnavailable
+from adapters.inspection.sandbox import Sandbox
 from adapters.resolver import ModelResolver
 from adapters.storage import ObjectStore, StorageSettings, open_store
 from admin.app import BillingServices

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 
 from api.openapi import errors, guide
 from api.openapi.components import components_of, schema_of
@@ -21,29 +21,25 @@ from api.openapi.rules import RULES
 _WORD = re.compile(r"[A-Z]?[a-z0-9]+")
 
 
-def install(app: FastAPI, bodies: Sequence[Any], contracts: Mapping[str, Contract]) -> None:
-    """Have `app.openapi()` build the complete document.
+def build_document(
+    title: str,
+    version: str,
+    routes: Sequence[BaseRoute],
+    bodies: Sequence[Any],
+    contracts: Mapping[str, Contract],
+) -> dict[str, Any]:
+    """Returns the complete document of `routes`.
 
     Args:
         bodies: the types that routes and other types refer to by name, such as request bodies.
         contracts: what each operation promises, by its id.
     """
-
-    def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _build(app, bodies, contracts)
-        return app.openapi_schema
-
-    app.openapi = document  # type: ignore[method-assign]
-
-
-def _build(app: FastAPI, bodies: Sequence[Any], contracts: Mapping[str, Contract]) -> dict[str, Any]:
     made = get_openapi(
-        title=app.title,
-        version=app.version,
+        title=title,
+        version=version,
         description=guide.DESCRIPTION,
         tags=[{"name": name, "description": text} for name, text in guide.TAGS.items()],
-        routes=app.routes,
+        routes=routes,
         servers=[{"url": "/"}],
     )
     made["x-tagGroups"] = [{"name": name, "tags": tags} for name, tags in guide.GROUPS.items()]

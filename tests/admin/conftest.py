@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import argon2
 import httpx
 import pytest
 import redis.asyncio
@@ -46,7 +45,6 @@ from db.session import Database
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from telemetry.metrics import ServingMetrics
-from tenants import passwords
 from tenants.accounts import UserAccounts
 from tenants.key_service import KeyService
 from tenants.object_names import NameService
@@ -58,6 +56,7 @@ from tests.admin.browsing import Visit, chromium, visit
 from tests.admin.engines import PlayedEngines
 from tests.api.fakes import FakeEngine, FakePrices
 from tests.support.onboarding import BASE_DIGEST, Scene, scene
+from tests.support.passwords import cheap_passwords
 from tests.support.serving import served
 from tests.support.text_base import write_base
 from tokenization.codec import TextCodec
@@ -114,13 +113,10 @@ async def sign_in(visitor: httpx.AsyncClient, email: str = EMAIL, password: str 
     return await visitor.post("/sign-in", data=fields)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cheap_passwords() -> Iterator[None]:
-    """What they cost is tested where they are made; here people sign in all the time."""
-    cheap = argon2.PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passwords, "_hasher", cheap)
-        patch.setattr(passwords, "_ABSENT", cheap.hash("no user has this password"))
+@pytest.fixture(scope="package", autouse=True)
+def cheap_to_sign_in() -> Iterator[None]:
+    """What passwords cost is tested where they are made; here people sign in all the time."""
+    with cheap_passwords():
         yield
 
 

@@ -21,6 +21,7 @@ from api.services import RequestLimits, Services
 from sla.recorder import SlaRecorder
 from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakePrices, FakeQuotas, FakeUsage
 from tests.support.documented import DISAGREEMENTS, Documented
+from tests.support.passwords import cheap_passwords
 from tests.support.text_base import write_base
 from tests.support.waiting import until
 from tokenization.codec import TextCodec
@@ -34,6 +35,13 @@ def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def codec(base_dir: Path) -> TextCodec:
     return TextCodec.load(base_dir)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def cheap_users() -> Iterator[None]:
+    """What passwords cost is tested where they are made."""
+    with cheap_passwords():
+        yield
 
 
 @pytest.fixture(autouse=True)

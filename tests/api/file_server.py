@@ -13,7 +13,7 @@ import psycopg
 from sqlalchemy import make_url
 
 from adapters.files.service import FileService, UploadService
-from adapters.inspection import Sandbox
+from adapters.inspection.sandbox import Sandbox
 from adapters.storage import LocalStore, ObjectStore
 from api.services import RequestLimits
 from cli.local.postgres import OWNER

@@ -7,8 +7,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +30,8 @@ from tenants.actors import OPERATOR
 from tenants.key_service import KeyService
 from tenants.service import TenantService
 from tests.api.conftest import wait_until
+from tests.support.nursery import Forked
+from tests.support.servers import start_api, start_engine
 
 SECRET = "a secret of at least thirty-two characters"
 HELLO = [{"role": "user", "content": "Hello there"}]
@@ -46,7 +46,7 @@ class Processes:
     database_url: str
     redis_url: str
     port: int
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    started: list[Forked] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -56,7 +56,7 @@ class Processes:
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
-    def start(self, module: str, *arguments: str, **settings: str) -> subprocess.Popen[bytes]:
+    def start(self, module: str, *arguments: str, **settings: str) -> Forked:
         environment = {
             "ROOTSTOCK_ENGINE_BASE": str(self.base_dir),
             "ROOTSTOCK_ENGINE_BASE_NAME": "sapling",
@@ -73,13 +73,12 @@ class Processes:
             "ROOTSTOCK_STORAGE_URL": f"file://{self.folder}/objects",
             "ROOTSTOCK_TENANTS_KEY_SECRET": SECRET,
         }
-        with (self.folder / "log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                env={**os.environ, **environment, **settings},
-                stderr=log,
-                stdout=log,
-            )
+        everything = {**os.environ, **environment, **settings}
+        log = self.folder / "log"
+        if module == "api.main":
+            process = start_api(log, everything)
+        else:
+            process = start_engine(log, everything, arguments)
         self.started.append(process)
         return process
 

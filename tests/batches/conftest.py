@@ -18,7 +18,7 @@ from sqlalchemy import text
 
 from adapters.files.ingestion import FileIngestion
 from adapters.files.service import FileService, UploadService
-from adapters.inspection import Sandbox
+from adapters.inspection.sandbox import Sandbox
 from adapters.storage import LocalStore
 from api.app import create_app
 from api.assembly.stored_state import stored_state

@@ -15,6 +15,9 @@ import schemathesis
 from schemathesis.core.failures import Failure
 from schemathesis.specs.openapi.checks import RejectedPositiveData
 
+from tests.support import character_classes
+
+character_classes.install()
 STATUSES = frozenset({400, 413, 415, 422})
 BEYOND_A_SCHEMA = {
     "after": "must be in the list",

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,14 @@ class Nursery:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def start(self, entry: str, log: Path, environment: Mapping[str, str]) -> Forked:
+    def start(
+        self, entry: str, log: Path, environment: Mapping[str, str], arguments: Sequence[str] = ()
+    ) -> Forked:
         """Start `module:function`, whose result is the exit status, with output appended to `log`."""
-        return Forked(self, self.ask(entry=entry, log=str(log.absolute()), environment=dict(environment)))
+        started = self.ask(
+            entry=entry, log=str(log.absolute()), environment=dict(environment), arguments=list(arguments)
+        )
+        return Forked(self, started)
 
     def ask(self, **question: Any) -> Any:
         with self._lock:
@@ -131,7 +136,7 @@ def _status(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def _become(entry: str, log: str, environment: dict[str, str]) -> Callable[[], object]:
+def _become(entry: str, log: str, environment: dict[str, str], arguments: list[str]) -> Callable[[], object]:
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for replaced, by in enumerate((nothing, output, output)):
@@ -141,7 +146,7 @@ def _become(entry: str, log: str, environment: dict[str, str]) -> Callable[[], o
     os.environ.clear()
     os.environ.update(environment)
     module, _, function = entry.partition(":")
-    sys.argv = [module]
+    sys.argv = [module, *arguments]
     found: Callable[[], object] = getattr(importlib.import_module(module), function)
     return found
 

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
-from adapters.inspection import Sandbox
+from adapters.inspection.sandbox import Sandbox
 from adapters.jobs.lease import Lease, claim
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from adapters.storage import LocalStore

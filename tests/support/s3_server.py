@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import httpx
 from adapters.storage import AccessKey, RetryPolicy, S3Store
 
 BUCKET = "rootstock"
+KEYS_OF_A_PAGE = 50
+"""In a list; S3 itself has 1 000, which take moto ten seconds to store."""
 
 
 @dataclass
@@ -62,7 +65,8 @@ def start_s3_server() -> S3Server:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = os.environ | {"MOTO_S3_DEFAULT_MAX_KEYS": str(KEYS_OF_A_PAGE)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     server = S3Server(port, process)
     end = time.monotonic() + 60
     while True:

@@ -64,6 +64,12 @@ async def test_an_absent_user_costs_a_verification_all_the_same(
     assert verified == [None]
 
 
+def test_the_hash_of_nobody_costs_what_the_hashes_of_today_do() -> None:
+    assert argon2.PasswordHasher().check_needs_rehash(passwords._ABSENT) is False
+    assert argon2.PasswordHasher().verify(passwords._ABSENT, "no user has this password")
+    assert not passwords.verify_password(None, "no user has this password")
+
+
 async def test_hashes_of_another_day_are_renewed_at_sign_in(
     accounts: UserAccounts, service: TenantService, database: Database
 ) -> None:

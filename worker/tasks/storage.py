@@ -17,7 +17,7 @@ from adapters.deletion import purge_deleted, sweep_copies
 from adapters.files.cleanup import sweep
 from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
-from adapters.inspection import Sandbox
+from adapters.inspection.sandbox import Sandbox
 from adapters.pending_uploads import PendingUploads
 from adapters.source_copies import SourceCopies
 from adapters.storage import StorageUnavailable

@@ -220,7 +220,7 @@ from adapters.calibration.reference import Reference, passes
 from adapters.calibration.samples import Sample
 torch.set_num_threads(1)
 base, adapter = map(Path, sys.argv[1:])
-samples = [Sample(1, list(range(3, 99)), 8)] * 24
+samples = [Sample(1, list(range(3, 99)), 8)] * 6
 with Reference(base, adapter) as reference:
     states = reference.begin(samples)
     for layer in range(reference.config.num_layers):

@@ -13,7 +13,8 @@ from typing import Literal
 
 import pytest
 
-from adapters.inspection import InspectionRefused, Sandbox
+from adapters.inspection import InspectionRefused
+from adapters.inspection.sandbox import Sandbox
 from tests.adapters.inspection.hostile import CASES, HostileCase
 from tests.adapters.inspection.uploads import BASE_CONFIG, good_upload
 from tests.support.speed import slowness

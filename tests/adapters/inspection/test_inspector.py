@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from adapters.inspection import Sandbox, values
+from adapters.inspection import values
 from adapters.inspection.findings import Inspection
 from adapters.inspection.header import Tensor
 from adapters.inspection.modules import Pair
+from adapters.inspection.sandbox import Sandbox
 from adapters.packing import KEY_PREFIX, pack
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.model.config import load_config

@@ -16,8 +16,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from adapters.inspection import InspectionRefused, Sandbox, SandboxLimits, SandboxUnavailable
+from adapters.inspection import InspectionRefused, SandboxUnavailable
 from adapters.inspection.findings import Inspection
+from adapters.inspection.sandbox import Sandbox, SandboxLimits
 from tests.adapters.inspection.uploads import BASE_CONFIG, good_upload, plain_config
 
 HOSTILE = "tests.adapters.inspection.hostile_zygote"
@@ -319,7 +320,7 @@ async def test_files_by_themselves(sandbox: Sandbox, tmp_path: Path) -> None:
 OUTLIVED = """
 import asyncio, os, sys
 from pathlib import Path
-from adapters.inspection import Sandbox
+from adapters.inspection.sandbox import Sandbox
 from tests.adapters.inspection.uploads import BASE_CONFIG, good_upload
 
 async def main():

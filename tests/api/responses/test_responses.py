@@ -22,7 +22,7 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 def refused(site: Site, **body: Any) -> dict[str, Any]:
     """The error of a request with these fields."""
     url = f"{site.served.url}/v1/responses"
-    answer = httpx.post(url, json={"model": "sapling", "input": "Hi", **body}, headers=HEADERS)
+    answer = httpx.post(url, json={"model": "sapling", "input": "Hi", **body}, headers=HEADERS, timeout=60)
     assert answer.status_code == 400, answer.text
     error: dict[str, Any] = answer.json()["error"]
     return error

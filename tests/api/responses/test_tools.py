@@ -136,6 +136,7 @@ def test_what_is_refused_names_the_field_of_a_response(site: Site, body: dict[st
         f"{site.served.url}/v1/responses",
         json={"model": "sapling", "input": "Hi", **body},
         headers={"authorization": f"Bearer {KEY}"},
+        timeout=60,
     )
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]

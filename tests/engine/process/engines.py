@@ -16,6 +16,8 @@ import redis
 from engine.client import Generation
 from engine.protocol import JOURNAL_STREAM, SamplingParams, Submit, TokenChunk, UsageEvent
 from engine.settings import DeviceSettings
+from tests.support.nursery import Forked
+from tests.support.servers import start_engine
 
 SUBMITTED_AT = 1_763_700_000.25
 
@@ -36,7 +38,7 @@ class EngineProcess:
             "drain_seconds": 10,
         } | settings
         self._module = module
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     @property
     def endpoint(self) -> str:
@@ -52,10 +54,13 @@ class EngineProcess:
     def start(self) -> None:
         assert self._process is None or self._process.poll() is not None
         environment = os.environ | {variable(name): str(value) for name, value in self.settings.items()}
-        with (self.folder / "engine.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module], env=environment, stderr=log
-            )
+        log = self.folder / "engine.log"
+        if self._module == "engine.main":
+            self._process = start_engine(log, environment, with_torch=not self.settings["null"])
+            return
+        with log.open("ab") as opened:
+            command = [sys.executable, "-m", self._module]
+            self._process = subprocess.Popen(command, env=environment, stderr=opened)
 
     def signal(self, number: int) -> None:
         assert self._process is not None
