@@ -100,8 +100,9 @@ def short(value: float | None) -> str:
 
 
 def sentence(text: str) -> str:
-    """Returns the text with a capital letter at its beginning and a full stop at its end."""
-    text = text[:1].upper() + text[1:]
+    """Returns the text with a full stop and, unless it begins with the name of a field, a capital letter."""
+    if text.partition(" ")[0].isalpha():
+        text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 

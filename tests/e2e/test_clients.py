@@ -93,12 +93,10 @@ def test_the_example_prints_what_it_says(stack: Stack, heading: str) -> None:
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
 REFUSED: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "chat/completions": [
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [IMAGE]}]}),
         ("web_search_options", {"web_search_options": {}}),
-        ("tools[0].type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
         ("modalities", {"modalities": ["text", "audio"]}),
         ("store", {"store": True}),
         ("functions", {"functions": [{"name": "f"}]}),
@@ -113,7 +111,6 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("tools[0].type", {"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}),
         ("tools[0].type", {"tools": [{"type": "mcp", "server_label": "a", "server_url": "https://a"}]}),
         ("tools[0].type", {"tools": [{"type": "image_generation"}]}),
-        ("tools[0].format", {"tools": [{"type": "custom", "name": "f", "format": GRAMMAR}]}),
         ("prompt", {"prompt": {"id": "pmpt_1"}}),
     ],
 }

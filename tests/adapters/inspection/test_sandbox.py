@@ -369,7 +369,7 @@ def test_whoever_starts_it(tmp_path: Path, command: list[str]) -> None:
 async def test_what_the_kernel_refuses_is_said_once(tmp_path: Path) -> None:
     """Without seccomp, Landlock and namespaces, the limits still hold."""
     with capture_logs() as logs:
-        sandbox = Sandbox(SandboxLimits(cpu_s=1), program="tests.adapters.inspection.unguarded_zygote")
+        sandbox = Sandbox(SandboxLimits(cpu_s=4), program="tests.adapters.inspection.unguarded_zygote")
         assert (await inspect(sandbox, tmp_path)).rank == 4
         os.kill(sandbox.pid or 0, signal.SIGKILL)
         found = await do(sandbox, "attempts without exec")

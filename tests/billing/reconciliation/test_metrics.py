@@ -21,12 +21,10 @@ async def test_a_scrape_shows_the_last_comparison(books: Books, monkeypatch: pyt
     collector = BooksCollector(books.service)
     services = SimpleNamespace(
         metrics=ServingMetrics(),
-        payments_waiting=None,
-        books=collector,
-        restarts=None,
+        polled=(collector,),
         deferred_work=DeferredWork(),
     )
-    services.metrics.registry.register(services.books)
+    services.metrics.registry.register(collector)
     app = FastAPI()
     app.include_router(health.router)
     app.state.services = services
