@@ -136,8 +136,10 @@ def serving(
     """The application behind uvicorn, as the process's main runs it, in a thread; `start` and `close` run on
     its loop before and after.
     """
+    application = Documented(create_app(world.services))
+    application.load()  # takes a second, which no connection should wait for
     config = uvicorn.Config(
-        Documented(create_app(world.services)),
+        application,
         host="127.0.0.1",
         port=0,
         http=connections_with(60.0, head_timeout),

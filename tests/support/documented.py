@@ -53,6 +53,10 @@ class Documented:
         for problem in self._document.problems(operation, status, media_type, body):
             DISAGREEMENTS.append(f"{scope['method']} {scope['path']} {status}: {problem}: {body[:300]!r}")
 
+    def load(self) -> None:
+        """Builds the document now, instead of beside the first response."""
+        _document_of(self._app)
+
     @property
     def _document(self) -> _Document:
         return _document_of(self._app)
