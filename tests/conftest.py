@@ -22,6 +22,7 @@ import pytest
 import redis
 import redis.asyncio
 import structlog
+from hypothesis import HealthCheck, settings
 from sqlalchemy import make_url
 
 from cli.local.postgres import OWNER, serving_url
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
     from db.session import Database
+
+
+# How long examples take to draw says how busy the machine is. The rest stays as in the profile so far.
+settings.register_profile("any-machine", settings(), suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
