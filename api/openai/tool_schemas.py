@@ -70,7 +70,7 @@ NamedTool = NamedFunction | NamedCustomTool
 
 class AllowedTools(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction | NamedCustomTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedToolsChoice(
@@ -82,8 +82,8 @@ class AllowedToolsChoice(
 
 
 Tool = FunctionTool | CustomTool
-Tools = Annotated[list[FunctionTool | CustomTool], Meta(max_length=MAX_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | NamedFunction | NamedCustomTool | AllowedToolsChoice
+Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
 class MessageFunctionCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -127,7 +127,7 @@ class MessageCustomCall(
 
 
 MessageCall = MessageToolCall | MessageCustomCall
-ToolCalls = Annotated[list[MessageToolCall | MessageCustomCall], Meta(max_length=MAX_TOOLS)]
+ToolCalls = Annotated[list[MessageCall], Meta(max_length=MAX_TOOLS)]
 
 
 class _Message(Protocol):

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from api.errors import InvalidValue, UnsupportedParameter
 from api.json_bodies import decode
-from api.openai.custom_tools import MAX_GRAMMAR
+from api.openai.custom_tools import CustomGrammar
 from api.openai.schemas import (
     MAX_GRAMMAR_BYTES,
     MAX_TOP_LOGPROBS,
@@ -127,13 +127,9 @@ class AnyTextFormat(
 
 
 class ResponseGrammarFormat(
-    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="grammar", tag_field="type"
+    CustomGrammar, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="grammar", tag_field="type"
 ):
     """Text of a grammar."""
-
-    syntax: Literal["lark", "regex"]
-    """`lark`: llguidance's dialect of Lark, without recursion. `regex`: Rust's, without look-around."""
-    definition: Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR)]
 
 
 class ResponseCustomTool(

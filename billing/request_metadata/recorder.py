@@ -62,7 +62,7 @@ class MetadataRecorder:
         self._held_bytes = 0
         self._is_away = False
         self._num_in_stream = 0
-        """When the last batch was sent."""
+        """Entries in the stream when the last batch was sent."""
         self._wake = asyncio.Event()
         self._sender: asyncio.Task[None] | None = None
         self.num_dropped = 0
