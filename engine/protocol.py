@@ -75,6 +75,8 @@ class Grammar(msgspec.Struct, frozen=True):
     source: str
     """A JSON Schema; a regular expression without look-around; a JSON array of strings; a grammar in
     llguidance's dialect of Lark."""
+    compiled_bytes: int = 0
+    """Memory that it takes compiled, as the API measured when it checked it; 0: not measured."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):

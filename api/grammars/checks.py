@@ -8,11 +8,13 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from adapters.inspection.owner_slots import OwnerSlots
 from api.errors import GrammarChecksBusy
 from api.grammars.verdict_cache import TenantDigest, VerdictCache
+from engine.protocol import Grammar
 from telemetry.metrics import ServingMetrics
 from tokenization.grammars.errors import GrammarRefused, GrammarsUnavailable, GrammarsUnsupported
 from tokenization.grammars.messages import Accepted, Check, Refused
@@ -43,7 +45,7 @@ class GrammarChecks:
         self._metrics = metrics
         self._slots = OwnerSlots(CONCURRENCY, TENANT_CONCURRENCY)
         self._cache = VerdictCache()
-        self._running: dict[TenantDigest, asyncio.Task[None]] = {}
+        self._running: dict[TenantDigest, asyncio.Task[int]] = {}
         self._num_waiting: dict[str, int] = {}
         self._starting = asyncio.Lock()
         self._link: ServerLink | None = None
@@ -77,8 +79,8 @@ class GrammarChecks:
         """Whether grammars can be followed with the base's tokenizer, as far as is known."""
         return self._unsupported is None
 
-    async def check(self, tenant: str, order: Check) -> None:
-        """Returns if the engine can hold requests to the grammar.
+    async def check(self, tenant: str, order: Check) -> Grammar:
+        """Returns the grammar, with the memory that it takes, if the engine can hold requests to it.
 
         Raises GrammarRefused; GrammarChecksBusy; GrammarsUnavailable, GrammarsUnsupported.
         """
@@ -87,13 +89,15 @@ class GrammarChecks:
         key = tenant, digest.digest()
         verdict = self._cache.get(key)
         if verdict is None:
-            await asyncio.shield(self._task(key, order))
-            return
-        self._metrics.grammar_checked("cached")
-        if verdict.refused is not None:
-            raise GrammarRefused(verdict.refused.path, verdict.refused.reason)
+            compiled_bytes = await asyncio.shield(self._task(key, order))
+        else:
+            self._metrics.grammar_checked("cached")
+            if verdict.refused is not None:
+                raise GrammarRefused(verdict.refused.path, verdict.refused.reason)
+            compiled_bytes = verdict.compiled_bytes
+        return msgspec.structs.replace(grammar, compiled_bytes=compiled_bytes)
 
-    def _task(self, key: TenantDigest, order: Check) -> asyncio.Task[None]:
+    def _task(self, key: TenantDigest, order: Check) -> asyncio.Task[int]:
         """Returns the check of a grammar: one for all requests that wait for it. It goes on without them, so
         that a client that hangs up makes no room for more.
         """
@@ -110,7 +114,7 @@ class GrammarChecks:
             task.add_done_callback(lambda done: self._end(key, done))
         return task
 
-    def _end(self, key: TenantDigest, task: asyncio.Task[None]) -> None:
+    def _end(self, key: TenantDigest, task: asyncio.Task[int]) -> None:
         del self._running[key]
         self._num_waiting[key[0]] -= 1
         if not self._num_waiting[key[0]]:
@@ -118,11 +122,11 @@ class GrammarChecks:
         if not task.cancelled():
             task.exception()  # raised in the requests, if any of them still waits
 
-    async def _run(self, key: TenantDigest, order: Check) -> None:
+    async def _run(self, key: TenantDigest, order: Check) -> int:
         async with self._slots.of(key[0]):
             began = time.monotonic()
             try:
-                await self._verdict(order)
+                compiled_bytes = await self._verdict(order)
             except GrammarRefused as refused:
                 self._cache.put(key, refused)
                 self._metrics.grammar_checked(
@@ -132,17 +136,20 @@ class GrammarChecks:
             except GrammarsUnavailable:
                 self._metrics.grammar_checked("failed")
                 raise
-            self._cache.put(key, None)
+            self._cache.put(key, None, compiled_bytes)
             self._metrics.grammar_checked("accepted", time.monotonic() - began)
+            return compiled_bytes
 
-    async def _verdict(self, order: Check) -> None:
+    async def _verdict(self, order: Check) -> int:
+        """Returns the memory that the grammar takes compiled."""
         for _ in range(_ATTEMPTS):
             link = await self._living()
             outcome = await link.check(order)
-            if isinstance(outcome.answer, Accepted):
-                return
-            if isinstance(outcome.answer, Refused):
-                raise GrammarRefused(outcome.answer.path, outcome.answer.reason)
+            answer = outcome.answer
+            if isinstance(answer, Accepted):
+                return answer.compiled_bytes
+            if isinstance(answer, Refused):
+                raise GrammarRefused(answer.path, answer.reason, is_final=answer.is_final)
             if outcome.status not in _NOT_ITS_FAULT:
                 raise _cause(outcome)
             if outcome.status is None:

@@ -23,6 +23,8 @@ class Verdict:
     """The result of a check."""
 
     refused: GrammarRefused | None
+    compiled_bytes: int
+    """Of an accepted grammar: memory that it takes compiled."""
     until: float
     """On the monotonic clock, seconds."""
 
@@ -45,8 +47,8 @@ class VerdictCache:
             return None
         return verdict
 
-    def put(self, key: TenantDigest, refused: GrammarRefused | None) -> None:
+    def put(self, key: TenantDigest, refused: GrammarRefused | None, compiled_bytes: int = 0) -> None:
         """Remembers a verdict in place of the one used longest ago, the tenant's own first."""
         is_passing = refused is not None and not refused.is_final
         until = self._clock() + PASSING_S if is_passing else float("inf")
-        self._verdicts.put(*key, Verdict(refused, until))
+        self._verdicts.put(*key, Verdict(refused, compiled_bytes, until))

@@ -33,14 +33,13 @@ async def checked_grammar(
     if checks is None:
         raise UnsupportedParameter(f"Structured outputs are not served here: leave '{param}' out.", param)
     try:
-        await checks.check(tenant, order)
+        return await checks.check(tenant, order)
     except GrammarRefused as refused:
         raise _invalid(body, param, refused) from None
     except GrammarsUnsupported:
         raise UnsupportedParameter(
             f"This model does not support structured outputs: leave '{param}' out.", param
         ) from None
-    return order.grammar
 
 
 def _requested(body: GenerationFields) -> tuple[str, Check] | None:

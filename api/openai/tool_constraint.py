@@ -135,8 +135,8 @@ async def _tool_grammar(
                     raise InvalidValue(f"Invalid grammar in '{param}': {refused.reason}.", param)
                 param = f"tools[{number}].function.parameters"
                 raise invalid_schema(f"function '{function.name}'", param, refused)
-        grammar = grammar_of(tools, answer)
-        if await _is_accepted(grammar, tenant, checks):
+        grammar = await _accepted(grammar_of(tools, answer), tenant, checks)
+        if grammar is not None:
             return grammar
         lenient = [function for function in allowed.values() if not function.strict]
         refused_names = [
@@ -146,8 +146,8 @@ async def _tool_grammar(
         ]
         # Schemas that can be followed one by one may be too large together.
         for loose in (refused_names, [function.name for function in lenient]):
-            grammar = grammar_of(tools, answer, loose)
-            if await _is_accepted(grammar, tenant, checks):
+            grammar = await _accepted(grammar_of(tools, answer, loose), tenant, checks)
+            if grammar is not None:
                 return grammar
     except GrammarsUnsupported:
         pass
@@ -171,11 +171,11 @@ async def _refused_schema(
     return None
 
 
-async def _is_accepted(grammar: Grammar, tenant: str, checks: GrammarChecks) -> bool:
+async def _accepted(grammar: Grammar, tenant: str, checks: GrammarChecks) -> Grammar | None:
+    """Returns the grammar as the engine gets it; None if it is refused."""
     if len(grammar.source) > MAX_GRAMMAR_BYTES:
-        return False
+        return None
     try:
-        await checks.check(tenant, Check(grammar, False))
+        return await checks.check(tenant, Check(grammar, False))
     except GrammarRefused:
-        return False
-    return True
+        return None

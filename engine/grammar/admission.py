@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.grammar.compiler import GrammarCompiler, GrammarKey
+from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.constraint import CompiledGrammar
+from engine.grammar.store import GrammarKey
 from engine.protocol import Submit
 
 
@@ -37,7 +38,7 @@ class GrammarAdmission:
 
     @property
     def has_compiled(self) -> bool:
-        """Whether `take` returns anything."""
+        """Whether `take` does anything."""
         return bool(self._aborted) or self._compiler.has_compiled
 
     def compiled(self, submit: Submit) -> CompiledGrammar | None:
@@ -77,4 +78,7 @@ class GrammarAdmission:
 
 def _key(submit: Submit) -> GrammarKey:
     assert submit.grammar is not None
-    return GrammarKey(submit.tenant, submit.grammar)
+    measured = submit.grammar.compiled_bytes
+    # The grammar is the same whatever was measured.
+    grammar = msgspec.structs.replace(submit.grammar, compiled_bytes=0)
+    return GrammarKey(submit.tenant, grammar, measured)

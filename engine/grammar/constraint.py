@@ -7,6 +7,7 @@ others of the step, and finds the tokens that may come next.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +43,38 @@ class RowConstraint(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Lane:
+    """One compilation of a grammar. Its matchers share what their lexer learns, which only grows."""
+
+    matcher: LLMatcher
+    """At the grammar's start."""
+    num_masks: int = 0
+    """Masks that were filled in this lane."""
+    last: LLMatcher | None = None
+    """Of the choice that began last."""
+    is_leaving: bool = False
+    """Another one is being compiled in its place."""
+
+    def is_worn(self, max_masks: int) -> bool:
+        """Whether the lexer has grown too much: its next state may be one too many, and end a choice."""
+        if self.num_masks >= max_masks:
+            return True
+        try:
+            return self.last is not None and self.last.is_error()
+        except RuntimeError:  # its mask is being filled
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLimits:
+    """Bounds of a grammar's lanes."""
+
+    max_lanes: int
+    max_masks: int
+    """After which choices begin in a new lane."""
+
+
 class CompiledGrammar:
     """A grammar at its start, in one lane or several.
 
@@ -51,44 +84,58 @@ class CompiledGrammar:
 
     def __init__(
         self,
-        matcher: LLMatcher,
+        first: Lane,
         ending_ids: frozenset[int],
-        max_lanes: int,
-        add_lane: Callable[[CompiledGrammar], None],
+        limits: LaneLimits,
+        add_lane: Callable[[CompiledGrammar], bool],
+        replace_lane: Callable[[CompiledGrammar, int], None],
     ) -> None:
-        """`add_lane` compiles another lane, and calls `append`."""
+        """`add_lane` compiles another lane, and calls `append`, or returns False; `replace_lane` compiles one
+        in place of a lane, and calls `replace`.
+        """
         self.ending_ids = ending_ids
         """The model's end-of-sequence tokens, which a grammar allows exactly where it may end."""
-        self._lanes = [matcher]
-        self._max_lanes = max_lanes
+        self._lanes = [first]
+        self._limits = limits
         self._num_wanted = 1
         self._num_demanded = 0
         self._num_started = 0
         self._add_lane = add_lane
+        self._replace_lane = replace_lane
 
-    def append(self, matcher: LLMatcher) -> None:
+    def append(self, lane: Lane) -> None:
         """Adds a lane. From any thread."""
-        self._lanes.append(matcher)
+        self._lanes.append(lane)
+
+    def replace(self, number: int, lane: Lane) -> None:
+        """Has choices begin in a new lane; those that have begun stay in theirs. From any thread."""
+        self._lanes[number] = lane
 
     def demand(self) -> Constraint:
         """Returns the constraint of one choice, and asks for more lanes where there are many choices."""
         self._num_demanded += 1
-        while self._num_wanted < min(self._max_lanes, self._num_demanded // CHOICES_PER_LANE):
+        while self._num_wanted < min(self._limits.max_lanes, self._num_demanded // CHOICES_PER_LANE):
+            if not self._add_lane(self):
+                break
             self._num_wanted += 1
-            self._add_lane(self)
         return Constraint(self)
 
-    def start(self) -> tuple[LLMatcher, int]:
-        """Returns a matcher in the next lane, and the lane."""
-        lane = self._num_started % len(self._lanes)
+    def start(self) -> tuple[LLMatcher, Lane, int]:
+        """Returns (a matcher in the next lane, the lane, its number)."""
+        number = self._num_started % len(self._lanes)
         self._num_started += 1
-        return self._lanes[lane].deep_copy(), lane
+        lane = self._lanes[number]
+        if not lane.is_leaving and lane.is_worn(self._limits.max_masks):
+            lane.is_leaving = True
+            self._replace_lane(self, number)
+        lane.last = lane.matcher.deep_copy()
+        return lane.last, lane, number
 
 
 class Constraint:
     """A choice's position in its grammar. Kept across preemptions."""
 
-    __slots__ = ("_grammar", "is_over", "lane", "matcher", "pending")
+    __slots__ = ("_grammar", "_lane", "is_over", "lane", "matcher", "pending")
 
     binds_from = ALWAYS
 
@@ -96,7 +143,9 @@ class Constraint:
         self._grammar = grammar
         self.matcher: LLMatcher | None = None
         """None until the first mask."""
+        self._lane: Lane | None = None
         self.lane = 0
+        """The lane's number."""
         self.pending: int | None = None
         """A committed token that the matcher has not consumed."""
         self.is_over = False
@@ -124,7 +173,9 @@ class Constraint:
             self.pending = token_id
 
     def open(self) -> LLMatcher:
-        """Returns the matcher, set up at the first call."""
+        """Returns the matcher to fill one mask with, set up at the first call."""
         if self.matcher is None:
-            self.matcher, self.lane = self._grammar.start()
+            self.matcher, self._lane, self.lane = self._grammar.start()
+        assert self._lane is not None
+        self._lane.num_masks += 1
         return self.matcher

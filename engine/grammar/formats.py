@@ -31,12 +31,19 @@ def to_llguidance(grammar: Grammar) -> str:
     return LLMatcher.grammar_from_lark(grammar.source)
 
 
-def parser_limits() -> LLParserLimits:
+MAX_LEXER_STATES = 50_000
+"""Of one compilation, about 0.5 kB each. They only grow; a lane is replaced before (`MAX_LANE_MASKS`)."""
+
+
+def parser_limits(max_lexer_states: int = MAX_LEXER_STATES) -> LLParserLimits:
     """Returns the limits of one grammar: on its size, on the steps of compiling it and of filling a mask."""
     # The defaults (2 000 and 50 000 items) are too few for an object of 5 000 optional properties: each token
     # that reaches from one property into the next takes as many items as there are properties.
     return LLParserLimits(
-        max_items_in_row=20_000, step_max_items=600_000, max_lexer_states=50_000, verbose_errors=False
+        max_items_in_row=20_000,
+        step_max_items=600_000,
+        max_lexer_states=max_lexer_states,
+        verbose_errors=False,
     )
 
 

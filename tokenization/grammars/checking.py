@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
+from collections.abc import Callable
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.grammar.formats import parser_limits, to_llguidance
+from engine.grammar.formats import MAX_LEXER_STATES, parser_limits, to_llguidance
+from engine.grammar.heap import allocated_bytes
 from engine.protocol import Grammar
 from tokenization.grammars.locating import find_problem
 from tokenization.grammars.messages import Accepted, Answer, Check, Refused
@@ -26,6 +30,17 @@ MAX_NESTING = 64
 NUM_WALKS = 2
 WALK_TOKENS = 24
 """Random tokens that each walk follows: a grammar has to be affordable after its start, too."""
+MAX_COMPILED_BYTES = 32 << 20
+"""Memory that the engine may have to keep for it."""
+MAX_STATES = MAX_LEXER_STATES // 5
+"""States that its lexer may have after the walks."""
+MAX_USUAL_MASK_S = 0.01
+"""CPU seconds of half of the masks. Each makes the steps of others longer; honest schemas take below 2 ms."""
+MAX_MASK_S = 0.25
+"""CPU seconds of one mask. The first one of 5 000 optional properties takes 0.1 s."""
+_MIN_MASKS = 8
+"""Fewer say little about most of them."""
+_TOO_COMPLEX = "the grammar is too complex to follow"
 _MAX_REASON = 300
 _OF_THE_COMPILER = re.compile(r" while processing json-schema:.*| Enable 'coerce_one_of'.*|/\$defs/root(?=/)")
 """Parts of its messages that mean nothing to a client."""
@@ -36,8 +51,7 @@ def check(order: Check, tokenizer: LLTokenizer) -> Answer:
     """Returns whether the engine can hold requests to the grammar."""
     grammar = order.grammar
     if grammar.kind != "json_schema":
-        problem, matcher = _compile(tokenizer, grammar)
-        return _refused(problem) if matcher is None else _follow(matcher)
+        return _tried(tokenizer, grammar, _refused)
     schema = _read(grammar.source)
     if isinstance(schema, Refused):
         return schema
@@ -47,11 +61,27 @@ def check(order: Check, tokenizer: LLTokenizer) -> Answer:
     unknown = unknown_keyword(schema)
     if unknown is not None:
         return Refused(unknown, f"the keyword '{str(unknown[-1])[:100]}' is not supported")
-    problem, matcher = _compile(tokenizer, grammar)
-    if matcher is None:
+
+    def located(problem: str) -> Refused:
         path, reason = find_problem(schema, problem, partial(_problem, tokenizer))
         return Refused(path, _shortened(reason))
-    return _follow(matcher)
+
+    return _tried(tokenizer, grammar, located)
+
+
+def _tried(tokenizer: LLTokenizer, grammar: Grammar, refusal: Callable[[str], Refused]) -> Answer:
+    """Compiles and follows a grammar. `refusal`: of one that does not compile, by the compiler's message."""
+    begun = allocated_bytes()
+    problem, matcher = _compile(tokenizer, grammar)
+    if matcher is None:
+        return refusal(problem)
+    refused = _follow(matcher)
+    if refused is not None:
+        return refused
+    taken = allocated_bytes() - begun
+    if taken > MAX_COMPILED_BYTES:
+        return _refused(f"it takes {taken >> 20} MB of memory; the limit is {MAX_COMPILED_BYTES >> 20} MB")
+    return Accepted(max(0, taken))
 
 
 def _compile(tokenizer: LLTokenizer, grammar: Grammar) -> tuple[str, LLMatcher | None]:
@@ -60,7 +90,7 @@ def _compile(tokenizer: LLTokenizer, grammar: Grammar) -> tuple[str, LLMatcher |
         source = to_llguidance(grammar)
     except ValueError as error:
         return str(error), None
-    matcher = LLMatcher(tokenizer, source, log_level=0, limits=parser_limits())
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=parser_limits(MAX_STATES))
     return (matcher.get_error(), None) if matcher.is_error() else ("", matcher)
 
 
@@ -68,24 +98,39 @@ def _problem(tokenizer: LLTokenizer, schema: str) -> str:
     return _compile(tokenizer, Grammar("json_schema", schema))[0]
 
 
-def _follow(matcher: LLMatcher) -> Answer:
-    """Draws random tokens that the grammar allows, the same ones each time."""
+def _follow(matcher: LLMatcher) -> Refused | None:
+    """Draws random tokens that the grammar allows, the same ones each time. Returns what is wrong with it."""
+    seconds: list[float] = []
     for seed in range(NUM_WALKS):
         draw = random.Random(seed)
         walking = matcher.deep_copy()
         for _ in range(WALK_TOKENS):
+            began = time.thread_time()
             mask = np.frombuffer(walking.compute_bitmask(), np.uint8)
+            seconds.append(time.thread_time() - began)
             if walking.is_error():
-                return Refused((), "the grammar is too complex to follow")
+                return Refused((), _TOO_COMPLEX)
             allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
             if not len(allowed):
                 return Refused((), "the grammar allows no text in the model's tokens")
             walking.consume_token(int(allowed[draw.randrange(len(allowed))]))
             if walking.is_error():
-                return Refused((), "the grammar is too complex to follow")
+                return Refused((), _TOO_COMPLEX)
             if walking.is_stopped():
                 break
-    return Accepted()
+    return too_slow(seconds)
+
+
+def too_slow(seconds: list[float]) -> Refused | None:
+    """Returns why a grammar is refused whose masks took so long; None if it is not."""
+    if len(seconds) >= _MIN_MASKS and median(seconds) > MAX_USUAL_MASK_S:
+        measured, limit, which = median(seconds), MAX_USUAL_MASK_S, "most tokens"
+    elif max(seconds) > MAX_MASK_S:
+        measured, limit, which = max(seconds), MAX_MASK_S, "a token"
+    else:
+        return None
+    reason = f"following it takes {1e3 * measured:.0f} ms for {which}; the limit is {1e3 * limit:.0f} ms"
+    return Refused((), reason, is_final=False)
 
 
 def _read(source: str) -> dict[str, Any] | Refused:

@@ -23,12 +23,17 @@ class Check(msgspec.Struct, frozen=True):
 class Accepted(msgspec.Struct, frozen=True, tag=True):
     """From a checking process: the grammar compiles, and was followed for some tokens."""
 
+    compiled_bytes: int = 0
+    """Memory that it took."""
+
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """From a checking process: what is wrong with the grammar."""
 
     path: SchemaPath
     reason: str
+    is_final: bool = True
+    """A repeated check comes to the same result: it does not depend on how busy the machine is."""
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):

@@ -8,7 +8,8 @@ from typing import Any
 
 from engine.core import EngineCore
 from engine.grammar.admission import GrammarAdmission
-from engine.grammar.compiler import GrammarCompiler, GrammarKey
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.store import GrammarKey
 from engine.grammar.tokenizer import load_tokenizer
 from engine.model.model import Model
 from engine.protocol import Grammar, SamplingParams, Submit

@@ -12,7 +12,8 @@ import jsonschema_rs
 import pytest
 
 from engine.core import EngineCore
-from engine.grammar.compiler import GrammarCompiler, GrammarKey
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.store import GrammarKey
 from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.protocol import Grammar, Rejected

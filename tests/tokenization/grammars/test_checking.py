@@ -10,11 +10,13 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.protocol import Grammar
+from tokenization.grammars import checking
 from tokenization.grammars.checking import MAX_NESTING, check
 from tokenization.grammars.fork_server import load
 from tokenization.grammars.messages import Accepted, Check, Refused
 
 BASE = Path(__file__).resolve().parents[3] / "examples" / "sapling" / "weights" / "base"
+MB = 1 << 20
 STRICT = {
     "type": "object",
     "properties": {
@@ -126,7 +128,9 @@ def test_forms_that_are_refused(
     ],
 )
 def test_schemas_that_pass(tokenizer: LLTokenizer, schema: Any) -> None:
-    assert checked(tokenizer, schema) == Accepted()
+    answer = checked(tokenizer, schema)
+    assert isinstance(answer, Accepted)
+    assert 20_000 < answer.compiled_bytes < 2_000_000
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -142,8 +146,8 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def test_strict_mode_takes_openais_subset(tokenizer: LLTokenizer) -> None:
-    assert checked(tokenizer, STRICT, strict=True) == Accepted()
-    assert checked(tokenizer, nested(10), strict=True) == Accepted()
+    assert isinstance(checked(tokenizer, STRICT, strict=True), Accepted)
+    assert isinstance(checked(tokenizer, nested(10), strict=True), Accepted)
 
 
 @pytest.mark.parametrize(
@@ -192,3 +196,54 @@ def test_other_kinds(tokenizer: LLTokenizer, grammar: Grammar, is_accepted: bool
     if isinstance(answer, Refused):
         assert answer.path == ()
         assert answer.reason
+
+
+def wide(num_properties: int) -> dict[str, Any]:
+    """Optional strings, each with a bound of its own: every mask follows all that may still come."""
+    properties = {f"p{n}": {"type": "string", "maxLength": 50 + n} for n in range(num_properties)}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def test_what_takes_much_memory_compiled_is_refused(
+    tokenizer: LLTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = checked(tokenizer, wide(600))
+    assert isinstance(answer, Accepted)
+    assert answer.compiled_bytes > 2 * MB
+    monkeypatch.setattr(checking, "MAX_COMPILED_BYTES", 2 * MB)
+    refused = checked(tokenizer, wide(600))
+    assert isinstance(refused, Refused)
+    assert refused.is_final
+    assert refused.reason.endswith("MB of memory; the limit is 2 MB")
+
+
+def test_what_fills_the_lexer_is_refused(tokenizer: LLTokenizer) -> None:
+    """It remembers which of the last 40 letters were vowels: each text has a state of its own."""
+    answer = check(Check(Grammar("regex", "[a-z ]*[aeiou][a-z ]{40}x"), False), tokenizer)
+    assert answer == Refused((), "the grammar is too complex to follow")
+
+
+def test_slow_masks_are_refused_for_the_moment(
+    tokenizer: LLTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(checked(tokenizer, wide(100)), Accepted)
+    monkeypatch.setattr(checking, "MAX_USUAL_MASK_S", 1e-5)
+    refused = checked(tokenizer, wide(1000))
+    assert isinstance(refused, Refused)
+    assert not refused.is_final, "the machine may be slow at the moment"
+    assert "ms for most tokens" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reason"),
+    [
+        ([0.02] * 8, "following it takes 20 ms for most tokens; the limit is 10 ms"),
+        ([0.02] * 7, ""),
+        ([0.001] * 20 + [0.3], "following it takes 300 ms for a token; the limit is 250 ms"),
+        ([0.3], "following it takes 300 ms for a token; the limit is 250 ms"),
+        ([0.001] * 20 + [0.12] * 5, ""),
+    ],
+)
+def test_which_masks_are_slow(seconds: list[float], reason: str) -> None:
+    refused = checking.too_slow(seconds)
+    assert ("" if refused is None else refused.reason) == reason
