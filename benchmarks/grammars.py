@@ -7,11 +7,16 @@ depends on the vocabulary: `--tokenizer` takes a model's own. Without it one is 
 Python library (`benchmarks.library_vocabulary`): its tokens are longer, its masks take about twice as long.
 
 `rows`: the step of a batch of which `constrained` rows are held to a JSON Schema (a list of objects with
-formats, bounds and patterns, longer than the measurement), and of the same batch without grammars, in turns:
+formats, bounds and patterns, longer than the measurement), and of the same batch without grammars, in turns.
+There are `schemas` of them, whose objects have the same properties in different orders. With one schema all
+rows write the same property at the same time: the slowest masks of all rows meet in the same steps.
 
-    step_ms      = (time of 129 tokens - time of 1 token) / 128, the median of several runs
-    step_ms_free = the same without grammars
-    same_tokens  = whether the rows without a grammar drew the same tokens in both
+    step_ms       = (time of 129 tokens - time of 1 token) / 128, the median of several runs
+    step_ms_free  = the same without grammars
+    step_ms_first = the first run with the grammar: its compilations have followed no text yet
+    same_tokens   = whether the rows without a grammar drew the same tokens in both
+
+Every run draws other texts. Before the runs that count the grammar has followed WARM_RUNS of each row.
 
 `thinking`: the same for a batch whose rows think to a budget: `budget_from` tokens, one more by row.
 
@@ -51,14 +56,15 @@ from engine.grammar.tokenizer import load_tokenizer
 from engine.protocol import Grammar, Reasoning, SamplingParams, Submit
 from kernels.timing import copy_bandwidth
 
+WARM_RUNS = 4
 PROMPT_LEN = 128
 OUTPUT_LEN = 129
-BATCHES = ((32, 32, 0), (256, 256, 0), (256, 128, 0), (256, 256, 64))
-"""(rows, constrained, distinct adapters)."""
+BATCHES = ((32, 32, 0, 8), (256, 256, 0, 8), (256, 128, 0, 8), (256, 256, 64, 8), (256, 256, 0, 1))
+"""(rows, constrained, distinct adapters, schemas)."""
 TEMPERATURES = (0.0, 0.5, 1.0, 1.5, 2.0)
 MAX_TEXT = 700
 """Tokens that a text of a random schema may take."""
-RECORD = {
+RECORD: dict[str, Any] = {
     "type": "object",
     "properties": {
         "id": {"type": "string", "format": "uuid"},
@@ -73,12 +79,20 @@ RECORD = {
     "required": ["id", "created", "name", "email", "age", "score", "code", "state"],
     "additionalProperties": False,
 }
+BETWEEN = {"minItems": 60, "maxItems": 80}
 THINK, END_OF_THINKING = "<think>", "</think>"
 THINKING = ((256, 1_000), (256, 16))
 """(rows, budget of the first row): one more by row."""
-LIST = Grammar("json_schema", json.dumps({"type": "array", "items": RECORD, "minItems": 60, "maxItems": 80}))
 
 
+def _list(begin: int) -> Grammar:
+    """Returns the grammar of a list of records whose properties begin with another one."""
+    properties = [*RECORD["properties"].items()]
+    record = RECORD | {"properties": dict(properties[begin:] + properties[:begin])}
+    return Grammar("json_schema", json.dumps({"type": "array", "items": record} | BETWEEN))
+
+
+LISTS = [_list(begin) for begin in range(len(RECORD["properties"]))]
 Held = Grammar | Reasoning | None
 """What a row is held to."""
 
@@ -101,13 +115,14 @@ class Bench:
         self._repeats = repeats
         self._rng = np.random.default_rng(0)
 
-    def row(self, batch: int, constrained: int, distinct: int) -> dict[str, Any]:
+    def row(self, batch: int, constrained: int, distinct: int, schemas: int) -> dict[str, Any]:
         """Measures one row of the table: with and without grammars in turns, on the same prompts."""
         chosen = self._engine.library.register(distinct, (16,), "bf16")
         self._engine.make_resident(chosen)
         prompts = random_prompts(self._rng, self._engine.model.config.vocab_size, [PROMPT_LEN] * batch)
         grammars: list[Held] = [
-            LIST if _is_held(index, batch, constrained) else None for index in range(batch)
+            LISTS[index * len(LISTS) // batch % schemas] if _is_held(index, batch, constrained) else None
+            for index in range(batch)
         ]
         free: list[Held] = [None] * batch
         figures, drawn = self._compare(prompts, grammars, free, chosen)
@@ -116,6 +131,7 @@ class Bench:
             "rows": batch,
             "constrained": constrained,
             "distinct": distinct,
+            "schemas": schemas,
             **figures,
             "same_tokens": all(drawn["held"].tokens[name] == drawn["free"].tokens[name] for name in unheld),
         }
@@ -139,23 +155,33 @@ class Bench:
         adapters: Sequence[Registered],
     ) -> tuple[dict[str, Any], dict[str, Answers]]:
         """Measures the step of a batch that is held to something and of one that is not, in turns."""
-        for warm in (held, free):
-            self._answer(prompts, warm, 9, adapters)
+        for warm in (held, free):  # compiles the grammar, too
+            self._answer(prompts, warm, 1, adapters)
+        first_ms, _ = self._step_ms(prompts, held, adapters, run=0)
+        for run in range(1, WARM_RUNS):
+            self._answer(prompts, held, OUTPUT_LEN, adapters, run=run)
         steps: dict[str, list[float]] = {"held": [], "free": []}
         drawn: dict[str, Answers] = {}
-        for _ in range(self._repeats):
+        for run in range(WARM_RUNS, WARM_RUNS + self._repeats):
             for name, kind in (("held", held), ("free", free)):
-                single = self._answer(prompts, kind, 1, adapters)
-                drawn[name] = self._answer(prompts, kind, OUTPUT_LEN, adapters)
-                steps[name].append(1e3 * (drawn[name].seconds - single.seconds) / (OUTPUT_LEN - 1))
+                step_ms, drawn[name] = self._step_ms(prompts, kind, adapters, run)
+                steps[name].append(step_ms)
         held_ms, free_ms = median(steps["held"]), median(steps["free"])
         figures = {
             "step_ms": round(held_ms, 3),
             "step_ms_free": round(free_ms, 3),
+            "step_ms_first": round(first_ms, 3),
             "overhead": round(held_ms / free_ms - 1, 4),
             "all_step_ms": {name: [round(value, 3) for value in values] for name, values in steps.items()},
         }
         return figures, drawn
+
+    def _step_ms(
+        self, prompts: Sequence[list[int]], held: Sequence[Held], adapters: Sequence[Registered], run: int
+    ) -> tuple[float, Answers]:
+        single = self._answer(prompts, held, 1, adapters, run=run)
+        answers = self._answer(prompts, held, OUTPUT_LEN, adapters, run=run)
+        return 1e3 * (answers.seconds - single.seconds) / (OUTPUT_LEN - 1), answers
 
     def schemas(self, num_schemas: int, generations: int, distinct: int) -> dict[str, Any]:
         """Generates texts of random schemas and counts those that a validator refuses."""
@@ -222,7 +248,9 @@ class Bench:
         max_tokens: int,
         adapters: Sequence[Registered | None],
         temperatures: Sequence[float] | None = None,
+        run: int = 0,
     ) -> Answers:
+        """Runs all requests. Texts of another `run` are other ones."""
         gc.collect()
         core = self._engine.core
         answers = Answers(0.0, {}, {})
@@ -232,7 +260,7 @@ class Bench:
             sampling = SamplingParams(
                 max_tokens,
                 temperature=1.0 if temperatures is None else temperatures[index],
-                seed=index,
+                seed=run << 20 | index,
                 ignore_eos=not isinstance(to, Grammar),
             )
             tenant = adapter.tenant if adapter else "tenant"
@@ -282,8 +310,8 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     tokenizer = _tokenizer(vocabulary, config.eos_ids, config.vocab_size)
     loaded_s = time.perf_counter() - began
     library = AdapterLibrary(config)
-    max_rows = max(batch for batch, _, _ in asked.batches)
-    num_slots = max(max(distinct for _, _, distinct in asked.batches), asked.adapters)
+    max_rows = max(batch for batch, *_ in asked.batches)
+    num_slots = max(*(distinct for _, _, distinct, _ in asked.batches), asked.adapters)
     sizes = Sizes(
         max_rows,
         max(PROMPT_LEN + OUTPUT_LEN, PROMPT_LEN // 4 + MAX_TEXT),
@@ -308,8 +336,8 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     options = RunnerOptions(mask_threads=asked.mask_threads)
     with InProcessEngine(model, library, sizes, options, tokenizer) as engine:
         bench = Bench(engine, vocabulary, asked.repeats)
-        for batch, constrained, distinct in asked.batches:
-            figures["rows"].append(bench.row(batch, constrained, distinct))
+        for batch in asked.batches:
+            figures["rows"].append(bench.row(*batch))
             print("rows", figures["rows"][-1], flush=True)
         figures["thinking"] = [] if asked.no_thinking else [bench.thinking(*row) for row in THINKING]
         print("thinking", figures["thinking"], flush=True)
@@ -325,12 +353,14 @@ def _tokenizer(vocabulary: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -
         return load_tokenizer(Path(folder), eos_ids, vocab_size)
 
 
-def _batches(text: str) -> list[tuple[int, int, int]]:
-    triples = [tuple(int(part) for part in triple.split(":")) for triple in text.split(",")]
-    for triple in triples:
-        if len(triple) != 3 or not 0 < triple[1] <= triple[0]:
-            raise argparse.ArgumentTypeError(f"{text}: ROWS:CONSTRAINED:DISTINCT, as in 256:128:0")
-    return triples  # type: ignore[return-value]
+def _batches(text: str) -> list[tuple[int, int, int, int]]:
+    batches = [tuple(int(part) for part in batch.split(":")) for batch in text.split(",")]
+    for batch in batches:
+        if len(batch) != 4 or not 0 < batch[1] <= batch[0] or not 0 < batch[3] <= len(LISTS):
+            raise argparse.ArgumentTypeError(
+                f"{text}: ROWS:CONSTRAINED:DISTINCT:SCHEMAS, as in 256:128:0:{len(LISTS)}"
+            )
+    return batches  # type: ignore[return-value]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -346,7 +376,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     option("--eos", default="<|eot_id|>", help="the token of --tokenizer that ends a text")
     option("--vocabulary", default="a model's own", help="where --tokenizer is from, for the report")
-    option("--batches", type=_batches, default=list(BATCHES), help="ROWS:CONSTRAINED:DISTINCT,...")
+    option("--batches", type=_batches, default=list(BATCHES), help="ROWS:CONSTRAINED:DISTINCT:SCHEMAS,...")
     option("--no-thinking", action="store_true", help="leave out the rows that think")
     option("--repeats", type=int, default=3, help="timed runs of each kind, of which the median counts")
     option("--schemas", type=int, default=1000, help="different schemas")

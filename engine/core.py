@@ -239,8 +239,9 @@ class EngineCore:
         self._in_flight.append(_InFlightStep(batch, self.runner.launch(batch), began))
 
     def _commit(self, in_flight: _InFlightStep) -> StepOutputs:
+        constrained = self.scheduler.constrained(in_flight.batch)
         result = in_flight.launched.result()
-        self.scheduler.advance_grammars(in_flight.batch, result)
+        self.scheduler.advance_grammars(constrained, result)
         self._fill_masks()
         self._history.ending()
         outputs = self.scheduler.commit(in_flight.batch, result)

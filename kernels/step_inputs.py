@@ -2,8 +2,7 @@
 
 One block of device memory at fixed addresses (so that captured graphs may read it), a ring of pinned host
 blocks of the same layout, and the copy between them. A host block is written again only once the copy that
-read it has ended, so the host may be as many steps ahead as the ring is deep. On a CPU host and device are
-the same memory.
+read it has ended, so the host may be as many steps ahead as the ring is deep.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ class StepInputs:
     """Registers fields, then `freeze`, then per step: `begin`, write fields, `send`."""
 
     def __init__(self, device: torch.device | str, depth: int = 2) -> None:
-        """`depth`: host blocks. On a CPU there is always one."""
+        """`depth`: host blocks."""
         self._device = torch.device(device)
-        self._depth = depth if self._device.type == "cuda" else 1
+        self._depth = depth
         self._fields: list[Field] = []
         self._size = 0
         self._blocks: list[Tensor] = []
@@ -73,11 +72,9 @@ class StepInputs:
         on_gpu = self._device.type == "cuda"
         there = torch.zeros(max(self._size, ALIGNMENT), dtype=torch.uint8, device=self._device)
         self._there = there
-        self._blocks = (
-            [torch.zeros_like(there, device="cpu").pin_memory() for _ in range(self._depth)]
-            if on_gpu
-            else [there]
-        )
+        self._blocks = [
+            torch.zeros(there.shape, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(self._depth)
+        ]
         self._copied = [torch.cuda.Event() for _ in range(self._depth)] if on_gpu else []
         for made in self._fields:
             end = made.offset + made.num_bytes
@@ -95,8 +92,8 @@ class StepInputs:
 
     def send(self) -> None:
         """Queues the copy of all fields on the current stream."""
+        self._there.copy_(self._blocks[self.turn], non_blocking=True)
         if self._copied:
-            self._there.copy_(self._blocks[self.turn], non_blocking=True)
             self._copied[self.turn].record()
 
     @property

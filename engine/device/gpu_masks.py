@@ -1,7 +1,8 @@
 """Brings the token masks of constrained rows to the device, while it computes the step that they are for.
 
 A step with constrained rows is launched without its draws. Once the tokens of the step before it are known,
-its masks are filled and copied in other threads, and the draws are queued behind its forward pass.
+its masks are filled and copied in other threads, and the draws are queued behind its forward pass, as late as
+the next step's inputs are sent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import StepResult
-from engine.device.gpu_sampler import DeviceSampler, LaunchedDraws
+from engine.device.gpu_sampler import DeviceSampler, LaunchedDraws, PreparedDraws
 from engine.grammar.constraint import RowConstraint
 from engine.grammar.masks import MaskFiller, words_of
 
@@ -53,9 +54,15 @@ class ConstrainedDraws:
     """A step whose draws wait for its masks."""
 
     def __init__(
-        self, sampler: DeviceSampler, masks: DeviceMasks, logits_SV: Tensor, constraints: list[RowConstraint]
+        self,
+        sampler: DeviceSampler,
+        masks: DeviceMasks,
+        prepared: PreparedDraws,
+        logits_SV: Tensor,
+        constraints: list[RowConstraint],
     ) -> None:
         self._sampler, self._masks = sampler, masks
+        self._prepared = prepared
         self._logits_SV = logits_SV
         self._constraints = constraints
         self._filling: Future[None] | None = None
@@ -70,7 +77,7 @@ class ConstrainedDraws:
         if self._draws is None:
             assert self._filling is not None, "fill_masks comes first"
             self._filling.result()
-            self._draws = self._sampler.launch(self._logits_SV, self._masks.sent())
+            self._draws = self._sampler.launch(self._prepared, self._logits_SV, self._masks.sent())
         return self._draws
 
     def result(self) -> StepResult:

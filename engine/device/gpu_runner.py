@@ -2,13 +2,15 @@
 
 Owns the KV cache, the block tables on the device, the inputs of each step, and the order in which a step is
 queued: changes, inputs, model (a captured graph where there is one), draws, scores. Drawn tokens stay on the
-device as the next step's input; the host reads them later.
+device as the next step's input; the host reads them later. Draws that wait for masks are queued when the next
+step is prepared, before its inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,11 +19,12 @@ from torch import Tensor
 from engine.batch import NO_SLOT, Batch, CompletedStep, LaunchedStep, NewRow, Scored, StepResult
 from engine.device.batch_state import BatchState, Shares
 from engine.device.gpu_masks import ConstrainedDraws, DeviceMasks
-from engine.device.gpu_sampler import DeviceSampler
+from engine.device.gpu_sampler import DeviceSampler, PreparedDraws
 from engine.device.gpu_scoring import DeviceScorer
 from engine.device.graphs import Bucket, StepGraphs, row_buckets, token_buckets
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.device.scoring import score_requests
+from engine.grammar.constraint import RowConstraint
 from engine.grammar.masks import MaskFiller
 from engine.grammar.row_constraints import RowConstraints
 from engine.lora.device_pool import DevicePool
@@ -36,6 +39,19 @@ MAX_TABLE_CHANGES = 4096
 """New entries of block tables in one step that travel with its other inputs: 65 536 tokens."""
 INVARIANT_ROWS = 256
 """Rows of every product of a batch-invariant engine: as many as a full decode step has anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PreparedStep:
+    """A step whose inputs are written on the host."""
+
+    shares: Shares
+    bucket: Bucket
+    num_changes: int
+    """Of block tables, among the inputs."""
+    draws: PreparedDraws
+    constraints: list[RowConstraint]
+    """Those that have a mask, in the order of the masks."""
 
 
 class DeviceRunner:
@@ -131,15 +147,21 @@ class DeviceRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:
         """Queues the batch behind all launched before; returns at once, or when their masks are filled."""
+        if batch.freed_rows or batch.new_rows:
+            self._draw_last()  # it reads what rows leave on the device, which the next request overwrites
+        self._apply(batch)
+        step = self._prepare(self._state.shares(batch))
+        self._draw_last()
+        with nullcontext() if self._pool is None else self._pool.launching():
+            launched = self._queue(step, batch.scored)
+        self._state.advance(step.shares)
+        return launched
+
+    def _draw_last(self) -> None:
+        """Queues the draws of the step launched last, if they wait for their masks."""
         if self._undrawn is not None:
             self._undrawn.draw()
             self._undrawn = None
-        self._apply(batch)
-        shares = self._state.shares(batch)
-        with nullcontext() if self._pool is None else self._pool.launching():
-            launched = self._queue(shares, batch.scored)
-        self._state.advance(shares)
-        return launched
 
     # ---- changes of the batch state
 
@@ -187,7 +209,8 @@ class DeviceRunner:
 
     # ---- one step
 
-    def _queue(self, shares: Shares, scored: list[Scored]) -> LaunchedStep:
+    def _prepare(self, shares: Shares) -> _PreparedStep:
+        """Writes the step's inputs on the host; the last step may still have to be drawn."""
         rows, query_lens, samples = shares
         state, inputs = self._state, self._inputs
         num_tokens = int(query_lens.sum())
@@ -211,22 +234,27 @@ class DeviceRunner:
         places = np.flatnonzero(samples) if decode_only else None
         output_lens = state.total_len[drawing] - state.prompt_len[drawing]
         masks, constraints = self._constraints.of(drawing, output_lens)
-        self._sampler.prepare(drawing, output_lens, places, masks)
-        inputs.send()
-        if num_changes:
-            self._write_tables(*self._changes.device[:, :num_changes])
-        logits_SV = self._graphs.run(bucket)
+        draws = self._sampler.prepare(drawing, output_lens, places, masks)
+        return _PreparedStep(shares, bucket, num_changes, draws, constraints)
+
+    def _queue(self, step: _PreparedStep, scored: list[Scored]) -> LaunchedStep:
+        self._inputs.send()
+        if step.num_changes:
+            self._write_tables(*self._changes.device[:, : step.num_changes])
+        logits_SV = self._graphs.run(step.bucket)
         draws: LaunchedStep
-        if constraints:
-            draws = self._undrawn = ConstrainedDraws(self._sampler, self._masks, logits_SV, constraints)
-        elif drawing.size:
-            draws = self._sampler.launch(logits_SV)
+        if step.constraints:
+            draws = self._undrawn = ConstrainedDraws(
+                self._sampler, self._masks, step.draws, logits_SV, step.constraints
+            )
+        elif step.draws.rows.size:
+            draws = self._sampler.launch(step.draws, logits_SV)
         else:
             draws = CompletedStep(StepResult([]))
         if not scored:
             return draws
-        requests = score_requests(scored, state, rows, query_lens)
-        return self._scorer.launch(requests, self._model.hidden(bucket.num_tokens), draws)
+        requests = score_requests(scored, self._state, step.shares.rows, step.shares.query_lens)
+        return self._scorer.launch(requests, self._model.hidden(step.bucket.num_tokens), draws)
 
     def _assign_slots(self, slots: np.ndarray, bucket: Bucket) -> None:
         """Assigns the step's tokens to adapters; padding of the bucket has none."""

@@ -1,9 +1,9 @@
 """Draws one token per row from its logits, on the device; the host reads it a step later.
 
 `prepare` writes a step's parameters among its inputs, `launch` queues the draws behind the logits; nothing
-waits until `result`. Plain rows (greedy, temperature, top-k, top-p, min-p) are drawn by fused kernels, rows
-with bias, penalties or min_tokens by the same kernels from shaped copies of their logits. The scheduler
-handles stops and limits.
+waits until `result`. The next step may be prepared before a launch, but its inputs are sent after it. Plain
+rows (greedy, temperature, top-k, top-p, min-p) are drawn by fused kernels, rows with bias, penalties or
+min_tokens by the same kernels from shaped copies of their logits. The scheduler handles stops and limits.
 
 Draws equal those of `Sampler` (cpu_sampler.py), from the same definition.
 """
@@ -80,8 +80,8 @@ class _SamplingFields:
 
 
 @dataclass(slots=True)
-class _Step:
-    """What the host remembers of the step being prepared."""
+class PreparedDraws:
+    """What the host remembers of a step whose draws are not queued yet."""
 
     rows: Ints
     plain: bool
@@ -126,7 +126,6 @@ class DeviceSampler:
         self._scratch = ops.Scratch(max_rows, vocab_size, self._device)
         self._ring = [LaunchedDraws(max_rows, self._device) for _ in range(RING)]
         self._turn = 0
-        self._step: _Step | None = None
 
     @property
     def next_ids_R(self) -> Tensor:
@@ -151,7 +150,7 @@ class DeviceSampler:
 
     def prepare(
         self, rows: Ints, output_lens: Ints, at: Ints | None = None, masks: Ints | None = None
-    ) -> None:
+    ) -> PreparedDraws:
         """Writes a step's parameters, between `begin` and `send` of its inputs.
 
         Args:
@@ -181,7 +180,7 @@ class DeviceSampler:
         if wanted.size:
             self._wanted_at.host[: wanted.size] = at[wanted]
             self._wanted_place.host[: wanted.size] = wanted
-        self._step = _Step(
+        return PreparedDraws(
             rows=rows,
             plain=num_shaped < num_rows,
             draws=bool(draws.any()),
@@ -201,14 +200,12 @@ class DeviceSampler:
         self._shaped_young.host[:num] = young[places]
 
     @torch.inference_mode()
-    def launch(self, logits_SV: Tensor, bits_MW: Tensor | None = None) -> LaunchedDraws:
-        """Queues the draws of the step that was prepared and sent, and their copy to the host.
+    def launch(self, step: PreparedDraws, logits_SV: Tensor, bits_MW: Tensor | None = None) -> LaunchedDraws:
+        """Queues the draws of the step whose inputs were sent last, and their copy to the host.
 
         `bits_MW` is the table of masks that the step was prepared for. A row whose largest logit is not
         finite, before or after shaping and masking, is listed in `failed` and has token 0.
         """
-        step, self._step = self._step, None
-        assert step is not None, "launch follows prepare"
         if step.plain:
             ops.sample(
                 logits_SV,
@@ -240,7 +237,7 @@ class DeviceSampler:
         return launched
 
     def _launch_shaped(
-        self, logits_SV: Tensor, begin: int, end: int, step: _Step, bits_MW: Tensor | None
+        self, logits_SV: Tensor, begin: int, end: int, step: PreparedDraws, bits_MW: Tensor | None
     ) -> None:
         entries_R = self._shaped_entry.device[begin:end]
         shaped_RV = self._shaping.shape(

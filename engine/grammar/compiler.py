@@ -20,6 +20,8 @@ from engine.grammar.store import LANE_BYTES_BY_THREAD, GrammarKey, GrammarStore
 
 log = structlog.get_logger(__name__)
 
+MAX_LANES = 256
+"""Of one grammar; as many as a full batch has rows."""
 MAX_LANE_MASKS = 10_000
 """Masks after which a lane of less than `SMALL_BYTES` is replaced; larger ones are sooner, in proportion."""
 MIN_LANE_MASKS = 1_000
@@ -41,8 +43,8 @@ class GrammarCompiler:
         """`wake` is called from another thread when there is something to take. `mask_threads` will fill the
         grammars' masks.
         """
-        # More than there are threads: few threads meet in a lane.
-        self._max_lanes = 1 if mask_threads == 1 else 4 * mask_threads
+        # A single thread never waits for another.
+        self._max_lanes = 1 if mask_threads == 1 else MAX_LANES
         self._tokenizer = tokenizer
         self._ending_ids = frozenset(eos_ids)
         self._wake = wake

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-CHOICES_PER_LANE = 4
 ALWAYS, NEVER = -1, 1 << 62
 """Fewer and more tokens than any choice has."""
 
@@ -49,6 +48,8 @@ class Lane:
 
     matcher: LLMatcher
     """At the grammar's start."""
+    num_choices: int = 0
+    """Choices that follow it now."""
     num_masks: int = 0
     """Masks that were filled in this lane."""
     last: LLMatcher | None = None
@@ -79,7 +80,8 @@ class CompiledGrammar:
     """A grammar at its start, in one lane or several.
 
     llguidance's matchers of one compilation share what their lexer has learned, behind a lock. So a grammar
-    with many rows is compiled more than once: matchers of different lanes fill their masks side by side.
+    is compiled once for each choice that follows it at the same time, within limits: matchers of different
+    lanes fill their masks side by side.
     """
 
     def __init__(
@@ -98,8 +100,7 @@ class CompiledGrammar:
         self._lanes = [first]
         self._limits = limits
         self._num_wanted = 1
-        self._num_demanded = 0
-        self._num_started = 0
+        self._num_choices = 0
         self._add_lane = add_lane
         self._replace_lane = replace_lane
 
@@ -112,30 +113,35 @@ class CompiledGrammar:
         self._lanes[number] = lane
 
     def demand(self) -> Constraint:
-        """Returns the constraint of one choice, and asks for more lanes where there are many choices."""
-        self._num_demanded += 1
-        while self._num_wanted < min(self._limits.max_lanes, self._num_demanded // CHOICES_PER_LANE):
+        """Returns the constraint of one choice, and asks for a lane of its own."""
+        self._num_choices += 1
+        while self._num_wanted < min(self._limits.max_lanes, self._num_choices):
             if not self._add_lane(self):
                 break
             self._num_wanted += 1
         return Constraint(self)
 
-    def start(self) -> tuple[LLMatcher, Lane, int]:
-        """Returns (a matcher in the next lane, the lane, its number)."""
-        number = self._num_started % len(self._lanes)
-        self._num_started += 1
-        lane = self._lanes[number]
+    def start(self) -> tuple[LLMatcher, Lane]:
+        """Returns (a matcher in the lane that the fewest choices follow, the lane)."""
+        number, lane = min(enumerate(self._lanes), key=lambda one: one[1].num_choices)
         if not lane.is_leaving and lane.is_worn(self._limits.max_masks):
             lane.is_leaving = True
             self._replace_lane(self, number)
+        lane.num_choices += 1
         lane.last = lane.matcher.deep_copy()
-        return lane.last, lane, number
+        return lane.last, lane
+
+    def end_choice(self, lane: Lane | None) -> None:
+        """Counts a choice as ended, in its lane if it ever had a mask."""
+        self._num_choices -= 1
+        if lane is not None:
+            lane.num_choices -= 1
 
 
 class Constraint:
     """A choice's position in its grammar. Kept across preemptions."""
 
-    __slots__ = ("_grammar", "_lane", "is_over", "lane", "matcher", "pending")
+    __slots__ = ("_grammar", "is_over", "lane", "matcher", "pending")
 
     binds_from = ALWAYS
 
@@ -143,9 +149,7 @@ class Constraint:
         self._grammar = grammar
         self.matcher: LLMatcher | None = None
         """None until the first mask."""
-        self._lane: Lane | None = None
-        self.lane = 0
-        """The lane's number."""
+        self.lane: Lane | None = None
         self.pending: int | None = None
         """A committed token that the matcher has not consumed."""
         self.is_over = False
@@ -175,7 +179,11 @@ class Constraint:
     def open(self) -> LLMatcher:
         """Returns the matcher to fill one mask with, set up at the first call."""
         if self.matcher is None:
-            self.matcher, self._lane, self.lane = self._grammar.start()
-        assert self._lane is not None
-        self._lane.num_masks += 1
+            self.matcher, self.lane = self._grammar.start()
+        assert self.lane is not None
+        self.lane.num_masks += 1
         return self.matcher
+
+    def __del__(self) -> None:
+        # A choice ends in many ways; after all of them nothing refers to its constraint any more.
+        self._grammar.end_choice(self.lane)

@@ -47,8 +47,8 @@ class MaskFiller:
                 bits_MW[place] = 0
             else:
                 opened.append((grammar.open(), place, grammar))
-        # Neighbours in the list are filled by one thread: those of a lane, which wait for each other.
-        opened.sort(key=_lane)
+        # Neighbours in the list are filled by one thread: those that share a lane wait for each other.
+        opened.sort(key=lambda one: id(one[2].lane))
         self._advance(opened)
         begun = threading.Event()
         matchers = [(matcher, place) for matcher, place, _ in opened]
@@ -87,7 +87,3 @@ class MaskFiller:
         for place, constraint in restricting:
             constraint.restrict(bits_MW[place])
         then()
-
-
-def _lane(opened: tuple[LLMatcher, int, Constraint]) -> int:
-    return opened[2].lane

@@ -11,11 +11,14 @@ PLAIN = r'[^"\\\x00-\x1F\x7F]'
 """A character that a JSON string holds as it is."""
 SLICES = (
     r"[\x20\x0A\x0D\x09]+",
-    *(f"{PLAIN}{{1,{length}}}" for length in (3, 6, 10, 15, 20, 30)),
+    *(f"{PLAIN}{{1,{length}}}" for length in (2, 3, 4, 5, 7, 10, 12, 15, 20, 30)),
     f"{PLAIN}+",
+    "[A-Za-z0-9]{1,30}",
 )
 """Classes of tokens. Where a grammar allows every text of a class, its tokens are allowed as one, and a mask
-looks at the others only. Near the end of a string of bounded length the shorter classes still are.
+looks at the others only. Near the end of a string of bounded length the shorter classes still are; letters
+and digits serve patterns and formats. With Llama 3's vocabulary these lengths walk the fewest tokens, as an
+average over the characters that a string has left.
 """
 
 

@@ -167,27 +167,36 @@ class Scheduler:
         self._uncommitted.append(plan)
         return plan.batch
 
-    def advance_grammars(self, batch: Batch, result: StepResult) -> None:
-        """Tells the constraints of the oldest batch what was drawn, before `commit`: masks for the next step
-        are filled meanwhile.
+    def constrained(self, batch: Batch) -> list[tuple[int, Request]]:
+        """Returns the requests of the oldest batch that think or have a constraint, each with its position
+        among the batch's draws.
         """
         plan = self._uncommitted[0]
         assert plan.batch is batch, "batches must be committed in the order they were planned"
-        if all(request.thinking is None and request.constraint is None for request in plan.requests):
-            return
-        drawing = (
+        if all(request.constraint is None and request.thinking is None for request in plan.requests):
+            return []
+        drawing = [
             request for request, share in zip(plan.requests, batch.scheduled, strict=True) if share.samples
-        )
-        for position, (request, token_id) in enumerate(zip(drawing, result.token_ids, strict=True)):
-            thinking, constraint = request.thinking, request.constraint
-            if thinking is None and constraint is None:
+        ]
+        return [
+            (position, request)
+            for position, request in enumerate(drawing)
+            if request.constraint is not None or request.thinking is not None
+        ]
+
+    @staticmethod
+    def advance_grammars(constrained: list[tuple[int, Request]], result: StepResult) -> None:
+        """Tells such requests' constraints what was drawn, before `commit`: masks for the next step are
+        filled meanwhile.
+        """
+        token_ids, failed, finished = result.token_ids, result.failed, RequestState.FINISHED
+        for position, request in constrained:
+            if request.state is finished or position in failed:
                 continue
-            if request.state is RequestState.FINISHED or position in result.failed:
-                continue
-            if thinking is not None:
-                thinking.accept(token_id)
-            if constraint is not None:
-                constraint.accept(token_id)
+            if request.thinking is not None:
+                request.thinking.accept(token_ids[position])
+            if request.constraint is not None:
+                request.constraint.accept(token_ids[position])
 
     def commit(self, batch: Batch, result: StepResult) -> StepOutputs:
         """Takes in what the oldest batch drew. Returns what has happened since the last commit."""

@@ -32,3 +32,17 @@ def test_layout_is_fixed_once_frozen() -> None:
     inputs.freeze()
     with pytest.raises(AssertionError, match="frozen"):
         inputs.field("late", 1)
+
+
+def test_a_step_that_is_prepared_leaves_the_one_that_was_sent_as_it_is() -> None:
+    inputs = StepInputs("cpu")
+    rows = inputs.field("rows", 3)
+    inputs.freeze()
+    inputs.begin()
+    rows.host[:] = 1
+    inputs.send()
+    inputs.begin()
+    rows.host[:] = 2
+    assert rows.device.tolist() == [1, 1, 1]
+    inputs.send()
+    assert rows.device.tolist() == [2, 2, 2]

@@ -53,9 +53,9 @@ class Rig:
         self, logits: torch.Tensor, rows: np.ndarray, lens: np.ndarray, at: np.ndarray | None = None
     ) -> LaunchedDraws:
         self.inputs.begin()
-        self.sampler.prepare(rows, lens, at)
+        prepared = self.sampler.prepare(rows, lens, at)
         self.inputs.send()
-        return self.sampler.launch(logits.to(self.device))
+        return self.sampler.launch(prepared, logits.to(self.device))
 
     def draw(self, logits: torch.Tensor, rows: np.ndarray, lens: np.ndarray, **more) -> StepResult:
         return self.launch(logits, rows, lens, **more).result()
