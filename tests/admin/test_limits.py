@@ -132,6 +132,8 @@ async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.
         (SPEND, "٢٥", None),
         (Metric.STORAGE_BYTES, "20 GB", 20_000_000_000),
         (Metric.STORAGE_BYTES, "1.5kb", 1_500),
+        (Metric.STORAGE_BYTES, "2 GiB", 2_147_483_648),
+        (Metric.STORAGE_BYTES, "0.001KIB", 1),
         (Metric.STORAGE_BYTES, "7", 7),
         (Metric.STORAGE_BYTES, "1.5", None),
         (Metric.STORAGE_BYTES, "many", None),
@@ -147,6 +149,25 @@ def test_amounts_are_read_in_their_units(metric: Metric, written: str, amount: i
         return
     assert read_amount(metric, written) == amount
     assert read_amount(metric, amount_written(metric, amount)) == amount
+
+
+@pytest.mark.parametrize(
+    ("amount", "written"),
+    [
+        (2_147_483_648, "2 GiB"),
+        (1_500_000_000, "1.5 GB"),
+        (20_000_000_000, "20 GB"),
+        (1_536, "1.536 kB"),
+        (5 * 2**40 // 4, "1.25 TiB"),
+        (2**53 - 1, "9007199254740991 B"),
+        (5_000 * 10**12, "5000 TB"),
+        (999, "999 B"),
+        (0, "0 B"),
+    ],
+)
+def test_a_size_is_written_exactly_in_its_largest_unit(amount: int, written: str) -> None:
+    assert amount_written(Metric.STORAGE_BYTES, amount) == written
+    assert read_amount(Metric.STORAGE_BYTES, written) == amount
 
 
 async def test_an_alert_is_set_tested_and_deleted(site: Site, visitor: httpx.AsyncClient) -> None:
