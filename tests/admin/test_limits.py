@@ -116,7 +116,12 @@ async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.
     shown = (await visitor.get("/limits?of=keys")).text
     link = re.search(r'href="/console(/limits/new\?[^"]+)"', shown)
     assert link is not None
-    assert 'value="10000"' in (await visitor.get(html.unescape(link[1]))).text
+    edited = (await visitor.get(html.unescape(link[1]))).text
+    assert 'value="10000"' in edited
+    assert "<h1>Edit limit</h1>" in edited
+    wrong = await act(visitor, "/limits/new", "/limits", **form | {"amount": "1e3", "edit": "1"})
+    assert "<h1>Edit limit</h1>" in wrong.text
+    assert "<h1>Set limit</h1>" in (await visitor.get("/limits/new")).text
     gone = await act(visitor, "/limits", "/limits/remove", **form)
     assert gone.status_code == 303
     assert len(await limits_of(site)) == 1
