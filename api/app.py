@@ -260,6 +260,7 @@ async def _show_http(request: Request, error: Exception) -> Response:
     response = await _show(request, shown)
     if error.status_code == 404 and wants_page(request):
         response = not_found_page()
+        response.headers["vary"] = "accept"
     if error.status_code == 405:
         response.headers["allow"] = ", ".join(request.app.state.methods.of(request.url.path))
     return response

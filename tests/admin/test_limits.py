@@ -70,6 +70,14 @@ async def test_what_is_used_of_each_limit_is_shown(site: Site, visitor: httpx.As
         assert (await visitor.get(f"/limits?{wrong}")).status_code == 404
 
 
+async def test_a_page_has_one_button_to_set_a_limit(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    for tab in ("organisation", "projects", "keys"):
+        shown = (await visitor.get(f"/limits?of={tab}")).text
+        assert shown.count(">Set limit<") == 1, tab
+        assert shown.count(">Set spend limit<") == (tab == "organisation")
+
+
 async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.AsyncClient) -> None:
     await site.account.plans.create("team", PlanChanges(limits={"spend_per_month": 500_000_000}))
     await site.account.plans.set_tenant_plan(site.tenant_id, "team")

@@ -125,6 +125,7 @@ async def test_a_browser_sees_a_page_for_an_unknown_address(client: httpx.AsyncC
     assert page.status_code == 404
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    assert page.headers["vary"] == "accept", "a cache has it for browsers only"
     for text in ("Page not found", 'href="/console/"', 'href="/docs/"', 'href="/docs/reference"'):
         assert text in page.text
     assert (await client.head(path, headers=BROWSER)).headers["content-type"] == "text/html; charset=utf-8"
