@@ -53,7 +53,7 @@ from api.responses import routes as response_routes
 from api.responses.objects import ITEMS
 from api.responses.schemas import BODIES as RESPONSE_BODIES
 from api.services import RequestLimits, Services
-from api.site.routes import SiteRoutes
+from api.site.routes import SiteRoutes, not_found_page, wants_page
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
 from api.v1 import adapters as adapter_routes
 from api.v1 import billing as billing_routes
@@ -258,6 +258,9 @@ async def _show_http(request: Request, error: Exception) -> Response:
     else:
         shown = InvalidValue("The request cannot be read.")
     response = await _show(request, shown)
+    if error.status_code == 404 and wants_page(request):
+        response = not_found_page()
+        response.headers["vary"] = "accept"
     if error.status_code == 405:
         response.headers["allow"] = ", ".join(request.app.state.methods.of(request.url.path))
     return response

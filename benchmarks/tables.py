@@ -138,7 +138,7 @@ def summary_table(results: Results) -> str:
             None,
         ),
     ]
-    return _markdown(("", "Rootstock", str(peer.get("peer", "vLLM"))), rows)
+    return _markdown(("measured", "Rootstock", str(peer.get("peer", "vLLM"))), rows)
 
 
 def prefill_table(name: str) -> Callable[[Results], str]:

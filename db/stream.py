@@ -1,23 +1,57 @@
-"""Consumes a Redis stream with a consumer group: an entry leaves the stream once its rows are committed.
+"""Sends rows through a Redis stream: a producer adds entries, a consumer group stores them.
 
-An entry that a consumer read but did not acknowledge is delivered again, after a while to another consumer:
-code that writes rows from entries must tolerate duplicates.
+An entry leaves the stream once its rows are committed. An entry that a consumer read but did not acknowledge
+is delivered again, after a while to another consumer: code that writes rows from entries must tolerate
+duplicates.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 FORGET_CONSUMER_AFTER = 3600.0
 """Seconds of idleness after which a consumer without pending entries is removed from the group."""
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 """An entry's id and fields."""
+
+
+class StreamProducer:
+    """Adds entries to a stream, unless `max_entries` wait in it: then no worker takes them. What is not added
+    is the caller's to hold: `MAXLEN` would cut off entries without a count of them.
+    """
+
+    def __init__(self, redis_client: redis.asyncio.Redis, stream: str, max_entries: int) -> None:
+        self._redis = redis_client
+        self._stream = stream
+        self._max_entries = max_entries
+        self._num_entries = 0
+        """In the stream after the last addition."""
+
+    async def add(self, entries: Iterable[dict[str, bytes]]) -> str | None:
+        """Adds entries in one round trip; returns the reason if they may be missing. Adding them again after
+        that may add some twice.
+        """
+        try:
+            if self._num_entries >= self._max_entries:
+                self._num_entries = await self._redis.xlen(self._stream)
+                if self._num_entries >= self._max_entries:
+                    return f"{self._max_entries} entries wait in {self._stream}, no worker takes them"
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for entry in entries:
+                    fields: dict[Any, Any] = {**entry}
+                    pipe.xadd(self._stream, fields)
+                pipe.xlen(self._stream)
+                replies: list[Any] = await pipe.execute()
+        except (RedisError, OSError) as error:
+            return type(error).__name__
+        self._num_entries = replies[-1]
+        return None
 
 
 class StreamConsumer:

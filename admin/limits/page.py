@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from adapters.catalogue import AdapterCatalogue
 from adapters.files.service import FileService
 from admin import formatting
-from admin.amounts import read_dollars
+from admin.amounts import read_dollars, read_size, size_written
 from admin.keys.page import MAX_PROJECTS
 from admin.web.form_errors import FieldError
 from batches.service import BatchService
@@ -54,8 +54,6 @@ CHOICES = [
     for metric, (title, unit) in _METRICS.items()
     if metric != Metric.PREPAID_BALANCE
 ]
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]{1,3})?) ?(B|kB|MB|GB|TB)?", re.IGNORECASE)
-_POWERS = {"": 0, "b": 0, "kb": 3, "mb": 6, "gb": 9, "tb": 12}
 _COUNT = re.compile(r"[0-9]{1,16}")
 
 
@@ -202,9 +200,7 @@ def amount_written(metric: Metric, amount: int) -> str:
     """As `read_amount` reads it, exactly."""
     if metric.measure == "spend":
         return formatting.usd(amount).removeprefix("$").replace(",", "")
-    if metric == Metric.STORAGE_BYTES and amount and amount % 10**9 == 0:
-        return f"{amount // 10**9} GB"
-    return str(amount)
+    return size_written(amount) if metric == Metric.STORAGE_BYTES else str(amount)
 
 
 def read_limit(form: Mapping[str, str], tenant_id: str) -> Limit:
@@ -239,14 +235,7 @@ def read_amount(metric: Metric, written: str, field: str = "amount") -> int:
     if metric.measure == "spend":
         return read_dollars(text, field)
     if metric == Metric.STORAGE_BYTES:
-        found = _SIZE.fullmatch(text)
-        if found is None:
-            raise FieldError(field, "Enter a size such as 500 MB or 20 GB.")
-        whole, _, rest = found[1].partition(".")
-        power = _POWERS[(found[2] or "").lower()]
-        if rest and power == 0:
-            raise FieldError(field, "Enter a whole number of bytes.")
-        return int(whole) * 10**power + (int(rest) * 10**power // 10 ** len(rest) if rest else 0)
+        return read_size(text, field)
     text = text.replace(",", "").replace(" ", "")
     if _COUNT.fullmatch(text) is None:
         raise FieldError(field, "Enter a whole number such as 1000.")

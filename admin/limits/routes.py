@@ -22,6 +22,8 @@ from tenants.limits.kinds import Metric
 from tenants.roles import Right
 
 _MAX_PAGES = 100
+_SHOWN = ("for", "metric", "model", "amount", "edit")
+"""What a link to the form can fill in; `edit` if there is such a limit already."""
 
 
 class LimitRoutes:
@@ -63,7 +65,7 @@ class LimitRoutes:
         return await self._show(request, principal, form_errors.NO_ERRORS, None)
 
     async def show_form(self, request: Request, principal: TenantUser) -> Response:
-        fields = {name: request.query_params.get(name, "") for name in ("for", "metric", "model", "amount")}
+        fields = {name: request.query_params.get(name, "") for name in _SHOWN}
         return await self._form(request, principal, fields, form_errors.NO_ERRORS)
 
     async def set(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:

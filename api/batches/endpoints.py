@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from api.batches.preparation import LineBody, Prepare, answered_whole
 from api.batches.response_lines import decode_response_line, prepare_response_line
+from api.openai.decoding import decode_chat, decode_completion
 from api.openai.pipeline import prepare_chat, prepare_completion
-from api.openai.schemas import decode_chat, decode_completion
 
 
 @dataclass(frozen=True, slots=True)

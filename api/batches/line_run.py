@@ -20,7 +20,6 @@ from api.errors import GenerationAborted, GrammarChecksBusy, response_for
 from api.openai.answer import Answer
 from api.openai.outcome import OutcomeRecorder
 from api.openai.reservation import reserve_batch_line
-from api.openai.submission import keep_metadata
 from api.openai.validation import ValidatedRequest
 from api.services import Services
 from batches.lease import BatchLease, LineResult
@@ -144,8 +143,7 @@ class LineRuns:
                 prepared.request.is_chat,
                 prepared.request.echo,
             )
-            await keep_metadata(reserved.submission, services.request_metadata)
-            answer.submit(services.engine)
+            await answer.submit(services.engine, services.request_metadata)
             try:
                 content = await prepared.body(answer, validated)
             except BaseException:

@@ -22,6 +22,7 @@ from api.openai.reservation import RequestReservation
 from api.openai.submission import Submission
 from api.openai.tool_calls import CallDelta, ToolCallReader
 from api.thinking_detokenizer import ThinkingDetokenizer
+from billing.request_metadata.recorder import MetadataRecorder
 from engine.client import EngineClient, Generation
 from engine.protocol import FinishReason, Submit, TokenChunk, Usage
 from engine.stops import StopMatcher
@@ -167,21 +168,25 @@ class Answer:
             for number in range(submission.n * len(submission.submits))
         ]
 
-    def submit(self, engine: EngineClient) -> None:
-        """Submits all prompts to the engine.
+    async def submit(self, engine: EngineClient, recorder: MetadataRecorder | None) -> None:
+        """Submits all prompts to the engine. The request's metadata is kept before: what is billed has its
+        metadata even if this process is killed.
 
         Raises:
             EngineError: not connected; prompts submitted before are aborted.
         """
+        submission = self.submission
+        if submission.metadata is not None and recorder is not None:
+            await recorder.keep(submission.metadata, submission.submits[0].tenant, submission.id)
         try:
-            for submit in self.submission.submits:
+            for submit in submission.submits:
                 self._generations.append(engine.submit(submit))
         except BaseException:
             self.abort()
             raise
         finally:
             self._reserved.follow(self._generations)
-        if self.echo is not None and self.submission.logprobs is not None:
+        if self.echo is not None and submission.logprobs is not None:
             self._prepend_prompts(self.echo)
         self._open = set(range(len(self._generations)))
         self._unstarted = self._open.copy()

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from api.openai.function_definition import FunctionDefinition, FunctionName
-from tokenization.tools.lark_regex import lark_regex, plain_regex
+from tokenization.tools.lark_regex import lark_regex
+from tokenization.tools.unicode_regex import unicode_regex
 
 MAX_GRAMMAR = 16 * 1024
 """Characters: rewriting it blocks the event loop."""
@@ -96,7 +97,7 @@ def _object_of(text: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _regex(syntax: str, definition: str) -> str:
-    return lark_regex(definition) if syntax == "lark" else plain_regex(definition)
+    return lark_regex(definition) if syntax == "lark" else unicode_regex(definition)
 
 
 def as_arguments(text: str) -> str:

@@ -13,6 +13,7 @@ from fastapi import Request, Response
 
 from api.errors import ApiError
 from api.json_bodies import read_json
+from api.openai.decoding import decode_chat, decode_completion, named_in
 from api.openai.grammars import checked_grammar
 from api.openai.model_access import permitted_model
 from api.openai.outcome import OutcomeRecorder
@@ -20,14 +21,7 @@ from api.openai.prompts import echoed_texts, encode_chat, encode_prompts
 from api.openai.reasoning import Thinking, requested_reasoning
 from api.openai.reservation import reserve
 from api.openai.respond import respond
-from api.openai.schemas import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationFields,
-    decode_chat,
-    decode_completion,
-    named_in,
-)
+from api.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationFields
 from api.openai.service_tier import requested_tier
 from api.openai.tool_calls import OfferedTools, offered_tools
 from api.openai.tool_constraint import message_constraint

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from api.errors import InvalidValue, UnsupportedParameter
+from api.openai.decoding import output_constraints
 from api.openai.prompts import refuse_too_long
 from api.openai.reasoning_turns import refuse_reasoning_turns
-from api.openai.schemas import ChatCompletionRequest, output_constraints
+from api.openai.schemas import ChatCompletionRequest
 from engine.protocol import EngineInfo, Reasoning
 from tokenization.codec import TextCodec
 from tokenization.reasoning.efforts import OfferedReasoning

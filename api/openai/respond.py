@@ -16,7 +16,6 @@ from api.openai.reservation import RequestReservation
 from api.openai.response_bodies import ChunkFormat, JsonAnswer, whole
 from api.openai.schemas import GenerationFields
 from api.openai.stream import AbortOnDisconnect, EventStream
-from api.openai.submission import keep_metadata
 from api.ratelimit import rate_headers
 from api.response_writer import response_writer_for
 from api.services import Services
@@ -44,8 +43,7 @@ async def respond(
     with released(reserved):
         answer = new_answer(services, reserved, outcome, request.state.arrived, is_chat, echo)
         writer = response_writer_for(request.scope, request.receive, request._send)
-        await keep_metadata(submission, services.request_metadata)
-        answer.submit(services.engine)
+        await answer.submit(services.engine, services.request_metadata)
         headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
         if not body.stream:
             with AbortOnDisconnect(writer, answer):

@@ -9,7 +9,6 @@ from api.openai.tool_calls import OfferedTools
 from api.openai.validation import ValidatedRequest
 from billing.rates import RATE_LABEL
 from billing.request_metadata.content import RequestMetadata
-from billing.request_metadata.recorder import MetadataRecorder
 from engine.protocol import PriorityClass, Submit
 
 
@@ -92,11 +91,3 @@ def build_submission(
         thinking=request.thinking,
         metadata=request.metadata,
     )
-
-
-async def keep_metadata(submission: Submission, recorder: MetadataRecorder | None) -> None:
-    """Keeps the request's metadata, before the engine has the request: what is billed has its metadata even
-    if this process is killed.
-    """
-    if submission.metadata is not None and recorder is not None:
-        await recorder.keep(submission.metadata, submission.submits[0].tenant, submission.id)

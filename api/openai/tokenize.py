@@ -11,10 +11,11 @@ from adapters.errors import ModelNotFound, ModelNotReady
 from api.authentication import GENERATE, authenticate
 from api.errors import ContextLengthExceeded, InvalidValue
 from api.json_bodies import BodyDecoders, read_json
+from api.openai.decoding import check_chat
 from api.openai.model_access import permitted_model
 from api.openai.pipeline import encoded_chat
 from api.openai.prompts import check_token_ids, encode_prompt
-from api.openai.schemas import MAX_MESSAGES, ChatCompletionRequest, Message, Text, TokenId, check_chat
+from api.openai.schemas import MAX_MESSAGES, ChatCompletionRequest, Message, Text, TokenId
 from api.openai.tool_schemas import Tools
 from api.openapi.routing import Router, fails_with, json_body
 from api.services import engine_of, services_of

@@ -14,8 +14,9 @@ import msgspec
 from api.errors import InvalidValue, UnsupportedParameter
 from api.grammars.checks import GrammarChecks
 from api.openai.custom_tools import GRAMMAR, CustomGrammar
+from api.openai.decoding import output_constraints
 from api.openai.grammars import checked_grammar, invalid_schema
-from api.openai.schemas import MAX_GRAMMAR_BYTES, ChatCompletionRequest, output_constraints
+from api.openai.schemas import MAX_GRAMMAR_BYTES, ChatCompletionRequest
 from api.openai.tool_calls import OfferedTools
 from api.openai.tool_grammar import grammar_of
 from api.openai.tool_schemas import CustomTool, FunctionDefinition, allowed_functions

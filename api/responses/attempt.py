@@ -18,7 +18,6 @@ from api.openai.outcome import OutcomeRecorder
 from api.openai.reservation import reserve
 from api.openai.respond import new_answer, released
 from api.openai.service_tier import requested_tier
-from api.openai.submission import keep_metadata
 from api.openai.validation import ValidatedRequest
 from api.responses.bodies import ended, failed, shown
 from api.responses.event_log import EventLog
@@ -116,8 +115,7 @@ class BackgroundAttempt:
 
         with released(reserved):
             answer = new_answer(services, reserved, outcome, time.perf_counter(), is_chat=True)
-            await keep_metadata(submission, services.request_metadata)
-            answer.submit(services.engine)
+            await answer.submit(services.engine, services.request_metadata)
             try:
                 await self._while_logging(answer.read(take))
             except Exception as error:

@@ -13,14 +13,8 @@ import msgspec
 
 from api.errors import InvalidValue
 from api.openai.custom_tools import CustomDefinition, CustomGrammar, CustomGrammarFormat
-from api.openai.schemas import (
-    MAX_MESSAGES,
-    ChatCompletionRequest,
-    JsonSchema,
-    JsonSchemaFormat,
-    Message,
-    check_chat,
-)
+from api.openai.decoding import check_chat
+from api.openai.schemas import MAX_MESSAGES, ChatCompletionRequest, JsonSchema, JsonSchemaFormat, Message
 from api.openai.tool_schemas import (
     AllowedTools,
     AllowedToolsChoice,

@@ -15,7 +15,6 @@ from api.openai.respond import new_answer, released
 from api.openai.response_bodies import JsonAnswer
 from api.openai.service_tier import requested_tier
 from api.openai.stream import AbortOnDisconnect, EventStream
-from api.openai.submission import keep_metadata
 from api.ratelimit import rate_headers
 from api.response_writer import response_writer_for
 from api.responses.bodies import ended, failed, shown
@@ -83,8 +82,7 @@ async def _respond(
     with released(reserved):
         answer = new_answer(services, reserved, outcome, request.state.arrived, is_chat=True)
         writer = response_writer_for(request.scope, request.receive, request._send)
-        await keep_metadata(submission, services.request_metadata)
-        answer.submit(services.engine)
+        await answer.submit(services.engine, services.request_metadata)
         headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
         if exchange.request.stream:
             with AbortOnDisconnect(writer, answer):

@@ -91,14 +91,14 @@ class SiteRoutes:
             return respond(request, await self._site.get(name), self._site_headers)
         if self._site.is_folder(path):
             return RedirectResponse(f"/docs/{path}/", 308)
-        return Response(render("not_found.html"), 404, _HEADERS, media_type="text/html")
+        return not_found_page()
 
     async def static(self, request: Request, name: str) -> Response:
         """Styles and scripts of the landing page and the reference: their own, and the console's."""
         for files in (self._own, self._console):
             if files.name_of(name) is not None:
                 return respond(request, await files.get(name), _HEADERS)
-        return Response(render("not_found.html"), 404, _HEADERS, media_type="text/html")
+        return not_found_page()
 
     async def reference(self, request: Request) -> Response:
         file = await asyncio.to_thread(self._reference, _base_url(request), self._model())
@@ -125,6 +125,19 @@ class SiteRoutes:
             return await self._services.incidents.public()
         except DatabaseUnavailable:
             return []
+
+
+def not_found_page() -> Response:
+    """Returns the page for an address that has none."""
+    return Response(render("not_found.html"), 404, _HEADERS, media_type="text/html")
+
+
+def wants_page(request: Request) -> bool:
+    """Whether an error is shown as a page: to browsers outside of the API. Below `/v1/` errors are always
+    JSON, since some HTTP libraries accept `text/html` unasked.
+    """
+    is_read = request.method in _METHODS and not request.url.path.startswith("/v1/")
+    return is_read and "text/html" in request.headers.get("accept", "")
 
 
 def _policy_for(script_hashes: list[str]) -> str:

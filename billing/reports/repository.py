@@ -76,7 +76,7 @@ class LedgerRows(TenantRepository):
         query = self.select_own(model, *columns).where(
             at >= (start if after is None else after[0]),
             at < end,
-            *(_is_among(getattr(model, column), values) for column, values in wanted.items()),
+            *(is_among(getattr(model, column), values) for column, values in wanted.items()),
         )
         if after is not None:
             query = query.where(tuple_(at, name) > tuple_(*after))
@@ -163,7 +163,7 @@ class SliceRepository(LedgerRows):
         query = self.select_own(UsageRecord).where(
             at >= start,
             at < end,
-            *(_is_among(getattr(UsageRecord, name), values) for name, values in wanted.items()),
+            *(is_among(getattr(UsageRecord, name), values) for name, values in wanted.items()),
         )
         if excluded_key_ids:
             query = query.where(UsageRecord.key_id.not_in(excluded_key_ids))
@@ -206,7 +206,7 @@ def _values(interval_units: tuple[Unit, ...]) -> Select[Any]:
     return select(*keys, requests).group_by(sets).order_by(requests.desc(), *keys)
 
 
-def _is_among(column: Any, values: Sequence[str]) -> ColumnElement[bool]:
+def is_among(column: Any, values: Sequence[str]) -> ColumnElement[bool]:
     """Matches the values. What is an empty text in the sums is NULL in the rows."""
     found: ColumnElement[bool] = column.in_([value for value in values if value])
     return or_(found, column.is_(None), column == "") if "" in values else found

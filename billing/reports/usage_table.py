@@ -6,12 +6,14 @@ Its columns add up to the usage and cost reports over the same time.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC
 from typing import Any
 
 from billing.charges import CALIBRATION, STORAGE
 from billing.reports.buckets import Page, Width, instant, page_of
 from billing.reports.filtering import WHOLE, Slice
 from billing.reports.grouping import COLUMNS, columns_of, named
+from billing.reports.reasoning_sums import ReasoningSums
 from billing.reports.tables import Cell, Column, Row
 from billing.repository import UsageRepository
 from billing.totals import LedgerTotals
@@ -19,7 +21,11 @@ from db.session import Database
 
 PAGE_ROWS = 1000
 CHARGES = (STORAGE, CALIBRATION)
-_MEASURES = ("num_requests", "input_tokens", "input_cached_tokens", "output_tokens", "cost_micro_usd")
+_MEASURES = (
+    "num_requests", "input_tokens", "input_cached_tokens", "output_tokens", "cost_micro_usd",
+    "reasoning_tokens",
+)  # fmt: skip
+"""New columns come last: none moves."""
 
 
 def usage_columns(group_by: Sequence[str]) -> tuple[Column, ...]:
@@ -74,6 +80,10 @@ async def _rows(
             if slice.is_whole
             else []
         )
+        reasoning = await ReasoningSums(session, tenant_id).of_days(
+            {one.bucket.astimezone(UTC).replace(hour=0, minute=0) for one in used},
+            *(page.start, page.end, page.width.unit, columns, slice.columns, slice.excluded_key_ids),
+        )
     spans = {start - start % page.width.seconds: (instant(start), instant(end)) for start, end in page.spans}
 
     def row(kind: str, one: Any, *measures: int) -> Row:
@@ -85,8 +95,9 @@ async def _rows(
             "request",
             one,
             *(one.num_requests, one.prompt_tokens, one.cached_tokens, one.completion_tokens, one.cost),
+            reasoning[one.bucket, *(getattr(one, name) for name in columns)],
         )
         for one in used
     ]
-    rows += [row(line.kind, line, 0, 0, 0, 0, line.cost) for line in costs if line.kind in CHARGES]
+    rows += [row(line.kind, line, 0, 0, 0, 0, line.cost, 0) for line in costs if line.kind in CHARGES]
     return sorted(rows, key=lambda cells: str(cells[0]))

@@ -11,14 +11,13 @@ import asyncio
 import contextlib
 from collections import deque
 from itertools import islice
-from typing import Any
 
 import msgspec
 import redis.asyncio
 import structlog
-from redis.exceptions import RedisError
 
 from billing.request_metadata.content import MetadataSealer, RequestMetadata
+from db.stream import StreamProducer
 
 log = structlog.get_logger(__name__)
 
@@ -56,13 +55,11 @@ class MetadataRecorder:
     """
 
     def __init__(self, redis_client: redis.asyncio.Redis, sealer: MetadataSealer) -> None:
-        self._redis = redis_client
+        self._stream = StreamProducer(redis_client, STREAM, MAX_IN_STREAM)
         self._sealer = sealer
         self._waiting: deque[_Waiting] = deque()
         self._held_bytes = 0
         self._is_away = False
-        self._num_in_stream = 0
-        """Entries in the stream when the last batch was sent."""
         self._wake = asyncio.Event()
         self._sender: asyncio.Task[None] | None = None
         self.num_dropped = 0
@@ -110,7 +107,7 @@ class MetadataRecorder:
         a whole, and stored once (`billing.request_metadata.intake`).
         """
         batch = list(islice(self._waiting, BATCH_SIZE))
-        problem = await self._add(batch)
+        problem = await self._stream.add({"row": entry.encoded} for entry in batch)
         self._is_away = problem is not None
         if problem is not None:
             log.warning("metadata of requests is held for a retry", reason=problem, held=len(self._waiting))
@@ -122,21 +119,3 @@ class MetadataRecorder:
             self._held_bytes -= len(entry.encoded)
             entry.sent.set()
         return True
-
-    async def _add(self, batch: list[_Waiting]) -> str | None:
-        """Adds entries to the stream; returns the reason if they may be missing there."""
-        try:
-            if self._num_in_stream >= MAX_IN_STREAM:
-                # Not MAXLEN: what that cuts off would be lost without being counted.
-                self._num_in_stream = await self._redis.xlen(STREAM)
-                if self._num_in_stream >= MAX_IN_STREAM:
-                    return f"{MAX_IN_STREAM} entries wait in {STREAM}, no worker takes them"
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for entry in batch:
-                    pipe.xadd(STREAM, {"row": entry.encoded})
-                pipe.xlen(STREAM)
-                replies: list[Any] = await pipe.execute()
-        except (RedisError, OSError) as error:
-            return type(error).__name__
-        self._num_in_stream = replies[-1]
-        return None

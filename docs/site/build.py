@@ -87,6 +87,7 @@ def write_sources(folder: Path) -> None:
     shutil.copy2(MARK, folder / "assets" / "mark.svg")
     colours = colour_roles(CONSOLE_STYLES.read_text())
     (folder / "assets" / "theme.css").write_text(colours + (HERE / "theme.css").read_text())
+    shutil.copy2(HERE / "accessibility.js", folder / "assets")
 
 
 def decisions() -> str:

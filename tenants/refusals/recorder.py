@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 import redis.asyncio
 import structlog
-from redis.exceptions import RedisError
+
+from db.stream import StreamProducer
 
 log = structlog.get_logger(__name__)
 
@@ -78,7 +79,7 @@ class RefusalRecorder:
     """
 
     def __init__(self, redis_client: redis.asyncio.Redis) -> None:
-        self._redis = redis_client
+        self._stream = StreamProducer(redis_client, STREAM, MAX_IN_STREAM)
         self._source = token_hex(8)
         self._waiting: deque[RefusedRequest] = deque()
         self._minute = 0
@@ -138,20 +139,11 @@ class RefusalRecorder:
 
     async def _send(self, calls: list[RefusedRequest], places: set[_Place]) -> str | None:
         """Returns why it failed, or None."""
-        counts = [self._hour_count(place) for place in places]
-        try:
-            # The stream has no MAXLEN: what that cuts off would be lost without being counted.
-            if await self._redis.xlen(STREAM) >= MAX_IN_STREAM:
-                return f"{MAX_IN_STREAM} entries wait in {STREAM}, no worker takes them"
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for call in calls:
-                    pipe.xadd(STREAM, {"call": msgspec.msgpack.encode(call)})
-                if counts:
-                    pipe.xadd(STREAM, {"counts": msgspec.msgpack.encode(counts)})
-                await pipe.execute()
-        except (RedisError, OSError) as error:
-            return type(error).__name__
-        return None
+        entries = [{"call": msgspec.msgpack.encode(call)} for call in calls]
+        if places:
+            counts = [self._hour_count(place) for place in places]
+            entries.append({"counts": msgspec.msgpack.encode(counts)})
+        return await self._stream.add(entries)
 
     def _hour_count(self, place: _Place) -> HourCount:
         tenant_id, hour, status, code = place

@@ -60,6 +60,13 @@ class Visit:
 
     async def serious(self, *rules: str) -> list[str]:
         """What axe finds serious or worse on the page as it is, by these rules or all."""
+        return [told for impact, told in await self._violations(rules) if impact in ("serious", "critical")]
+
+    async def findings(self) -> list[str]:
+        """All that axe finds on the page as it is."""
+        return [f"{impact} {told}" for impact, told in await self._violations(())]
+
+    async def _violations(self, rules: tuple[str, ...]) -> list[tuple[str, str]]:
         if not await self.page.evaluate("'axe' in window"):
             await self.page.evaluate(AXE.read_text())
         options: dict[str, Any] = {"resultTypes": ["violations"]}
@@ -67,9 +74,8 @@ class Visit:
             options["runOnly"] = {"type": "rule", "values": [*rules]}
         found: dict[str, Any] = await self.page.evaluate("(options) => axe.run(document, options)", options)
         return [
-            f"{one['id']}: {node['target']} {node['failureSummary']}"
+            (one["impact"], f"{one['id']}: {node['target']} {node['failureSummary']}")
             for one in found["violations"]
-            if one["impact"] in ("serious", "critical")
             for node in one["nodes"]
         ]
 

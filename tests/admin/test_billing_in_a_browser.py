@@ -53,12 +53,12 @@ async def test_an_owner_sees_what_is_owed_and_bounds_it(
 
     await page.get_by_role("link", name="Limits and alerts").click()
     await page.fill("#spend", "lots")
-    await page.get_by_role("button", name="Set limit").click()
+    await page.get_by_role("button", name="Set spend limit").click()
     await page.locator("#problem-spend").wait_for()
     assert [one for one in seen.complaints if "422" not in one] == []
     seen.complaints.clear()
     await page.fill("#spend", "2")
-    await page.get_by_role("button", name="Set limit").click()
+    await page.get_by_role("button", name="Set spend limit").click()
     await page.get_by_text("Monthly spend limit set to $2.00.").wait_for()
     meter = page.get_by_role("progressbar", name="Monthly spend limit")
     assert await meter.get_attribute("value") == "61"

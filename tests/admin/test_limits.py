@@ -70,6 +70,14 @@ async def test_what_is_used_of_each_limit_is_shown(site: Site, visitor: httpx.As
         assert (await visitor.get(f"/limits?{wrong}")).status_code == 404
 
 
+async def test_a_page_has_one_button_to_set_a_limit(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    for tab in ("organisation", "projects", "keys"):
+        shown = (await visitor.get(f"/limits?of={tab}")).text
+        assert shown.count(">Set limit<") == 1, tab
+        assert shown.count(">Set spend limit<") == (tab == "organisation")
+
+
 async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.AsyncClient) -> None:
     await site.account.plans.create("team", PlanChanges(limits={"spend_per_month": 500_000_000}))
     await site.account.plans.set_tenant_plan(site.tenant_id, "team")
@@ -116,7 +124,12 @@ async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.
     shown = (await visitor.get("/limits?of=keys")).text
     link = re.search(r'href="/console(/limits/new\?[^"]+)"', shown)
     assert link is not None
-    assert 'value="10000"' in (await visitor.get(html.unescape(link[1]))).text
+    edited = (await visitor.get(html.unescape(link[1]))).text
+    assert 'value="10000"' in edited
+    assert "<h1>Edit limit</h1>" in edited
+    wrong = await act(visitor, "/limits/new", "/limits", **form | {"amount": "1e3", "edit": "1"})
+    assert "<h1>Edit limit</h1>" in wrong.text
+    assert "<h1>Set limit</h1>" in (await visitor.get("/limits/new")).text
     gone = await act(visitor, "/limits", "/limits/remove", **form)
     assert gone.status_code == 303
     assert len(await limits_of(site)) == 1
@@ -132,6 +145,8 @@ async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.
         (SPEND, "٢٥", None),
         (Metric.STORAGE_BYTES, "20 GB", 20_000_000_000),
         (Metric.STORAGE_BYTES, "1.5kb", 1_500),
+        (Metric.STORAGE_BYTES, "2 GiB", 2_147_483_648),
+        (Metric.STORAGE_BYTES, "0.001KIB", 1),
         (Metric.STORAGE_BYTES, "7", 7),
         (Metric.STORAGE_BYTES, "1.5", None),
         (Metric.STORAGE_BYTES, "many", None),
@@ -147,6 +162,25 @@ def test_amounts_are_read_in_their_units(metric: Metric, written: str, amount: i
         return
     assert read_amount(metric, written) == amount
     assert read_amount(metric, amount_written(metric, amount)) == amount
+
+
+@pytest.mark.parametrize(
+    ("amount", "written"),
+    [
+        (2_147_483_648, "2 GiB"),
+        (1_500_000_000, "1.5 GB"),
+        (20_000_000_000, "20 GB"),
+        (1_536, "1.536 kB"),
+        (5 * 2**40 // 4, "1.25 TiB"),
+        (2**53 - 1, "9007199254740991 B"),
+        (5_000 * 10**12, "5000 TB"),
+        (999, "999 B"),
+        (0, "0 B"),
+    ],
+)
+def test_a_size_is_written_exactly_in_its_largest_unit(amount: int, written: str) -> None:
+    assert amount_written(Metric.STORAGE_BYTES, amount) == written
+    assert read_amount(Metric.STORAGE_BYTES, written) == amount
 
 
 async def test_an_alert_is_set_tested_and_deleted(site: Site, visitor: httpx.AsyncClient) -> None:

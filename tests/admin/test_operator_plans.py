@@ -150,6 +150,7 @@ async def test_a_plan_is_made(site: Site, visitor: httpx.AsyncClient) -> None:
     like = fields_of(await visitor.get(f"{HERE}/new?like={plan.id}"))
     assert like["priority_credits"] == "99.95: 10\n99: 25"
     assert like["priority_allowed"] == "on"
+    assert (like["max_file_bytes"], like["limits_storage_bytes"]) == ("2 GiB", "20 GB")
     assert (await visitor.get(f"{HERE}/new?like=plan_none")).status_code == 404
 
 

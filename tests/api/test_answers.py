@@ -53,7 +53,15 @@ class Site:
         self._coming = iter(self.generations)
         submits = [SimpleNamespace(prompt_ids=[1]) for _ in range(prompts)]
         submission: Any = SimpleNamespace(
-            id="x", n=n, stops=(), logprobs=None, tier="default", submits=submits, tools=None, thinking=None
+            id="x",
+            n=n,
+            stops=(),
+            logprobs=None,
+            tier="default",
+            submits=submits,
+            tools=None,
+            thinking=None,
+            metadata=None,
         )
         booking: Any = SimpleNamespace(submission=submission, follow=lambda generations: None)
         nothing: Any = SimpleNamespace(add=lambda *args: None, first_token=None)
@@ -78,7 +86,7 @@ def chunk(finish: Any = None, choice: int = 0) -> TokenChunk:
 
 async def test_usage_is_that_of_all_prompts(codec: TextCodec) -> None:
     site = Site(codec, 2)
-    site.answer.submit(site)  # type: ignore[arg-type]
+    await site.answer.submit(site, None)  # type: ignore[arg-type]
     admitted = asyncio.create_task(site.answer.admitted())
     await asyncio.sleep(0)
     site.generations[0].says(chunk("stop"), usage=Usage(10, 4, 1))
@@ -93,7 +101,7 @@ async def test_usage_is_that_of_all_prompts(codec: TextCodec) -> None:
 
 async def test_choices_are_numbered_over_all_prompts(codec: TextCodec) -> None:
     site = Site(codec, prompts=2, n=2)
-    site.answer.submit(site)  # type: ignore[arg-type]
+    await site.answer.submit(site, None)  # type: ignore[arg-type]
     reading = asyncio.create_task(site.answer.read(site.give))
     await asyncio.sleep(0)
     for generation in site.generations:
@@ -105,7 +113,7 @@ async def test_choices_are_numbered_over_all_prompts(codec: TextCodec) -> None:
 
 async def test_admission_waits_for_every_prompt_though_one_began_before(codec: TextCodec) -> None:
     site = Site(codec, prompts=2)
-    site.answer.submit(site)  # type: ignore[arg-type]
+    await site.answer.submit(site, None)  # type: ignore[arg-type]
     site.generations[0].says(chunk())
     admitted = asyncio.create_task(site.answer.admitted())
     await asyncio.sleep(0)
@@ -116,7 +124,7 @@ async def test_admission_waits_for_every_prompt_though_one_began_before(codec: T
 
 async def test_a_reader_that_wants_no_more_is_given_no_more_until_it_does(codec: TextCodec) -> None:
     site = Site(codec)
-    site.answer.submit(site)  # type: ignore[arg-type]
+    await site.answer.submit(site, None)  # type: ignore[arg-type]
     site.wants = False
     reading = asyncio.create_task(site.answer.read(site.give))
     await asyncio.sleep(0)
@@ -134,13 +142,13 @@ async def test_what_was_submitted_beside_a_prompt_that_cannot_be_is_aborted(code
     site = Site(codec, 2)
     site.answer.submission.submits[1].prompt_ids = [0]
     with pytest.raises(EngineGone):
-        site.answer.submit(site)  # type: ignore[arg-type]
+        await site.answer.submit(site, None)  # type: ignore[arg-type]
     assert site.generations[0].aborted
 
 
 async def test_a_reader_that_is_cancelled_aborts(codec: TextCodec) -> None:
     site = Site(codec)
-    site.answer.submit(site)  # type: ignore[arg-type]
+    await site.answer.submit(site, None)  # type: ignore[arg-type]
     reading = asyncio.create_task(site.answer.read(site.give))
     await asyncio.sleep(0)
     reading.cancel()
@@ -151,7 +159,7 @@ async def test_a_reader_that_is_cancelled_aborts(codec: TextCodec) -> None:
 
 async def test_the_first_reason_to_break_off_is_told(codec: TextCodec) -> None:
     site = Site(codec)
-    site.answer.submit(site)  # type: ignore[arg-type]
+    await site.answer.submit(site, None)  # type: ignore[arg-type]
     site.answer.fail(EngineGone("first"))
     site.answer.fail(ValueError("second"))
     with pytest.raises(EngineGone, match="first"):

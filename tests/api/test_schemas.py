@@ -10,13 +10,8 @@ import openai.types.completion_create_params as completion_params
 import pytest
 
 from api.errors import ApiError, InvalidValue, UnsupportedParameter
-from api.openai.schemas import (
-    NOT_OFFERED,
-    ChatCompletionRequest,
-    CompletionRequest,
-    decode_chat,
-    decode_completion,
-)
+from api.openai.decoding import NOT_OFFERED, decode_chat, decode_completion
+from api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from tests.support.speed import calls_of_nothing, times_as_long
 
 USER = {"role": "user", "content": "x"}

@@ -116,6 +116,43 @@ async def test_the_landing_page_is_there_while_the_database_is_away(world: World
         assert (await client.get("/")).status_code == 200
 
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/console.html", "/v1"])
+async def test_a_browser_sees_a_page_for_an_unknown_address(client: httpx.AsyncClient, path: str) -> None:
+    page = await client.get(path, headers=BROWSER)
+    assert page.status_code == 404
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    assert page.headers["vary"] == "accept", "a cache has it for browsers only"
+    for text in ("Page not found", 'href="/console/"', 'href="/docs/"', 'href="/docs/reference"'):
+        assert text in page.text
+    assert (await client.head(path, headers=BROWSER)).headers["content-type"] == "text/html; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("GET", "/nowhere", {"accept": "*/*"}),
+        ("GET", "/nowhere", {"accept": "application/json"}),
+        ("POST", "/nowhere", BROWSER),
+        ("GET", "/v1/nowhere", BROWSER),
+    ],
+)
+async def test_programs_have_the_error_of_an_unknown_address_as_json(
+    client: httpx.AsyncClient, method: str, path: str, headers: dict[str, str]
+) -> None:
+    answer = await client.request(method, path, headers=headers)
+    assert answer.status_code == 404
+    assert answer.json()["error"] == {
+        "message": f"There is no {method} {path}.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "not_found",
+    }
+
+
 async def test_pages_of_the_documentation_are_served(world: World, site: Path) -> None:
     async with reading(world, site) as client:
         for path, target in (("/docs", "/docs/"), ("/docs/guide", "/docs/guide/")):

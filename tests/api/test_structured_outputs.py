@@ -15,7 +15,8 @@ import pytest
 from api.app import create_app
 from api.errors import ApiError
 from api.grammars.checks import GrammarChecks
-from api.openai.schemas import MAX_GRAMMAR_BYTES, MAX_OPTIONS, decode_chat, decode_completion
+from api.openai.decoding import decode_chat, decode_completion
+from api.openai.schemas import MAX_GRAMMAR_BYTES, MAX_OPTIONS
 from engine.protocol import Grammar
 from telemetry.metrics import ServingMetrics
 from tests.api.conftest import World, build

@@ -92,6 +92,13 @@ def test_every_link_leads_somewhere(page: str) -> None:
     assert not broken
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_every_column_of_a_table_has_a_name(page: str) -> None:
+    """Screen readers say it with every cell."""
+    headers = re.findall(r"^(\|.*\|)\n\|(?: *:?-+:? *\|)+$", _FENCED.sub("", text_of(page)), re.MULTILINE)
+    assert [header for header in headers if "" in (cell.strip() for cell in header[1:-1].split("|"))] == []
+
+
 @pytest.mark.parametrize("page", CURRENT)
 def test_every_path_that_is_named_exists(page: str) -> None:
     folder, names = posixpath.dirname(page), {posixpath.basename(name) for name in FILES}

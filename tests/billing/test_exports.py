@@ -20,6 +20,7 @@ from billing.errors import InvalidReportQuery
 from billing.rates import Rate
 from billing.reports import ledger_table
 from billing.reports.buckets import MAX_TIME
+from billing.reports.filtering import Slice
 from billing.service import UsageReports
 from db.errors import DatabaseUnavailable
 from db.session import Database
@@ -30,13 +31,18 @@ from tests.support.examples import examples
 from tests.support.statements import Statements
 
 COUNTS = ("num_requests", "input_tokens", "input_cached_tokens", "output_tokens", "cost_micro_usd")
+"""What reports and exports have."""
+NUMBERS = (*COUNTS, "reasoning_tokens")
 GROUPS = ("project_id", "user_id", "api_key_id", "model", "service_tier", "adapter_id")
 ROWS = """
-    SELECT 1 AS requests, prompt_tokens, cached_tokens, completion_tokens, cost FROM usage_records
+    SELECT 1 AS requests, prompt_tokens, cached_tokens, completion_tokens, cost, reasoning_tokens
+    FROM usage_records
     WHERE submitted_at >= to_timestamp(:start) AND submitted_at < to_timestamp(:end)
-    UNION ALL SELECT 0, 0, 0, 0, cost FROM charges
+    UNION ALL SELECT 0, 0, 0, 0, cost, 0 FROM charges
     WHERE at >= to_timestamp(:start) AND at < to_timestamp(:end)
-    UNION ALL SELECT -num_requests, -prompt_tokens, -cached_tokens, -completion_tokens, -cost FROM reversals
+    UNION ALL SELECT -num_requests, -back.prompt_tokens, -back.cached_tokens, -back.completion_tokens,
+        -back.cost, -coalesce(reasoning_tokens, 0)
+    FROM reversals back LEFT JOIN usage_records USING (request_id)
     WHERE at >= to_timestamp(:start) AND at < to_timestamp(:end)
 """
 Table = list[dict[str, Any]]
@@ -55,13 +61,13 @@ async def table(reports: UsageReports, tenant: str, **asked: Any) -> Table:
     if asked.get("format") == "parquet":
         return pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist()
     return [
-        {name: int(cell) if name in COUNTS else cell or None for name, cell in row.items()}
+        {name: int(cell) if name in NUMBERS else cell or None for name, cell in row.items()}
         for row in csv.DictReader(io.StringIO(content.decode(), newline=""))
     ]
 
 
 def totals(rows: Sequence[dict[str, Any]]) -> list[int]:
-    return [sum(row[name] for row in rows) for name in COUNTS]
+    return [sum(row[name] for row in rows) for name in NUMBERS]
 
 
 def by(rows: Sequence[dict[str, Any]], *names: str) -> dict[tuple[Any, ...], list[int]]:
@@ -69,9 +75,9 @@ def by(rows: Sequence[dict[str, Any]], *names: str) -> dict[tuple[Any, ...], lis
     groups: dict[tuple[Any, ...], Counter[str]] = {}
     for row in rows:
         sums = groups.setdefault(tuple(row.get(name) for name in names), Counter())
-        for name in COUNTS:
+        for name in NUMBERS:
             sums[name] += row[name]
-    summed = {group: [sums[name] for name in COUNTS] for group, sums in groups.items()}
+    summed = {group: [sums[name] for name in NUMBERS] for group, sums in groups.items()}
     return {group: sums for group, sums in summed.items() if any(sums)}
 
 
@@ -111,13 +117,13 @@ async def test_exports_reports_and_the_ledger_are_equal(
         span = {"start_time": start, "end_time": end}
         async with database.read(tenant) as session:
             rows = (await session.execute(text(ROWS), {"start": start, "end": end})).all()
-        expected = [sum(int(row[place]) for row in rows) for place in range(5)]
-        assert await of_the_reports(reports, tenant, span) == expected
+        expected = [sum(int(row[place]) for row in rows) for place in range(6)]
+        assert await of_the_reports(reports, tenant, span) == expected[:5]
         ledger = await table(reports, tenant, **span)
         assert len(ledger) == len(rows)
         assert totals(ledger) == expected
         parquet = await table(reports, tenant, format="parquet", **span)
-        assert [{**row, **{name: row[name] for name in COUNTS}} for row in parquet] == parquet
+        assert [{**row, **{name: row[name] for name in NUMBERS}} for row in parquet] == parquet
         assert totals(parquet) == expected
         assert [row["id"] for row in parquet] == [row["id"] for row in ledger]
         requests = [row for row in ledger if row["kind"] in ("request", "reversal") and row["model"]]
@@ -199,6 +205,48 @@ async def test_what_is_in_a_row(database: Database, redis_client: redis.asyncio.
     text_of_csv = (await exported(reports, tenant)).decode()
     assert ",'=cmd|' /C calc'!A0,-4\r\n" in text_of_csv, "no spreadsheet runs a reason"
     assert await table(reports, "tnt_other") == []
+
+
+async def test_sums_have_the_reasoning_tokens_of_their_group(
+    database: Database, redis_client: redis.asyncio.Redis
+) -> None:
+    tenant = (await TenantService(database, redis_client).create_tenant("acme")).id
+
+    def thinking(at: float, tokens: int, key: str, **labels: str) -> dict[str, Any]:
+        return {"at": START + at, "usage": Usage(10, 0, 50, reasoning_tokens=tokens), "key": key, **labels}
+
+    requests = [
+        thinking(60, 1, "key_1", project_id="a"),
+        thinking(3_700, 20, "key_1", project_id="a"),
+        thinking(3_800, 30, "key_2"),
+        thinking(DAY + 30, 7, "key_2"),
+    ]
+    back = [(1, START + 2 * DAY)]
+    await book(database, tenant, Booked(requests, [("adapter_storage", START, 5, 700)], reversed=back))
+    reports = UsageReports(database)
+
+    async def summed(*groups: str, **asked: Any) -> dict[tuple[Any, ...], int]:
+        rows = await table(reports, tenant, group_by=groups, **asked)
+        assert next(reversed(rows[0])) == "reasoning_tokens"
+        return {
+            (row["start_time"][8:13], *(row[name] for name in groups)): row["reasoning_tokens"]
+            for row in rows
+            if row["kind"] == "request"
+        }
+
+    assert await summed(bucket_width="1d") == {("30T00",): 51, ("31T00",): 7, ("01T00",): -20}
+    assert await summed("project_id", "api_key_id") == {
+        ("30T00", "a", "key_1"): 21,
+        ("30T00", None, "key_2"): 30,
+        ("31T00", None, "key_2"): 7,
+        ("01T00", "a", "key_1"): -20,
+    }
+    hours = {"bucket_width": "1h", "start_time": START + 3_600}
+    assert await summed(**hours, slice=Slice(project_ids=("",))) == {("30T01",): 30, ("31T00",): 7}
+    assert await summed(**hours, slice=Slice(excluded_key_ids=("key_2",))) == {
+        ("30T01",): 20,
+        ("01T00",): -20,
+    }
 
 
 async def test_rows_of_one_moment_are_all_there_whatever_the_page(

@@ -128,7 +128,13 @@ def bookings(draw: st.DrawFn) -> Booked:
     """A few days of a tenant's, over a month's end."""
     requests = []
     for _ in range(draw(st.integers(0, 8))):
-        prompt = draw(st.integers(1, 5000))
+        prompt, completion = draw(st.integers(1, 5000)), draw(st.integers(0, 3000))
+        usage = Usage(
+            prompt,
+            draw(st.integers(0, prompt)),
+            completion,
+            reasoning_tokens=draw(st.just(0) | st.integers(0, completion)),
+        )
         price = draw(st.sampled_from([0, 1, 999_999, 150_000, 10**9]))
         tier = draw(st.sampled_from(["default", "flex"]))
         labels = {
@@ -142,7 +148,7 @@ def bookings(draw: st.DrawFn) -> Booked:
         requests.append(
             {
                 "at": draw(MOMENTS) + draw(st.sampled_from([0.0, 0.123456])),
-                "usage": Usage(prompt, draw(st.integers(0, prompt)), draw(st.integers(0, 3000))),
+                "usage": usage,
                 "rate": draw(
                     st.none()
                     | st.just(Rate("prc_1", price, price // 2, 2 * price, 50 if tier == "flex" else 100))

@@ -124,7 +124,7 @@ _TERMS: Mapping[str, tuple[str, Unit, str]] = {
         RATE,
         "Guaranteed after the first token. 0 for no guarantee.",
     ),
-    "output_rate_ppm": ("Share of requests at that speed", PPM, "Per month. 0 for no guarantee."),
+    "output_rate_ppm": ("Requests at that speed", PPM, "Per month. 0 for no guarantee."),
     "availability_ppm": ("Availability", PPM, "Share of a month's requests. 0 for no guarantee."),
     "credits": (
         "Credits",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from admin import formatting
-from admin.amounts import read_dollars
+from admin.amounts import read_dollars, size_written
 from admin.limits.page import amount_words, amount_written, read_amount
 from admin.operator.prices.page import written as dollars_written
 from admin.web.form_errors import FieldError
@@ -87,8 +87,8 @@ def _read_number(text: str, field: str) -> float:
 
 
 def _size_told(num_bytes: float) -> str:
-    rough, exact = formatting.size(int(num_bytes)), amount_written(Metric.STORAGE_BYTES, int(num_bytes))
-    return exact if not exact.isdecimal() else f"{rough} ({int(num_bytes):,} B)"
+    rough, exact = formatting.size(int(num_bytes)), size_written(int(num_bytes))
+    return exact if not exact.endswith(" B") else f"{rough} ({int(num_bytes):,} B)"
 
 
 def _counted(unit: str = "") -> Unit:

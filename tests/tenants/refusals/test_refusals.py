@@ -189,7 +189,7 @@ async def test_the_stream_does_not_grow_without_workers(
 
 async def test_recording_never_fails(redis_client: redis.asyncio.Redis) -> None:
     class Away:
-        async def xlen(self, *_: Any) -> int:
+        def pipeline(self, **_: Any) -> None:
             raise RedisAway
 
     recorder = RefusalRecorder(Away())  # type: ignore[arg-type]

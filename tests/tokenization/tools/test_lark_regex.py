@@ -10,11 +10,14 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.grammar.exact_schemas import exact
-from tokenization.tools.lark_regex import lark_regex, plain_regex
+from tokenization.tools.lark_regex import lark_regex
+from tokenization.tools.unicode_regex import unicode_regex
 
 BYTES = LLTokenizer("byte")
 _DOUBLING = [f"{one}: {next} {next} {next} {next}" for one, next in pairwise("abcdefgh")]
 LONG = "\n".join(["start: a", *_DOUBLING, 'h: "xyz"'])
+_GROUPS = [f"a{n}: {'(' * 30} a{n + 1} {'){1,1}' * 30}" for n in range(29)]
+GROUPS_IN_RULES = "\n".join(["start: a0", *_GROUPS, 'a29: "x"'])
 PATCH = r"""
 start: begin hunk+ end
 begin: "*** Begin Patch" LF
@@ -113,7 +116,7 @@ def test_whatever_is_written_is_of_the_grammar_once_it_is_decoded(source: str) -
 )
 def test_regular_expressions(regex: str, good: str, bad: str) -> None:
     written = LLMatcher.grammar_from_regex(regex)
-    held = in_json(plain_regex(regex))
+    held = in_json(unicode_regex(regex))
     assert takes(written, good)
     assert takes(held, json.dumps(good, ensure_ascii=False))
     assert not takes(written, bad)
@@ -138,6 +141,7 @@ def test_regular_expressions(regex: str, good: str, bad: str) -> None:
         (f"start: {'a ' * 16_000}\na: /{'x' * 30_000}/", "characters"),
         ("start: " + "(" * 20_000, "30 groups"),
         ("\n".join([f"a{n}: a{n + 1}" for n in range(5_000)] + ["start: a0"]), "30 rules"),
+        (GROUPS_IN_RULES, "200 parts"),
         ("start: \"a\" 'b'", "\"'b'\""),
     ],
 )
