@@ -135,14 +135,17 @@ class Site:
         self.started.append(process)
         return process
 
-    def start_engines(self, step_seconds: float, **settings: str) -> None:
-        """In place of those that run, if any; returns when the API has found them."""
+    def start_engines(self, step_seconds: float, *, has_model: bool = False, **settings: str) -> None:
+        """In place of those that run, if any; returns when the API has found them.
+
+        `has_model`: they generate with the model, and take as long as it does.
+        """
         for engine in self.engines:
             stop(engine)
         settings["ROOTSTOCK_ENGINE_NULL_STEP_SECONDS"] = str(step_seconds)
         self.engines = [
             self.start(
-                *("-m", "engine.main", "--null"),
+                *("-m", "engine.main", *(() if has_model else ("--null",))),
                 cores=None,
                 ROOTSTOCK_ENGINE_ENGINE_ID=f"engine-{number}",
                 ROOTSTOCK_ENGINE_ENDPOINT=endpoint,

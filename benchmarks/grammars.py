@@ -6,6 +6,8 @@ The whole engine in one process, random weights; everything is drawn at temperat
 depends on the vocabulary: `--tokenizer` takes a model's own. Without it one is trained on this machine's
 Python library (`benchmarks.library_vocabulary`): its tokens are longer, its masks take about twice as long.
 
+`--base examples/sapling/weights/base` measures that model on this machine's CPU, with its own tokenizer.
+
 `rows`: the step of a batch of which `constrained` rows are held to a JSON Schema (a list of objects with
 formats, bounds and patterns, longer than the measurement), and of the same batch without grammars, in turns.
 There are `schemas` of them, whose objects have the same properties in different orders. With one schema all
@@ -53,6 +55,8 @@ from benchmarks.report import write_report
 from benchmarks.shapes import SHAPES, shape
 from engine.device.runner_options import RunnerOptions
 from engine.grammar.tokenizer import load_tokenizer
+from engine.model.config import load_config
+from engine.model.loading import load_model
 from engine.protocol import Grammar, Reasoning, SamplingParams, Submit
 from kernels.timing import copy_bandwidth
 
@@ -293,20 +297,15 @@ def _is_held(index: int, batch: int, constrained: int) -> bool:
 
 
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    device = pick_device(asked.device)
+    device = pick_device("cpu" if asked.base is not None else asked.device)
     began = time.perf_counter()
-    config = shape(asked.shape)
-    if asked.tokenizer is None:
-        vocabulary, eos_id = train(config.vocab_size), EOS_ID
+    if asked.base is None:
+        config = shape(asked.shape)
+        vocabulary, eos_ids = _vocabulary(asked, config.vocab_size)
+        config = replace(config, eos_ids=eos_ids)
     else:
-        vocabulary = Tokenizer.from_file(str(asked.tokenizer))
-        found = vocabulary.token_to_id(asked.eos)
-        if found is None:
-            raise SystemExit(
-                f"--eos {asked.eos}: {asked.tokenizer} has no such token; name one that ends a text"
-            )
-        eos_id = found
-    config = replace(config, eos_ids=(eos_id,))
+        config = load_config(asked.base)
+        vocabulary = Tokenizer.from_file(str(asked.base / "tokenizer.json"))
     tokenizer = _tokenizer(vocabulary, config.eos_ids, config.vocab_size)
     loaded_s = time.perf_counter() - began
     library = AdapterLibrary(config)
@@ -320,20 +319,23 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         num_slots,
         resident_bytes(library, library.register(num_slots, (16,), "bf16")),
     )
-    model = random_base(config, asked.quantization, device)
+    if asked.base is None:
+        model = random_base(config, asked.quantization, device)
+    else:
+        model = load_model(asked.base, "none")
     figures: dict[str, Any] = {
-        "shape": asked.shape,
-        "quantization": asked.quantization,
+        "shape": asked.shape if asked.base is None else asked.base.parts[-3],
+        "quantization": model.quantization,
         "vocabulary": {
-            "source": "trained on the Python library" if asked.tokenizer is None else asked.vocabulary,
+            "source": _source(asked),
             "tokens": vocabulary.get_vocab_size(),
             "seconds": round(loaded_s, 1),
         },
-        "mask_threads": asked.mask_threads,
+        "mask_threads": 1 if device.type == "cpu" else asked.mask_threads,
         "copy_tb_s": round(copy_bandwidth(device) / 1e12, 3),
         "rows": [],
     }
-    options = RunnerOptions(mask_threads=asked.mask_threads)
+    options = RunnerOptions(mask_threads=figures["mask_threads"])
     with InProcessEngine(model, library, sizes, options, tokenizer) as engine:
         bench = Bench(engine, vocabulary, asked.repeats)
         for batch in asked.batches:
@@ -345,6 +347,23 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
             figures["schemas"] = bench.schemas(asked.schemas, asked.generations, asked.adapters)
             print(figures["schemas"], flush=True)
     return figures
+
+
+def _vocabulary(asked: argparse.Namespace, vocab_size: int) -> tuple[Tokenizer, tuple[int, ...]]:
+    """Returns (the vocabulary asked for, its ends of sequence)."""
+    if asked.tokenizer is None:
+        return train(vocab_size), (EOS_ID,)
+    vocabulary = Tokenizer.from_file(str(asked.tokenizer))
+    found = vocabulary.token_to_id(asked.eos)
+    if found is None:
+        raise SystemExit(f"--eos {asked.eos}: {asked.tokenizer} has no such token; name one that ends a text")
+    return vocabulary, (found,)
+
+
+def _source(asked: argparse.Namespace) -> str:
+    if asked.base is not None:
+        return "the model's own"
+    return "trained on the Python library" if asked.tokenizer is None else str(asked.vocabulary)
 
 
 def _tokenizer(vocabulary: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
@@ -369,6 +388,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     option = parser.add_argument
     option("--out", type=Path, required=True, help="JSON file to write")
+    option("--base", type=Path, help="checkpoint of a small model to measure on this CPU")
     option("--shape", default="llama-3.1-8b", choices=list(SHAPES))
     option("--quantization", default="fp8")
     option(

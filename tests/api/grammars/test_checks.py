@@ -23,6 +23,7 @@ from api.grammars.verdict_cache import (
     PASSING_S,
     VerdictCache,
 )
+from benchmarks.hostile_grammars import HOSTILE, words
 from engine.protocol import Grammar
 from telemetry.metrics import ServingMetrics
 from tests.support.text_base import write_base
@@ -58,48 +59,6 @@ def count(checks: GrammarChecks, result: str) -> float:
     )
 
 
-def words(number: int) -> str:
-    return " | ".join(f'"word {n} {n * 7919}"' for n in range(number))
-
-
-def tree(keyword: str, depth: int) -> Any:
-    """References that multiply by two on every level."""
-    definitions: dict[str, Any] = {
-        f"d{level}": {keyword: [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(depth)
-    }
-    return {"$defs": {**definitions, f"d{depth}": {"type": "string"}}, "$ref": "#/$defs/d0"}
-
-
-def alternatives(n: int) -> Any:
-    one = [{"properties": {f"p{m}": {"maxLength": m}}} for m in range(n)]
-    return {"type": "object", "allOf": [{"anyOf": one} for _ in range(n)]}
-
-
-HOSTILE = {
-    "nested repetition": Check(Grammar("regex", "(((a{1,1000}){1,1000}){1,1000})b"), False),
-    "backtracking": Check(Grammar("regex", "(a+)+(b|a+)*c$"), False),
-    "exponential states": Check(Grammar("regex", "(.*[01].{14}){20}x"), False),
-    "long alternation": Check(Grammar("regex", "|".join(f"w{n}x{n * 7}" for n in range(20_000))), False),
-    "many words": Check(Grammar("lark", "start: " + words(9_000)), False),
-    "ambiguous": Check(Grammar("lark", 'start: s\ns: s s s s | s s s | s s | "a" | ""'), False),
-    "deep parentheses": Check(Grammar("lark", "start: " + "(" * 50_000 + '"a"' + ")" * 50_000), False),
-    "deep groups": Check(Grammar("regex", "(" * 50_000 + "a" + ")" * 50_000), False),
-    "wide properties": schema({"properties": {f"p{n}": {"type": "string"} for n in range(7_000)}}),
-    "tree of anyOf": schema(tree("anyOf", 60)),
-    "tree of allOf": schema(tree("allOf", 60)),
-    "product": schema(alternatives(24)),
-    "circle": schema(
-        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
-    ),
-    "many references": schema({"allOf": [{"$ref": "#/$defs/a"}] * 9_000, "$defs": {"a": {"minLength": 1}}}),
-    "endless array": schema({"type": "array", "minItems": 10**9, "items": {"type": "string"}}),
-    "long enum": schema({"enum": [f"{n}-{n * 7919}" for n in range(12_000)]}),
-    "patterns": schema({"patternProperties": {f"^a{n}.*b{n}$": {} for n in range(300)}}),
-    "numbers": schema({"type": "number", "multipleOf": 1e-300, "minimum": -1e300, "maximum": 1e300}),
-    "deep": Check(Grammar("json_schema", '{"items":' * 20_000 + "{}" + "}" * 20_000), False),
-}
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_hostile_grammars_cost_little(checks: GrammarChecks, name: str) -> None:
     """Each ends within the limit, in this process and in the one that checks it; the next check is served."""
@@ -107,7 +66,7 @@ async def test_hostile_grammars_cost_little(checks: GrammarChecks, name: str) ->
     own = resident(os.getpid())
     began = time.monotonic()
     with contextlib.suppress(GrammarRefused):
-        await peak.during(checks.check("mallory", HOSTILE[name]))
+        await peak.during(checks.check("mallory", Check(HOSTILE[name], False)))
     assert time.monotonic() - began < 3, "the limit is 1 s; the machine may be busy"
     assert peak.bytes <= before + MEMORY + MB
     assert resident(os.getpid()) - own < 64 * MB
@@ -154,7 +113,7 @@ def children(pid: int | None) -> list[int]:
 
 async def test_what_takes_too_long_is_ended_and_forgotten_later(checks: GrammarChecks) -> None:
     with pytest.raises(GrammarRefused, match="longer than the limit of 1 s") as refused:
-        await checks.check("mallory", HOSTILE["patterns"])
+        await checks.check("mallory", Check(HOSTILE["patterns"], False))
     assert not refused.value.is_final
     assert not children(checks.pid)
     assert count(checks, "over_limit") == 1
