@@ -1,9 +1,9 @@
 """The Chromium that drives the console in tests: Debian's headless shell, or the machine's own.
 
-The shell is the same browser without windows: a page costs a third of the CPU that it costs in one. `python -m
-tests.support.chromium` installs it, as `make test` does before the tests; no other source is asked. Where it
-cannot be installed, the tests use the Chromium that there is; where there is none, tests that need it are
-skipped and say why, and under CI (`CI` in the environment) they fail.
+The shell is the same browser without windows: a page costs a third of the CPU that it costs in one.
+`python -m tests.support.chromium` installs it, as `make test` does before the tests; no other source is
+asked. Where it cannot be installed, the tests use the Chromium that there is; where there is none, tests that
+need it are skipped and say why, and under CI (`CI` in the environment) they fail.
 """
 
 from __future__ import annotations
