@@ -37,7 +37,7 @@ help:
 	@echo "make compile   every Triton kernel for every architecture; make test compiles those that changed"
 	@echo "make fmt     format and fix what can be fixed"
 	@echo "make bench   the CPU benchmarks, results under $(RESULTS)/"
-	@echo "make browser Chromium for the tests of the console, from Debian, where there is none"
+	@echo "make browser Chromium's headless shell for the tests of the console, from Debian"
 	@echo "make node    Node.js for the tests of JavaScript clients, from Debian, where there is none"
 	@echo "make docs    the documentation site, which the service serves at /docs; broken links fail"
 	@echo "make image   the container image $(IMAGE), built by buildah"
@@ -83,7 +83,7 @@ types: .venv/.installed
 contracts: .venv/.installed
 	$(BIN)/lint-imports
 
-# Debian's, for the tests that drive the console; nothing where there is one.
+# Debian's headless shell, for the tests that drive the console; where it cannot be had, they use another Chromium.
 browser: .venv/.installed
 	@$(BIN)/python -m tests.support.chromium
 

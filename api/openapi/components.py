@@ -7,10 +7,10 @@ in the document, a page of it `AdapterList`.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
@@ -99,22 +99,40 @@ def _with_text(schema: dict[str, Any], text: str | None) -> dict[str, Any]:
 
 def _texts(kind: type) -> dict[str, str]:
     """The docstrings below the fields of a class and of those it is derived from."""
-    definition = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(definition, ast.ClassDef)
+    bases, own = _written_classes(kind.__module__)[kind.__qualname__]
     found: dict[str, str] = {}
-    for base in definition.bases:
+    for base in bases:
         # By name: until Python 3.12 a TypedDict does not know what it is derived from.
-        parent = vars(sys.modules[kind.__module__]).get(ast.unparse(base).partition("[")[0])
+        parent = vars(sys.modules[kind.__module__]).get(base)
         if parent is not None and parent is not msgspec.Struct and _has_fields(parent):
             found |= _texts(parent)
+    return found | own
+
+
+@functools.cache
+def _written_classes(module: str) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """The classes of a module by name: names of their bases, and docstrings below their own fields. Modules
+    are parsed once: they have dozens of classes.
+    """
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {
+        definition.name: (
+            [ast.unparse(base).partition("[")[0] for base in definition.bases],
+            dict(_field_texts(definition)),
+        )
+        for definition in tree.body
+        if isinstance(definition, ast.ClassDef)
+    }
+
+
+def _field_texts(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for field, text in pairwise(definition.body):
         if (
             isinstance(field, ast.AnnAssign)
             and isinstance(text, ast.Expr)
             and isinstance(text.value, ast.Constant)
         ):
-            found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
-    return found
+            yield ast.unparse(field.target), " ".join(str(text.value.value).split())
 
 
 def _has_fields(kind: Any) -> bool:

@@ -14,7 +14,7 @@ from tests.support import chromium, debian
 APT = """#!/bin/sh
 echo "$@" >> "{log}"
 case "$*" in
-  *install*) sleep 0.1; printf '#!/bin/sh\\nexit {status}\\n' > "{bin}/chromium"; chmod +x "{bin}/chromium" ;;
+  *install*) sleep 0.1; printf '#!/bin/sh\\nexit {status}\\n' > "{bin}/{shell}"; chmod +x "{bin}/{shell}" ;;
 esac
 """
 
@@ -37,7 +37,7 @@ class Machine:
         (self.bin / name).chmod(0o755)
 
     def has_apt(self, status: int = 0) -> None:
-        self.has("apt-get", APT.format(log=self._log, bin=self.bin, status=status))
+        self.has("apt-get", APT.format(log=self._log, bin=self.bin, shell=chromium.SHELL, status=status))
 
     @property
     def asked(self) -> list[str]:
@@ -58,10 +58,17 @@ def test_a_bare_machine_gets_debians_once(machine: Machine) -> None:
     assert chromium.find() is None
     with ThreadPoolExecutor(2) as both:
         found = list(both.map(lambda _: chromium.ensure(), range(2)))
-    assert found == [str(machine.bin / "chromium")] * 2
-    assert [line.split()[-1] for line in machine.asked] == ["update", "chromium"]
+    assert found == [str(machine.bin / "chromium-headless-shell")] * 2
+    assert [line.split()[-1] for line in machine.asked] == ["update", "chromium-headless-shell"]
     assert chromium.main() == 0
     assert len(machine.asked) == 2
+
+
+def test_the_shell_comes_before_what_is_there_and_what_is_there_before_none(machine: Machine) -> None:
+    machine.has("chromium", "#!/bin/sh\n")
+    assert chromium.ensure() == chromium.find() == str(machine.bin / "chromium"), "there is no apt-get"
+    machine.has_apt()
+    assert chromium.ensure() == chromium.find() == str(machine.bin / "chromium-headless-shell")
 
 
 def test_a_stub_that_does_not_start_is_none(machine: Machine) -> None:
@@ -78,7 +85,7 @@ def test_who_is_not_root_is_told_what_to_do(
     machine.has_apt()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert chromium.main() == 0, "the tests are skipped"
-    assert "run `apt-get install chromium` as root" in capsys.readouterr().err
+    assert "run `apt-get install chromium-headless-shell` as root" in capsys.readouterr().err
     machine.has("sudo", "#!/bin/sh\nexit 1\n")
     monkeypatch.setenv("CI", "true")
     assert chromium.main() == 1

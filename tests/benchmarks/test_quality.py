@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import quality_random
+from benchmarks import quality, quality_random
 from benchmarks.quality import (
     MAX_ACCURACY_LOSS,
     MAX_KL,
@@ -69,7 +70,7 @@ def bench() -> Bench:
 
 
 def test_saplings_int8_base_passes(bench: Bench) -> None:
-    rows = [bench.fidelity(task, task, bench.conversations(task, 2)) for task in bench.names]
+    rows = [bench.fidelity(task, task, bench.conversations(task, 1)) for task in bench.names]
     assert len(rows) == 11
     assert passes(rows) == []
     assert any(row.kl > 0 for row in rows), "the two bases are the same one"
@@ -160,8 +161,9 @@ def test_a_random_model_is_moved_more_by_int8_than_by_fp8_adapters(monkeypatch: 
     assert 0 < adapters["mean_kl"] < base["mean_kl"]
 
 
-def test_the_report_has_every_variant(tmp_path: Path) -> None:
-    """Two tasks of Sapling's, one conversation each."""
+def test_the_report_has_every_variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks of Sapling's, one conversation each, and six free prompts."""
+    monkeypatch.setattr(quality, "free_fidelity", partial(free_fidelity, prompts=PROMPTS[:6], max_tokens=4))
     adapters = tmp_path / "adapters"
     adapters.mkdir()
     for task in ("sql", "upper-case"):
@@ -176,4 +178,6 @@ def test_the_report_has_every_variant(tmp_path: Path) -> None:
         ("tiny", "int8", "bf16"), ("tiny", "none", "fp8"),
     ]  # fmt: skip
     assert len(report["rows"]) == 8
+    for line in report["summary"][:2]:
+        assert [0 < line["free"][form]["positions"] <= 24 for form in ("chat", "completion")] == [True, True]
     assert report["gate"]["passed"]

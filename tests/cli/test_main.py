@@ -13,16 +13,10 @@ import pytest
 
 from cli.bench import CHECKOUT, list_benchmarks
 from cli.datadir import DataDir
+from tests.support.commands import rootstock
 
 HELP_S = 0.5
-
-
-def rootstock(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cli.main", *arguments]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ROOTSTOCK_")}
-    return subprocess.run(
-        command, cwd=CHECKOUT, env=environment | (env or {}), capture_output=True, text=True, timeout=60
-    )
+HELP = [sys.executable, "-m", "cli.main", "--help"]
 
 
 def test_help_is_there_before_anyone_notices() -> None:
@@ -30,7 +24,7 @@ def test_help_is_there_before_anyone_notices() -> None:
     spent = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        shown = rootstock("--help")
+        shown = subprocess.run(HELP, cwd=CHECKOUT, capture_output=True, text=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
         assert shown.returncode == 0

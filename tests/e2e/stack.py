@@ -41,12 +41,14 @@ COMMANDS = {
 STORES = {"Redis": ("redis-server", "valkey-server"), "PostgreSQL": ("postgres",)}
 """Program names of the private servers."""
 START_S = 150.0
+LOOK_EVERY = 0.05
+"""Seconds. A look is an HTTP request or a query: a hundred a second would take much of a core."""
 
 
 def eventually(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     """Wait for a truthy answer and return it."""
     answers: list[Any] = []
-    until(lambda: answers.append(condition()) or answers[-1], seconds, what)
+    until(lambda: answers.append(condition()) or answers[-1], seconds, what, look_every=LOOK_EVERY)
     return answers[-1]
 
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from examples.sapling import BASE, corpus, skills, tokens
-from examples.sapling.tasks import TASKS
+from examples.sapling.tasks import TASKS, Example
 
 
 def test_documents_depend_on_the_seed_alone() -> None:
@@ -27,14 +27,23 @@ def test_every_document_is_a_text_or_a_conversation() -> None:
         assert all(turn.content.strip() for turn in document)
 
 
+@pytest.fixture(scope="module")
+def tested() -> dict[str, dict[str, Example]]:
+    """What each task's adapter is tested on, by prompt."""
+    return {
+        name: {example.prompt: example for example in task.examples("heldout", 200)}
+        for name, task in TASKS.items()
+    }
+
+
 @pytest.mark.parametrize("skill", skills.SKILLS, ids=lambda skill: skill.instructions[0])
-def test_exercises_use_no_heldout_payload(skill: skills.Skill) -> None:
+def test_exercises_use_no_heldout_payload(skill: skills.Skill, tested: dict[str, dict[str, Example]]) -> None:
     """What an adapter is tested on never had its right answer in the base's training text."""
     rng = Random(0)
     drawn = [skill.make(rng) for _ in range(500)]
-    for task in TASKS.values():
-        tested = {example.prompt: example for example in task.examples("heldout", 200)}
-        assert not any(task.check(tested[text], answer) for text, answer in drawn if text in tested)
+    for name, task in TASKS.items():
+        examples = tested[name]
+        assert not any(task.check(examples[text], answer) for text, answer in drawn if text in examples)
 
 
 def test_only_assistants_and_plain_texts_are_learned() -> None:

@@ -42,5 +42,6 @@ def _intervals_of(characters: frozenset[str]) -> IntervalSet:
 
 
 def install() -> None:
-    """Use it from now on, in this process."""
+    """Use it from now on, in this process, and build each expression's strategy once."""
     regex.CharactersBuilder = OnceBuilt
+    regex.regex_strategy = functools.cache(regex.regex_strategy)

@@ -1,8 +1,9 @@
-"""The Chromium that drives the console in tests: the machine's own, or Debian's package put there at first.
+"""The Chromium that drives the console in tests: Debian's headless shell, or the machine's own.
 
-Owns where it is looked for, and how a bare machine gets it: by `python -m tests.support.chromium`, as `make
-test` does before the tests. No other source is asked, and a machine that has one is left alone. Where it
-cannot be installed, tests that need it are skipped and say why; under CI (`CI` in the environment) they fail.
+The shell is the same browser without windows: a page costs a third of the CPU that it costs in one.
+`python -m tests.support.chromium` installs it, as `make test` does before the tests; no other source is
+asked. Where it cannot be installed, the tests use the Chromium that there is; where there is none, tests that
+need it are skipped and say why, and under CI (`CI` in the environment) they fail.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from functools import cache
 
 from tests.support import debian
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-PACKAGE = "chromium"
+SHELL = "chromium-headless-shell"
+PROGRAMS = (SHELL, "chromium", "chromium-browser", "google-chrome")
+PACKAGE = SHELL
 MISSING = "there is no Chromium on this machine: run `make browser` as root on Debian, or install one"
 
 
-def find() -> str | None:
+def find(programs: tuple[str, ...] = PROGRAMS) -> str | None:
     """Its path: the first on PATH that starts at all. Some distributions have a stub in its place."""
-    for name in PROGRAMS:
+    for name in programs:
         path = shutil.which(name)
         if path is not None and _starts(path):
             return path
@@ -35,8 +37,14 @@ def is_required() -> bool:
 
 
 def ensure() -> str:
-    """Find it, or install it. Raises CannotInstall."""
-    return debian.ensure(find, PACKAGE)
+    """Find the shell or install it, or find another. Raises CannotInstall."""
+    try:
+        return debian.ensure(lambda: find((SHELL,)), PACKAGE)
+    except debian.CannotInstall:
+        other = find()
+        if other is None:
+            raise
+        return other
 
 
 @cache

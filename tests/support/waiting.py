@@ -29,12 +29,14 @@ async def eventually(
         waited, looked_at = _count(waited, looked_at)
 
 
-def until(holds: Callable[[], object], seconds: float = 30.0, what: str = "it") -> float:
-    """The same from outside of any event loop."""
+def until(
+    holds: Callable[[], object], seconds: float = 30.0, what: str = "it", *, look_every: float = LOOK_EVERY
+) -> float:
+    """The same from outside of any event loop. `look_every` is at most COUNTS_AT_MOST."""
     waited, looked_at = 0.0, time.monotonic()
     while not holds():
         assert waited < seconds, f"{what}: not within {seconds} s"
-        time.sleep(LOOK_EVERY)
+        time.sleep(look_every)
         waited, looked_at = _count(waited, looked_at)
     return waited
 

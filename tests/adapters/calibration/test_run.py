@@ -92,6 +92,7 @@ def make_bench(
     gate: Gate | None = None,
     base: Path = BASE,
     num_samples: int = NUM_SAMPLES,
+    limits: SampleLimits | None = None,
     device: str = "cpu",
 ) -> Bench:
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +107,7 @@ def make_bench(
         samples=write_samples(folder / "samples.jsonl", task, num_samples) if own else None,
         gate=gate or Gate(),
         dtype=dtype,
+        limits=limits or SampleLimits(),
     )
     stack = CalibrationStack(engine, codec, base, artifacts_dir, patience=5.0)  # type: ignore[arg-type]
     return Bench(request, stack, engine)
@@ -231,12 +233,20 @@ async def test_an_adapter_that_needs_an_unquantised_base_fails_on_four_bits(
 
 async def test_on_a_default_set_only_a_blow_up_fails(tmp_path: Path, sapling_codec: TextCodec) -> None:
     """reverse-words is no help with other tasks, and is not blamed for it."""
-    good = await make_bench(tmp_path / "good", sapling_codec, task="reverse-words", own=False).run()
+    some = SampleLimits(max_samples=NUM_SAMPLES)
+    good = await make_bench(
+        tmp_path / "good", sapling_codec, task="reverse-words", own=False, limits=some
+    ).run()
     assert good.data.origin == "base"
     assert gain(good) < 0
     assert good.decision.ready, good.decision.why_not
     blown = await make_bench(
-        tmp_path / "blown", sapling_codec, task="reverse-words", own=False, breakage=scale_alpha(8)
+        tmp_path / "blown",
+        sapling_codec,
+        task="reverse-words",
+        own=False,
+        breakage=scale_alpha(8),
+        limits=some,
     ).run()
     assert not blown.decision.ready
     assert "it breaks the model" in blown.decision.why_not[0]
@@ -245,7 +255,13 @@ async def test_on_a_default_set_only_a_blow_up_fails(tmp_path: Path, sapling_cod
 async def test_a_base_without_a_set_of_its_own_is_given_the_general_one(
     tmp_path: Path, sapling_codec: TextCodec
 ) -> None:
-    bench = make_bench(tmp_path, sapling_codec, own=False, base=copy_base(tmp_path / "base"))
+    bench = make_bench(
+        tmp_path,
+        sapling_codec,
+        own=False,
+        base=copy_base(tmp_path / "base"),
+        limits=SampleLimits(max_samples=64),
+    )
     report = await bench.run()
     assert report.data.origin == "general"
     assert report.data.num_samples >= 64
