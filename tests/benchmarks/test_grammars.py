@@ -13,7 +13,7 @@ BASE = Path(__file__).resolve().parents[2] / "examples/sapling/weights/base"
 
 
 def test_a_base_on_a_cpu(tmp_path: Path) -> None:
-    wanted = ["--base", str(BASE), "--batches", "2:1:0", "--repeats", "1", "--no-thinking"]
+    wanted = ["--base", str(BASE), "--batches", "2:1:0:1", "--repeats", "1", "--no-thinking"]
     figures = measure(parse([*wanted, "--generations", "0", "--out", str(tmp_path / "F")]))
     assert (figures["shape"], figures["mask_threads"]) == ("sapling", 1)
     [row] = figures["rows"]
@@ -26,6 +26,7 @@ def test_the_table_has_the_bar_of_its_device() -> None:
         "rows": 32,
         "constrained": 32,
         "distinct": 0,
+        "schemas": 8,
         "step_ms": 10.5,
         "step_ms_free": 10.0,
         "overhead": 0.05,
@@ -37,7 +38,7 @@ def test_the_table_has_the_bar_of_its_device() -> None:
         "rows": [row],
     }
     on_cpu = grammar_table("../cpu/grammars.json")(lambda _: report)
-    assert "| 32 | 32 | 0 | 10.5 | 10 | 5.0% | 10% |" in on_cpu
+    assert "| 32 | 32 | 8 | 0 | 10.5 | 10 | 5.0% | 10% |" in on_cpu
     assert "`grammars.json`, a CPU, vocabulary: the model's own, 1 thread for masks" in on_cpu
     on_gpu = grammar_table("grammars.json")(lambda _: report | {"hardware": {"cpu": "a CPU", "gpu": "a GPU"}})
     assert "| 5.0% | 3% |" in on_gpu

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+torch.set_num_threads(2)
+"""Several processes test at once, each with references on the CPU: a pool of all cores in each is slower."""
+
 
 @pytest.fixture
 def device() -> Iterator[torch.device]:

@@ -95,7 +95,7 @@ def run(core: EngineCore, submits: Iterable[Submit], *, every: int = 0) -> Run:
         outputs = core.step()
         steps += 1
         assert steps < 10_000, "no progress"
-        assert not outputs.rejected
+        assert not outputs.rejected, outputs.rejected
         for found in outputs.scores:
             scores = result.scores.setdefault(found.request_id, [])
             assert found.request_id not in {name for name, _ in result.answers}, "scores after a chunk"
