@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from benchmarks import grammars
 from benchmarks.grammar_service import KINDS, WITHOUT
 from benchmarks.grammars import measure, parse
 from benchmarks.tables import grammar_table
@@ -12,7 +15,10 @@ from benchmarks.tables import grammar_table
 BASE = Path(__file__).resolve().parents[2] / "examples/sapling/weights/base"
 
 
-def test_a_base_on_a_cpu(tmp_path: Path) -> None:
+def test_a_base_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "PROMPT_LEN", 16)
+    monkeypatch.setattr(grammars, "OUTPUT_LEN", 33)
+    monkeypatch.setattr(grammars, "WARM_RUNS", 1)
     wanted = ["--base", str(BASE), "--batches", "2:1:0:1", "--repeats", "1", "--no-thinking"]
     figures = measure(parse([*wanted, "--generations", "0", "--out", str(tmp_path / "F")]))
     assert (figures["shape"], figures["mask_threads"]) == ("sapling", 1)
