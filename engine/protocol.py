@@ -293,6 +293,8 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="info"):
     """From the start of the process until it served; 0: not known."""
     sliding_window: int | None = None
     """Set where the base's sliding window bounds the context: attention beyond it is not computed."""
+    tensor_parallel: int = 1
+    """Processes that share each step."""
 
 
 class IssuedEvents(msgspec.Struct, frozen=True):

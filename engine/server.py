@@ -20,7 +20,6 @@ import zmq
 
 from engine.core import EngineCore
 from engine.journal.meter import Meter
-from engine.journal.usage_journal import JournalError
 from engine.protocol import (
     Abort,
     AskSpooled,
@@ -63,8 +62,8 @@ class _AdapterLoaded:
 
 
 @dataclass(frozen=True, slots=True)
-class _JournalFailed:
-    error: JournalError
+class _Failed:
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +88,7 @@ class EngineServer:
         """
         self.incarnation = uuid.uuid4().hex
         self._drain_seconds = drain_seconds
-        self._inbox: queue.SimpleQueue[Delivery | _AdapterLoaded | _JournalFailed | _Wake] = (
-            queue.SimpleQueue()
-        )
+        self._inbox: queue.SimpleQueue[Delivery | _AdapterLoaded | _Failed | _Wake] = queue.SimpleQueue()
         self.engine_id = engine_id
         self._stats: EngineStats | None = None
         self._stats_at = 0.0
@@ -108,7 +105,7 @@ class EngineServer:
             engine_id=engine_id,
             incarnation=self.incarnation,
             on_settled=lambda receipts: self._router.send_final_messages(receipts),
-            on_failed=lambda error: self._inbox.put(_JournalFailed(error)),
+            on_failed=self.fail,
         )
         try:
             self._transport = Transport(endpoint, self._inbox.put, self._heartbeat)
@@ -129,6 +126,10 @@ class EngineServer:
         """Wakes the loop, from any thread, because the core has work."""
         self._inbox.put(_Wake())
 
+    def fail(self, error: Exception) -> None:
+        """Ends serving with an error of another thread: `serve` raises it."""
+        self._inbox.put(_Failed(error))
+
     def stop(self) -> None:
         """Drains: rejects new requests and finishes running ones within `drain_seconds`. A second call aborts
         them.
@@ -148,7 +149,8 @@ class EngineServer:
     def serve(self, core: EngineCore, info: EngineInfo) -> None:
         """Serves until drained.
 
-        Raises what the core or the journal raised; `close` then bills what was in flight.
+        Raises what the core or the journal raised, or what `fail` was given; `close` then bills what was in
+        flight.
         """
         self._core = core
         self._take_stats()
@@ -200,7 +202,7 @@ class EngineServer:
         except queue.Empty:
             pass
 
-    def _wait_for_one(self) -> Delivery | _AdapterLoaded | _JournalFailed | _Wake:
+    def _wait_for_one(self) -> Delivery | _AdapterLoaded | _Failed | _Wake:
         """Returns the next message, or raises queue.Empty. Reads gauges once it is quiet, not between
         requests.
         """
@@ -210,7 +212,7 @@ class EngineServer:
             self._take_stats()
             return self._inbox.get(timeout=IDLE_WAIT)
 
-    def _take(self, delivery: Delivery | _AdapterLoaded | _JournalFailed | _Wake) -> None:
+    def _take(self, delivery: Delivery | _AdapterLoaded | _Failed | _Wake) -> None:
         match delivery:
             case FromClient(client, Submit() as request):
                 self._submit(client, request)
@@ -229,7 +231,7 @@ class EngineServer:
                 self._abort_all(self._router.disconnect(client))
             case ClientStalled(client):
                 self._abort_all(self._router.requests_of(client))
-            case _JournalFailed(error):
+            case _Failed(error):
                 raise error
             case _:
                 pass

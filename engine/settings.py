@@ -60,6 +60,8 @@ class DeviceSettings(BaseSettings):
     when a GPU's engine starts, unknown on a CPU."""
     threads: Annotated[int, Field(ge=1)] = 1
     """CPU threads for arithmetic."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=8)] = 1
+    """Processes that share each step, each with a part of every layer."""
     cuda_graphs: bool = True
     """False launches steps kernel by kernel, for debugging: slower, but ready sooner."""
     max_graph_rows: Annotated[int | None, Field(ge=0)] = None

@@ -15,8 +15,10 @@ from pathlib import Path
 import torch
 
 from engine.lora.artifact import GROUPS, ArtifactError, GroupEntry, Manifest, PackedAdapter
+from engine.lora.shards import shard_adapter, shard_manifest
 from engine.lora.values import check_finite, to_fp32
 from engine.model.config import ModelConfig
+from engine.model.shards import WHOLE, Shard
 from kernels.lora_work import SlotGroup
 
 
@@ -29,14 +31,19 @@ class AdapterPool:
         num_slots: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        shard: Shard = WHOLE,
     ) -> None:
-        """`dtype` is the model's compute type; weights of other types are converted when loaded."""
+        """`config` is the whole base's, of which each slot holds `shard`'s part of an adapter.
+
+        `dtype` is the model's compute type; weights of other types are converted when loaded.
+        """
         if num_slots < 0:
             raise ValueError(f"num_slots must not be negative, not {num_slots}")
         self.num_slots = num_slots
         self._config = config
         self._device = torch.device(device)
         self._dtype = dtype
+        self._shard = shard
         self._versions = [0] * num_slots
         self.slot_bytes = [0] * num_slots
         """Bytes of the adapter in each slot."""
@@ -64,6 +71,7 @@ class AdapterPool:
         if packed.manifest.dtype == "float8_e4m3":
             check_finite(packed)
             packed = to_fp32(packed)
+        packed = shard_adapter(packed, self._config, self._shard)
         slab = torch.from_numpy(packed.slab)
         if packed.manifest.dtype == "bfloat16":
             slab = slab.view(torch.bfloat16)
@@ -83,7 +91,7 @@ class AdapterPool:
     """Memory is allocated as it is needed."""
 
     def size_of(self, manifest: Manifest) -> int:
-        return manifest.num_elements * self._dtype.itemsize
+        return shard_manifest(manifest, self._config, self._shard).num_elements * self._dtype.itemsize
 
     def cached(self, digest: str) -> PackedAdapter | None:
         """Returns None: nothing is kept outside slots."""

@@ -11,9 +11,11 @@ from pathlib import Path
 import structlog
 import torch
 
+from engine.model.collectives import ShardGroup
 from engine.model.config import ModelConfig, load_config
 from engine.model.model import Layer, Model
 from engine.model.quantization import Linear, check_quantization, make_linear
+from engine.model.shards import WHOLE, sharded_config
 from engine.model.weights import EMBEDDING, HEAD, Checkpoint, open_checkpoint
 
 log = structlog.get_logger(__name__)
@@ -24,28 +26,32 @@ def load_model(
     quantization: str = "none",
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    group: ShardGroup | None = None,
 ) -> Model:
     """Loads a Hugging Face checkpoint; whatever its storage type, tensors become `dtype`.
 
     Linear layers that the checkpoint stores quantised stay as they are; others are quantised by
-    `quantization`.
+    `quantization`. With `group`, the model is this rank's part of the base.
 
     Raises:
-        ValueError: the checkpoint is incomplete or unsupported; the message names the field or tensor.
+        ValueError: the checkpoint is incomplete or unsupported, or cannot be divided over the group; the
+            message names the field or tensor.
     """
     device = torch.device(device)
     check_quantization(quantization, device)
-    config = load_config(base_dir)
-    with open_checkpoint(base_dir, config, dtype, device) as checkpoint:
+    shard = WHOLE if group is None else group.shard
+    whole = load_config(base_dir)
+    config = sharded_config(whole, shard.size)
+    with open_checkpoint(base_dir, whole, dtype, device, shard) as checkpoint:
         layers = [_load_layer(checkpoint, config, index, quantization) for index in range(config.num_layers)]
-        embedding_VH = checkpoint.tensor(EMBEDDING)
-        head_VH = embedding_VH if checkpoint.head_name == EMBEDDING else checkpoint.tensor(HEAD)
+        embedding_VH = checkpoint.vocabulary(EMBEDDING)
+        head_VH = embedding_VH if checkpoint.head_name == EMBEDDING else checkpoint.vocabulary(HEAD)
         if config.tie_embeddings and checkpoint.head_name == HEAD:
             log.warning(
                 "model.head_not_tied", tensor=HEAD, reason="differs from the embedding it is said to be"
             )
         norm_H = checkpoint.tensor("model.norm.weight")
-    return Model(config, quantization, embedding_VH, layers, norm_H, head_VH)
+    return Model(config, quantization, embedding_VH, layers, norm_H, head_VH, group)
 
 
 def _load_layer(checkpoint: Checkpoint, config: ModelConfig, index: int, quantization: str) -> Layer:

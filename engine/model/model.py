@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from engine.model.cache import KVCache
+from engine.model.collectives import ShardGroup
 from engine.model.config import GROUPS, ModelConfig
 from engine.model.quantization import Linear
 from engine.model.rope import RotaryTable
+from engine.model.shards import vocabulary_part
 from kernels.activation import Activation, Projection
 from kernels.attention import AttentionMetadata, AttentionPlan, DeviceStep, paged_attention
 from kernels.embedding import embed
@@ -64,7 +66,9 @@ class Step:
 
 
 class Model:
-    """A loaded base model. One forward pass at a time: scratch memory is shared between calls."""
+    """A loaded base model, or one rank's part of it. One forward pass at a time: scratch memory is shared
+    between calls.
+    """
 
     def __init__(
         self,
@@ -74,8 +78,13 @@ class Model:
         layers: list[Layer],
         norm_H: Tensor,
         head_VH: Tensor,
+        group: ShardGroup | None = None,
     ) -> None:
+        """`config` says what this rank computes; with `group`, embedding and head are the rank's part of the
+        vocabulary.
+        """
         self.config = config
+        self.group = group
         self.quantization = quantization
         self.device = embedding_VH.device
         self.dtype = embedding_VH.dtype
@@ -138,7 +147,7 @@ class Model:
             )
         step = self._step_on_host(positions_T, attention, kv, lora)
         residual = self._take("residual", (step.num_rows, self.config.hidden_size))
-        torch.index_select(self._embedding_VH, 0, input_ids_T, out=residual[:num_tokens])
+        self._embed(input_ids_T, residual[:num_tokens])
         residual[num_tokens:].zero_()
         return self._decode(step, residual)
 
@@ -184,7 +193,20 @@ class Model:
 
     @torch.no_grad()
     def logits(self, hidden_SH: Tensor) -> Tensor:
-        """Returns [S, V] fp32 for hidden states of a forward pass; on a GPU the next call overwrites them."""
+        """Returns [S, V] fp32 for hidden states of a forward pass; on a GPU the next call overwrites them.
+
+        In a group they are on rank 0; other ranks take part, and get [S, 0].
+        """
+        part_SV = self._logits_here(hidden_SH)
+        if self.group is None:
+            return part_SV
+        whole_SV = self.group.gather_columns(part_SV)
+        if whole_SV is None:
+            return part_SV[:, :0]
+        return whole_SV[:, : self.config.vocab_size]
+
+    def _logits_here(self, hidden_SH: Tensor) -> Tensor:
+        """Returns logits of this rank's part of the vocabulary."""
         num_rows = len(hidden_SH)
         if self.device.type == "cuda":
             out = self._workspace.take("logits", (num_rows, self._head_HV.shape[1]), torch.float32)
@@ -194,6 +216,26 @@ class Model:
         if num_rows < MIN_ROWS:
             hidden_SH = torch.cat((hidden_SH, hidden_SH.new_zeros(MIN_ROWS - num_rows, hidden_SH.shape[1])))
         return torch.mm(hidden_SH, self._head_HV)[:num_rows].float()
+
+    def _embed(self, ids_T: Tensor, out_TH: Tensor) -> None:
+        if self.group is None:
+            torch.index_select(self._embedding_VH, 0, ids_T, out=out_TH)
+            return
+        first, end = vocabulary_part(self.config.vocab_size, self.group.shard)
+        is_elsewhere_T = (ids_T < first) | (ids_T >= end)
+        here_T = (ids_T - first).masked_fill(is_elsewhere_T, 0)
+        torch.index_select(self._embedding_VH, 0, here_T, out=out_TH)
+        out_TH.masked_fill_(is_elsewhere_T[:, None], 0)
+        self.group.sum(out_TH)
+
+    def _summed(self, partial: Projection) -> Projection:
+        """Sums a row-parallel product over the ranks."""
+        if self.group is None:
+            return partial
+        if partial.scale_T is not None:
+            partial.y_TN.mul_(partial.scale_T[:, None])  # each rank's rows have scales of their own
+        self.group.sum(partial.y_TN)
+        return Projection(partial.y_TN)
 
     def _step_on_host(
         self, positions_T: Tensor, attention: AttentionMetadata, kv: KVCache, lora: Adapters | None
@@ -254,7 +296,7 @@ class Model:
             quantized=mixed.quantized_TK,
             quantized_scale_T=mixed.scale_T,
         )
-        return self._linear(index, "o", layer.o, mixed, step)
+        return self._summed(self._linear(index, "o", layer.o, mixed, step))
 
     def _feed_forward(self, index: int, layer: Layer, x: Activation, step: Step) -> Projection:
         gate_up = self._linear(index, "gate_up", layer.gate_up, x, step)
@@ -267,7 +309,7 @@ class Model:
             quantized=inner.quantized_TK,
             quantized_scale_T=inner.scale_T,
         )
-        return self._linear(index, "down", layer.down, inner, step)
+        return self._summed(self._linear(index, "down", layer.down, inner, step))
 
     def _linear(self, index: int, group: str, linear: Linear, x: Activation, step: Step) -> Projection:
         """Computes the fused base linear of a group, and the adapters beside it."""

@@ -45,6 +45,29 @@ class Codes:
     zero_NG: Tensor | None
     order_K: Tensor | None
 
+    def part(self, name: str, rows: slice, columns: slice) -> Codes:
+        """Returns the codes of some outputs and inputs. `name` is the module's, for errors.
+
+        Raises:
+            ValueError: inputs are reordered, or cut within a group that shares a scale.
+        """
+        groups = columns
+        if columns != slice(None):
+            if self.order_K is not None:
+                raise ValueError(
+                    f"tensor_parallel: {name} stores its inputs in another order (g_idx), which cannot be "
+                    "divided; use a checkpoint quantised without activation order"
+                )
+            if columns.start % GROUP or columns.stop % GROUP:
+                raise ValueError(
+                    f"tensor_parallel: {name} would be cut at inputs {columns.start} and {columns.stop}, "
+                    f"within a group of {GROUP} with one scale; use fewer ranks"
+                )
+            groups = slice(columns.start // GROUP, columns.stop // GROUP)
+        zero_NG = None if self.zero_NG is None else self.zero_NG[rows, groups].contiguous()
+        scale_NG = self.scale_NG[rows, groups].contiguous()
+        return Codes(self.codes_NK[rows, columns].contiguous(), scale_NG, zero_NG, self.order_K)
+
 
 def stored_tensors(
     quantization: CheckpointQuantization, out_features: int, in_features: int

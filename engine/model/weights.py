@@ -22,6 +22,7 @@ from torch import Tensor
 from engine.model.checkpoint_quantization import FLOAT8
 from engine.model.config import GROUPS, ModelConfig
 from engine.model.quantized_tensors import Codes, StoredTensor, read_codes, stored_tensors
+from engine.model.shards import WHOLE, Shard, has_bias_here, vocabulary_part, weight_part
 from kernels.linear_fp8.weight import Fp8Weight
 from kernels.linear_int4.weight import Int4Weight
 
@@ -123,12 +124,18 @@ class Checkpoint:
     """An open, checked checkpoint: tensors are read on request."""
 
     def __init__(
-        self, owners: dict[str, Any], config: ModelConfig, dtype: torch.dtype, device: torch.device
+        self,
+        owners: dict[str, Any],
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = WHOLE,
     ) -> None:
         self._owners = owners
         self._config = config
         self._dtype = dtype
         self._device = device
+        self._shard = shard
 
     @functools.cached_property
     def head_name(self) -> str:
@@ -155,23 +162,33 @@ class Checkpoint:
         part = self._owners[name].get_slice(name)[start:stop]
         return _finite(name, part.to(self._device, self._dtype))
 
-    def fused(self, names: list[str]) -> Tensor:
-        """Returns tensors concatenated along their output dimension."""
-        return torch.cat([self.tensor(name) for name in names])
+    def vocabulary(self, name: str) -> Tensor:
+        """Returns the shard's rows of the embedding or the head, with rows of zeros up to the largest
+        shard's number.
+        """
+        shard, vocab_size = self._shard, self._config.vocab_size
+        if shard.size == 1:
+            return self.tensor(name)
+        first, end = vocabulary_part(vocab_size, shard)
+        rows_VH = self.rows(name, first, end)
+        missing = -(-vocab_size // shard.size) - len(rows_VH)
+        return torch.cat((rows_VH, rows_VH.new_zeros(missing, rows_VH.shape[1]))) if missing else rows_VH
 
     def linear(self, layer: int, group: str) -> LinearSource:
-        """Returns the linear modules of a group ("qkv" ... "down"), as the checkpoint stores them.
+        """Returns the shard's part of the linear modules of a group ("qkv" ... "down"), as the checkpoint
+        stores them.
 
         Raises:
             ValueError: they cannot be fused, or their tensors contradict each other.
         """
         names = [layer_module(layer, module) for module in GROUPS[group]]
-        biased = [self._config.has_bias(module) for module in GROUPS[group]]
-        bias_N = self.fused([f"{name}.bias" for name in names]) if all(biased) else None
+        parts = [weight_part(self._config, module, self._shard) for module in GROUPS[group]]
+        bias_N = self._bias(names, group, parts)
         quantization = self._config.quantization
         covered = [quantization is not None and quantization.covers(name) for name in names]
         if quantization is None or not any(covered):
-            return LinearSource(self.fused([f"{name}.weight" for name in names]), bias_N)
+            floats = [self._part(f"{name}.weight", part) for name, part in zip(names, parts, strict=True)]
+            return LinearSource(torch.cat(floats), bias_N)
         if not all(covered):
             left = [name for name, is_covered in zip(names, covered, strict=True) if not is_covered]
             raise ValueError(
@@ -179,15 +196,35 @@ class Checkpoint:
                 f"{', '.join(GROUPS[group])}, which are served as one"
             )
         if quantization.layout == FLOAT8:
-            parts = [(self._stored(f"{name}.weight"), self._stored(f"{name}.weight_scale")) for name in names]
-            return LinearSource(Fp8Weight.from_checkpoint(parts, bias_N), None)
+            stored = [self._float8(name, part) for name, part in zip(names, parts, strict=True)]
+            return LinearSource(Fp8Weight.from_checkpoint(stored, bias_N), None)
         codes = [
-            read_codes(quantization, name, lambda kind, name=name: self._stored(f"{name}.{kind}"))  # type: ignore[misc]
-            for name in names
+            read_codes(
+                quantization,
+                name,
+                lambda kind, name=name: self._stored(f"{name}.{kind}"),  # type: ignore[misc]
+            ).part(name, *part)
+            for name, part in zip(names, parts, strict=True)
         ]
         fused = _fuse(codes, names)
         packed = Int4Weight.from_codes(fused.codes_NK, fused.scale_NG, fused.zero_NG, bias_N, fused.order_K)
         return LinearSource(packed, None)
+
+    def _bias(self, names: list[str], group: str, parts: list[tuple[slice, slice]]) -> Tensor | None:
+        modules = GROUPS[group]
+        if not all(
+            self._config.has_bias(module) and has_bias_here(module, self._shard) for module in modules
+        ):
+            return None
+        return torch.cat(
+            [self.tensor(f"{name}.bias")[rows] for name, (rows, _) in zip(names, parts, strict=True)]
+        )
+
+    def _float8(self, name: str, part: tuple[slice, slice]) -> tuple[Tensor, Tensor]:
+        values_NK, scale = self._stored(f"{name}.weight"), self._stored(f"{name}.weight_scale")
+        if scale.numel() > 1:  # one for each output
+            scale = scale[part[0]]
+        return values_NK[part].contiguous(), scale
 
     def dense(self, layer: int, module: str) -> Tensor:
         """Returns one linear's weight [N, K] in the model's type, in whatever form the checkpoint
@@ -207,6 +244,13 @@ class Checkpoint:
             # Column k of the codes multiplies input order_K[k].
             wide = torch.empty_like(wide).index_copy_(1, codes.order_K, wide)
         return wide.to(self._dtype)
+
+    def _part(self, name: str, part: tuple[slice, slice]) -> Tensor:
+        """Returns a part of a matrix in the model's type; the rest is not read."""
+        if self._shard.size == 1:
+            return self.tensor(name)
+        found = self._owners[name].get_slice(name)[part]
+        return _finite(name, found.to(self._device, self._dtype))
 
     def _stored(self, name: str) -> Tensor:
         """Returns a tensor as it is in the file. Raises ValueError where values are not finite."""
@@ -256,9 +300,10 @@ def _fuse(parts: list[Codes], names: list[str]) -> Codes:
 
 @contextmanager
 def open_checkpoint(
-    base_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    base_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
 ) -> Iterator[Checkpoint]:
-    """Opens the files and checks names and shapes; tensors are returned as `dtype` on `device`.
+    """Opens the files and checks names and shapes; tensors are returned as `dtype` on `device`, linears and
+    vocabularies only the shard's part of them. `config` is the whole model's.
 
     Raises:
         ValueError: a file is unreadable, or tensors are missing, unexpected, of another shape or not floats.
@@ -272,7 +317,7 @@ def open_checkpoint(
                 raise ValueError(f"{path.name} is not a readable safetensors file: {error}") from None
             owners.update(dict.fromkeys(opened.keys(), opened))
         _check_tensors(owners, config)
-        yield Checkpoint(owners, config, dtype, device)
+        yield Checkpoint(owners, config, dtype, device, shard)
 
 
 def _check_tensors(owners: dict[str, Any], config: ModelConfig) -> None:

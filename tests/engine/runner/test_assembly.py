@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 import engine.device.gpu_runner
 from benchmarks import floor
-from engine import assembly
+from engine import assembly, device_parts
 from engine.core import EngineCore
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.lora.device_pool import DevicePool
@@ -70,17 +70,17 @@ def test_a_gpu_engine_gets_what_its_memory_allows(tmp_path: Path, runner: Any, k
         max_graph_rows=32,
         batch_invariant=True,
     )
-    sizes = assembly._Sizes(context_length=1024, max_rows=64, max_batch_tokens=512, num_slots=9)
-    parts = assembly._gpu_parts(
+    sizes = device_parts.Sizes(context_length=1024, max_rows=64, max_batch_tokens=512, num_slots=9)
+    parts = device_parts.gpu_parts(
         model, sizes, settings, device_settings, cast("EngineServer", Server()), "0" * 64
     )
     given_model, pool, cache, limits, options = runner.call_args.args
     assert given_model is model
     assert isinstance(pool, DevicePool)
     assert (pool.num_slots, pool.capacity) == (9, 8 << 20)
-    assert parts.num_blocks == 64 * 1024 // assembly.BLOCK_SIZE + 1
+    assert parts.num_blocks == 64 * 1024 // device_parts.BLOCK_SIZE + 1
     dtype = torch.float8_e4m3fn if kv_dtype == "fp8" else torch.bfloat16
-    assert cache == CacheLayout(parts.num_blocks, assembly.BLOCK_SIZE, dtype)
+    assert cache == CacheLayout(parts.num_blocks, device_parts.BLOCK_SIZE, dtype)
     assert limits == BatchLimits(max_rows=64, max_len=1024, max_batch_tokens=512)
     assert options == RunnerOptions(
         max_graph_rows=32, batch_invariant=True, mask_threads=device_settings.mask_threads
@@ -101,9 +101,9 @@ def test_what_does_not_fit_beside_the_weights_is_refused(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (GIB, 8 * GIB))
     write_base(tmp_path)
     model = load_model(tmp_path, dtype=torch.bfloat16)
-    sizes = assembly._Sizes(context_length=1024, max_rows=64, max_batch_tokens=512, num_slots=9)
+    sizes = device_parts.Sizes(context_length=1024, max_rows=64, max_batch_tokens=512, num_slots=9)
     with pytest.raises(ValueError, match="memory does not suffice"):
-        assembly._gpu_parts(
+        device_parts.gpu_parts(
             model,
             sizes,
             EngineSettings(base=tmp_path),
@@ -117,7 +117,7 @@ def test_what_does_not_fit_beside_the_weights_is_refused(
 def test_fp8_keys_and_values_take_half_of_the_bytes(tmp_path: Path) -> None:
     config = write_base(tmp_path)
     in_bf16, in_fp8 = (
-        KVCache.block_bytes(config, assembly.BLOCK_SIZE, dtype)
+        KVCache.block_bytes(config, device_parts.BLOCK_SIZE, dtype)
         for dtype in (torch.bfloat16, torch.float8_e4m3fn)
     )
     assert in_bf16 == 2 * in_fp8

@@ -1,0 +1,231 @@
+"""Builds what differs between engines on a CPU and on a GPU: runner, adapter pool and loader, memory.
+
+Imported only once there is a model to load; kernels only where there is a GPU to run them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import torch
+
+from engine.core import Runner
+from engine.device.capabilities import host_memory
+from engine.device.cpu_runner import ModelRunner
+from engine.device.memory import MemoryPlan, MemoryRequest, adapter_bytes, plan_cpu, plan_gpu
+from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
+from engine.lora.loader import AdapterLoader, OnDone
+from engine.lora.pool import AdapterPool
+from engine.model.cache import KVCache
+from engine.model.model import Model
+from engine.model.shards import WHOLE
+from engine.outputs import DeviceGauges, DeviceMemory
+from engine.parallel.leader import Leader
+from engine.parallel.messages import Begin
+from engine.parallel.runner import ParallelLoader
+from engine.server import EngineServer
+from engine.settings import DeviceSettings, EngineSettings
+
+if TYPE_CHECKING:
+    from engine.device.gpu_runner import DeviceRunner
+
+log = structlog.get_logger(__name__)
+
+BLOCK_SIZE = 16
+NUM_READERS_ON_GPU = 4
+"""Threads that read adapters from disk into host memory: one verifies about a gigabyte per second."""
+PROGRESS_SECONDS = 2.0
+"""Between two log lines on a long operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes that both kinds of engine share."""
+
+    context_length: int
+    max_rows: int
+    max_batch_tokens: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts that differ between CPU and GPU."""
+
+    runner: Runner
+    loader: AdapterLoader[Any] | ParallelLoader
+    num_blocks: int
+    gauges: Callable[[], DeviceGauges]
+    memory: DeviceMemory
+
+
+def cpu_parts(
+    model: Model,
+    sizes: Sizes,
+    settings: EngineSettings,
+    device_settings: DeviceSettings,
+    server: EngineServer,
+    base: str,
+    leader: Leader | None,
+) -> Parts:
+    plan = plan_cpu(
+        _memory_request(sizes, device_settings),
+        block_bytes=KVCache.block_bytes(model.config, BLOCK_SIZE, model.dtype),
+        useful_blocks=_useful_blocks(sizes),
+    )
+    _log_plan(plan, model.dtype)
+    whole, shard = (model.config, WHOLE) if leader is None else (leader.config, leader.group.shard)
+    pool = AdapterPool(whole, sizes.num_slots, device=model.device, dtype=model.dtype, shard=shard)
+
+    def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
+        return AdapterLoader(settings.artifacts_dir, pool, on_done, base)
+
+    local = ModelRunner(model, pool, plan.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.context_length)
+    runner: Runner = local
+    loader: AdapterLoader[Any] | ParallelLoader
+    if leader is None:
+        loader = make_loader(server.adapter_loaded)
+    else:
+        loader = leader.loader(server.adapter_loaded, make_loader)
+        cache = (plan.num_blocks, BLOCK_SIZE)
+        runner = leader.runner(local, Begin(*cache, sizes.max_rows, sizes.context_length, sizes.num_slots))
+
+    def gauges() -> DeviceGauges:
+        return DeviceGauges(
+            device=str(model.device),
+            quantization=model.quantization,
+            kv_dtype=_name(model.dtype),
+            adapter_bytes_used=sum(pool.slot_bytes),
+            adapter_load_seconds=loader.load_seconds,
+        )
+
+    memory = DeviceMemory({"kv": plan.kv_bytes}, pool.slot_bytes)
+    return Parts(runner, loader, plan.num_blocks, gauges, memory)
+
+
+def gpu_parts(
+    model: Model,
+    sizes: Sizes,
+    settings: EngineSettings,
+    device_settings: DeviceSettings,
+    server: EngineServer,
+    base: str,
+) -> Parts:
+    from engine.device.gpu_runner import DeviceRunner
+    from engine.lora.device_pool import DevicePool
+
+    config = model.config
+    limits = BatchLimits(sizes.max_rows, sizes.context_length, sizes.max_batch_tokens)
+    kv_dtype = kv_dtype_of(model, device_settings)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
+    used_bytes = total_bytes - free_bytes
+    scratch_bytes = DeviceRunner.scratch_bytes(config, limits)
+    plan = plan_gpu(
+        _memory_request(sizes, device_settings),
+        budget_bytes=int(device_settings.memory_share * total_bytes),
+        used_bytes=used_bytes,
+        scratch_bytes=scratch_bytes,
+        block_bytes=KVCache.block_bytes(config, BLOCK_SIZE, kv_dtype),
+        useful_blocks=_useful_blocks(sizes),
+        typical_adapter_bytes=adapter_bytes(config),
+        host_bytes=host_memory(),
+    )
+    _log_plan(plan, kv_dtype)
+    pool = DevicePool(
+        config, sizes.num_slots, plan.adapter_bytes, plan.adapter_cache_bytes, device=model.device
+    )
+    loader = AdapterLoader(
+        settings.artifacts_dir, pool, server.adapter_loaded, base, num_readers=NUM_READERS_ON_GPU
+    )
+    options = _runner_options(device_settings)
+    runner = DeviceRunner(model, pool, CacheLayout(plan.num_blocks, BLOCK_SIZE, kv_dtype), limits, options)
+    _capture(runner, model.device, options)
+
+    def gauges() -> DeviceGauges:
+        return DeviceGauges(
+            device=str(model.device),
+            quantization=model.quantization,
+            kv_dtype=_name(kv_dtype),
+            adapter_bytes_total=pool.capacity,
+            adapter_bytes_used=pool.num_bytes_used,
+            adapter_load_seconds=loader.load_seconds,
+        )
+
+    shares = {"weights": used_bytes, "scratch": scratch_bytes, "kv": plan.kv_bytes}
+    shares["rest"] = max(0, total_bytes - sum(shares.values()) - plan.adapter_bytes)
+    return Parts(runner, loader, plan.num_blocks, gauges, DeviceMemory(shares))
+
+
+def _runner_options(settings: DeviceSettings) -> RunnerOptions:
+    return RunnerOptions(
+        cuda_graphs=settings.cuda_graphs,
+        max_graph_rows=settings.max_graph_rows,
+        batch_invariant=settings.batch_invariant,
+        mask_threads=settings.mask_threads,
+    )
+
+
+def _capture(runner: DeviceRunner, device: torch.device, options: RunnerOptions) -> None:
+    """Captures the graphs of all steps, and logs how long that took and what memory it left."""
+    began = time.monotonic()
+    runner.capture(_Progress("capturing graphs"))
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    seconds = round(time.monotonic() - began, 2)
+    log.info("steps prepared", seconds=seconds, graphs=options.cuda_graphs, mib_free=free_bytes >> 20)
+
+
+def kv_dtype_of(model: Model, settings: DeviceSettings) -> torch.dtype:
+    return torch.float8_e4m3fn if settings.kv_dtype == "fp8" else model.dtype
+
+
+def _memory_request(sizes: Sizes, settings: DeviceSettings) -> MemoryRequest:
+    return MemoryRequest(
+        num_slots=sizes.num_slots,
+        num_blocks=settings.num_blocks,
+        kv_bytes=settings.kv_bytes,
+        adapter_bytes=settings.adapter_bytes,
+        adapter_cache_bytes=settings.adapter_cache_bytes,
+    )
+
+
+def _useful_blocks(sizes: Sizes) -> int:
+    """Returns the blocks that all rows take at full length."""
+    return sizes.max_rows * -(-sizes.context_length // BLOCK_SIZE)
+
+
+class _Progress:
+    """Logs progress now and then; called after every completed part."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._logged_at = time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        now = time.monotonic()
+        if done == of or now - self._logged_at > PROGRESS_SECONDS:
+            self._logged_at = now
+            log.info(self._what, done=done, of=of)
+
+
+def _log_plan(plan: MemoryPlan, kv_dtype: torch.dtype) -> None:
+    adapters = {}
+    if plan.adapter_bytes:
+        adapters = {
+            "adapter_mebibytes": plan.adapter_bytes >> 20,
+            "host_mebibytes": plan.adapter_cache_bytes >> 20,
+        }
+    log.info(
+        "KV cache sized",
+        blocks=plan.num_blocks,
+        mebibytes=plan.kv_bytes >> 20,
+        dtype=_name(kv_dtype),
+        **adapters,
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
