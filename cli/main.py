@@ -83,6 +83,9 @@ def up(
         Quantization | None,
         typer.Option(help="Weight format: none or int8 on a CPU; none, fp8 or int4 on a GPU."),
     ] = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, max=8, help="Processes that share each step of the engine; on a CPU only.")
+    ] = 1,
     demo: Annotated[
         bool, typer.Option("--demo", help="Create two tenants with keys and sapling's adapters.")
     ] = False,
@@ -103,7 +106,8 @@ def up(
     if showcase and not demo:
         raise UsageError("--showcase needs the demo: pass --demo too")
     chosen = quantization.value if quantization else None
-    raise typer.Exit(run_up(UpOptions(data, host, port, base, base_name, chosen, demo, showcase, once)))
+    options = UpOptions(data, host, port, base, base_name, chosen, tensor_parallel, demo, showcase, once)
+    raise typer.Exit(run_up(options))
 
 
 @app.command("serve-api")

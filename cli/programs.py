@@ -39,6 +39,7 @@ class Service:
     """URL of the role that serves."""
     db_owner_url: str = ""
     """URL of the role that migrates."""
+    tensor_parallel: int = 1
     is_demo: bool = False
     payments: Mapping[str, str] = field(default_factory=dict)
     """Settings of the demo's payment provider, if any."""
@@ -79,6 +80,7 @@ class Service:
             "ROOTSTOCK_ENGINE_BASE": str(self.base),
             "ROOTSTOCK_ENGINE_BASE_NAME": self.base_name,
             "ROOTSTOCK_DEVICE_QUANTIZATION": self.quantization,
+            "ROOTSTOCK_DEVICE_TENSOR_PARALLEL": str(self.tensor_parallel),
             "ROOTSTOCK_ENGINE_ENDPOINT": self.engine_endpoint,
             "ROOTSTOCK_ENGINE_REDIS_URL": self.redis_url,
             "ROOTSTOCK_ENGINE_DATA_DIR": str(self.data.path),

@@ -148,6 +148,7 @@ class _Up:
             base_name=self._base_name,
             quantization=self._quantization,
             redis_url=self._stores.redis.url,
+            tensor_parallel=self._options.tensor_parallel,
             is_demo=self._options.demo,
             payments=self._payments.settings if self._payments is not None else {},
         )

@@ -24,6 +24,8 @@ class UpOptions:
     base_name: str | None
     quantization: str | None
     """Weight format of the base model; None: `chosen_quantization` decides."""
+    tensor_parallel: int = 1
+    """Processes that share each step of the engine."""
     demo: bool = False
     showcase: bool = False
     once: bool = False

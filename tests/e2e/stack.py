@@ -93,8 +93,10 @@ class Done:
 class Stack:
     """The demo of one data directory, through all its restarts."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, *options: str) -> None:
+        """`options`: more of `up`'s."""
         self.data = data
+        self._options = options
         self.demo: dict[str, Any] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -112,7 +114,7 @@ class Stack:
         """Start `up` and wait for demo.json."""
         with (self.data.parent / "up.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*ROOTSTOCK, "up", "--demo", "--port", "0", "--data", str(self.data)],
+                [*ROOTSTOCK, "up", "--demo", "--port", "0", "--data", str(self.data), *self._options],
                 cwd=CHECKOUT,
                 # Jobs stand behind those who are served. Other tests on these cores are not.
                 env=os.environ | {"ROOTSTOCK_WORKER_NICE": "0"},
