@@ -1,0 +1,247 @@
+"""Computes a batch's logits on a GPU: the part of a step that every rank of a tensor-parallel group runs.
+
+Owns the KV cache, the state of the batch's rows, the block tables on the device and most of a step's inputs;
+the model runs as a captured graph where there is one. Tokens are drawn elsewhere, into `next_ids_R`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import NO_SLOT, Batch, NewRow
+from engine.device.batch_state import BatchState, Shares
+from engine.device.graphs import Bucket, StepGraphs, row_buckets, token_buckets
+from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
+from engine.lora.device_pool import DevicePool
+from engine.model.cache import KVCache
+from engine.model.config import ModelConfig
+from engine.model.model import Model
+from kernels.attention import AttentionGeometry, DevicePlan
+from kernels.lora.device import DeviceLora
+from kernels.step_inputs import StepInputs
+
+MAX_TABLE_CHANGES = 4096
+"""New entries of block tables in one step that travel with its other inputs: 65 536 tokens."""
+INVARIANT_ROWS = 256
+"""Rows of every product of a batch-invariant engine: as many as a full decode step has anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedForward:
+    """A forward pass whose inputs are written on the host."""
+
+    shares: Shares
+    bucket: Bucket
+    num_changes: int
+    """Of block tables, among the inputs."""
+
+    @property
+    def decode_only(self) -> bool:
+        return self.bucket.decode_only
+
+
+class DeviceForward:
+    """Keeps sequences within `BatchLimits`, and computes their steps.
+
+    Call `apply`, then between `begin` and `send` of the inputs `prepare`, then `run`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        pool: DevicePool | None,
+        cache: CacheLayout,
+        limits: BatchLimits,
+        options: RunnerOptions,
+        inputs: StepInputs,
+    ) -> None:
+        """Allocates the cache and registers its fields among the inputs, which are frozen later. Without a
+        pool, or with one without slots, every row runs the base.
+        """
+        config, device = model.config, model.device
+        self._model, self._inputs = model, inputs
+        self._captures = options.cuda_graphs
+        self._max_graph_rows = limits.max_rows if options.max_graph_rows is None else options.max_graph_rows
+        self._kv = KVCache(config, cache.num_blocks, cache.block_size, device, cache.dtype or model.dtype)
+        self.state = BatchState(limits.max_rows, limits.max_len, cache.block_size)
+        rows, tokens = (
+            row_buckets(limits.max_rows),
+            token_buckets(max(limits.max_batch_tokens, limits.max_rows)),
+        )
+        if options.batch_invariant:
+            model.product_rows = INVARIANT_ROWS
+            rows, tokens = ([_rounded_up(sizes[-1])] for sizes in (rows, tokens))
+        self.max_rows = rows[-1]
+        """Rows of the largest decode step."""
+        self.max_tokens = max(rows[-1], tokens[-1])
+        """Tokens of the largest step."""
+        self.next_ids_R: Tensor
+        """int32 by row: the token drawn last. Set before the first step; must not move."""
+        self._ids = inputs.field("runner.ids", self.max_tokens)
+        self._sampled = inputs.field("runner.sampled", rows[-1])
+        self._changes = inputs.field("runner.changes", (2, MAX_TABLE_CHANGES), torch.int64)
+        geometry = AttentionGeometry(config.num_heads, config.num_kv_heads, config.head_dim, cache.block_size)
+        max_blocks = self.state.tables.shape[1]
+        self._plan = DevicePlan(inputs, geometry, rows[-1], self.max_tokens, max_blocks, device)
+        self._lora = (
+            None
+            if pool is None or not pool.num_slots
+            else DeviceLora(
+                pool.table,
+                inputs,
+                self.max_tokens,
+                _widths_in(config),
+                batch_invariant=options.batch_invariant,
+            )
+        )
+        self._row_slots = np.full(self.max_tokens, NO_SLOT, np.int64)
+        self._changed: list[tuple[int, int, list[int]]] = []
+        """(row, index in its table, block ids) since the last launch."""
+        self._graphs = StepGraphs(self._forward, rows, tokens)
+        self.counters = self._graphs.counters
+
+    def capture(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Captures a graph for every size of step, or compiles its kernels; before the first step.
+
+        `on_progress(done, of)` is called along the way.
+        """
+        buckets = self._graphs.buckets(with_adapters=self._lora is not None)
+        buckets = [b for b in buckets if not b.decode_only or b.num_tokens <= self._max_graph_rows]
+        self._fill_with_padding(buckets[0].num_tokens)
+        if self._captures:
+            self._graphs.capture(buckets, on_progress)
+        else:
+            self._forward(buckets[0])
+        torch.cuda.synchronize()
+
+    def apply(self, batch: Batch) -> Shares:
+        """Applies a plan's changes of rows and tables. Returns what it schedules."""
+        for row in batch.freed_rows:
+            self.state.free(row)
+        for new in batch.new_rows:
+            self._enter(new)
+        for row, block_ids in batch.grown:
+            self._changed.append((row, self.state.append_blocks(row, block_ids), block_ids))
+        return self.state.shares(batch)
+
+    def prepare(self, shares: Shares) -> PreparedForward:
+        """Writes a step's inputs on the host; the last step may still have to be drawn."""
+        rows, query_lens, samples = shares
+        state = self.state
+        num_tokens = int(query_lens.sum())
+        decode_only = num_tokens == len(rows)
+        num_changes = self._send_changes()
+        ends = state.computed_len[rows] + query_lens
+        owners = rows if decode_only else np.repeat(rows, query_lens)
+        slots = state.slot[owners]
+        with_adapters = self._lora is not None and bool((slots != NO_SLOT).any())
+        bucket = self._graphs.bucket(num_tokens, decode_only, with_adapters)
+        if with_adapters:
+            self._assign_slots(slots, bucket)
+        positions = self._plan.fill(rows, query_lens, ends, bucket.num_tokens)
+        ids = self._ids.host
+        ids[:num_tokens] = state.tokens[owners, positions]
+        ids[num_tokens : bucket.num_tokens] = 0
+        self._fill_sampled(query_lens, samples, decode_only)
+        return PreparedForward(shares, bucket, num_changes)
+
+    def run(self, prepared: PreparedForward) -> Tensor:
+        """Queues a step behind its inputs. Returns logits [S, V] of the rows that may draw: in a decode step
+        every row's, otherwise those that sample.
+        """
+        if prepared.num_changes:
+            self._write_tables(*self._changes.device[:, : prepared.num_changes])
+        return self._graphs.run(prepared.bucket)
+
+    def hidden(self, prepared: PreparedForward) -> Tensor:
+        """Returns [T, H] of a step that has run, which the next one overwrites."""
+        return self._model.hidden(prepared.bucket.num_tokens)
+
+    # ---- changes of the batch state
+
+    def _enter(self, new: NewRow) -> None:
+        assert self._lora is not None or new.slot == NO_SLOT, f"row {new.row}: slot {new.slot} without a pool"
+        self.state.enter(new)
+        self._changed.append((new.row, 0, new.block_ids))
+
+    def _send_changes(self) -> int:
+        """Writes block-table changes among the step's inputs and returns how many; those that do not fit are
+        sent ahead.
+        """
+        width = self._plan.tables_RB.shape[1]
+        places: list[int] = []
+        values: list[int] = []
+        for row, first, block_ids in self._changed:
+            start = row * width + first
+            places.extend(range(start, start + len(block_ids)))
+            values.extend(block_ids)
+        self._changed.clear()
+        num_ahead = max(0, len(places) - MAX_TABLE_CHANGES)
+        if num_ahead:
+            self._write_tables(*torch.tensor([places[:num_ahead], values[:num_ahead]]).to(self._model.device))
+        num_changes = len(places) - num_ahead
+        changes = self._changes.host
+        changes[0, :num_changes] = places[num_ahead:]
+        changes[1, :num_changes] = values[num_ahead:]
+        return num_changes
+
+    def _write_tables(self, places: Tensor, values: Tensor) -> None:
+        self._plan.tables_RB.view(-1).index_put_((places,), values.int())
+
+    # ---- one step
+
+    def _assign_slots(self, slots: np.ndarray, bucket: Bucket) -> None:
+        """Assigns the step's tokens to adapters; padding of the bucket has none."""
+        assert self._lora is not None
+        row_slots = self._row_slots[: bucket.num_tokens]
+        row_slots[: len(slots)] = slots
+        row_slots[len(slots) :] = NO_SLOT
+        self._lora.begin(row_slots)
+
+    def _fill_sampled(self, query_lens: np.ndarray, samples: np.ndarray, decode_only: bool) -> None:
+        """Says, in a mixed step, whose logits are needed. A decode step needs all."""
+        if decode_only:
+            return
+        last = (query_lens.cumsum() - 1)[samples]
+        sampled = self._sampled.host
+        sampled[: len(last)] = last
+        sampled[len(last) :] = 0
+
+    @torch.inference_mode()
+    def _forward(self, bucket: Bucket) -> Tensor:
+        """Queues the model over the inputs. Returns logits [S, V] of the rows that may draw."""
+        plan = self._plan.bucket(bucket.num_tokens, bucket.decode_only)
+        hidden_TH = self._model.forward_on_device(
+            self._ids.device[: bucket.num_tokens],
+            self.next_ids_R,
+            plan,
+            self._kv,
+            self._lora if bucket.with_adapters else None,
+        )
+        if not bucket.decode_only:
+            hidden_TH = hidden_TH.index_select(0, self._sampled.device[: bucket.num_tokens])
+        return self._model.logits(hidden_TH)
+
+    def _fill_with_padding(self, num_tokens: int) -> None:
+        """Describes a step that is all padding, for capture and warm-up."""
+        self._inputs.begin()
+        no_rows = np.zeros(0, np.int64)
+        self._plan.fill(no_rows, no_rows, no_rows, num_tokens)
+        if self._lora is not None:
+            self._row_slots[:] = NO_SLOT
+            self._lora.begin(self._row_slots)
+        self._inputs.send()
+
+
+def _widths_in(config: ModelConfig) -> list[int]:
+    """Returns the columns of each group's input."""
+    return sorted({in_features for _, in_features in config.linear_shapes.values()})
+
+
+def _rounded_up(num_tokens: int) -> int:
+    return -(-num_tokens // INVARIANT_ROWS) * INVARIANT_ROWS
