@@ -58,6 +58,8 @@ def build_engine(
     device = _device(device_settings)
     vocabulary = Vocabulary.load(settings.base)
     leader = _leader(settings, device_settings, device)
+    if leader is not None:
+        leader.on_lost(server.fail)
     bandwidth = _bandwidth(device_settings, device)  # while the memory is empty
     with ThreadPoolExecutor(1, "base-digest") as executor:  # hashing takes as long as loading
         digest = executor.submit(base_digest, settings.base)
@@ -73,11 +75,9 @@ def build_engine(
     )
     limits = settings.limits(sizes.context_length, config.vocab_size)
     if device.type == "cuda":
-        parts = gpu_parts(model, sizes, settings, device_settings, server, base)
+        parts = gpu_parts(model, sizes, settings, device_settings, server, base, leader)
     else:
         parts = cpu_parts(model, sizes, settings, device_settings, server, base, leader)
-    if leader is not None:
-        leader.on_lost(server.fail)
     kv_token_bytes = KVCache.block_bytes(config, 1, kv_dtype_of(model, device_settings))
     scheduler = Scheduler(
         limits=limits,
@@ -143,16 +143,26 @@ def _leader(settings: EngineSettings, device_settings: DeviceSettings, device: t
     if size == 1:
         return None
     assert settings.base is not None
-    if device.type == "cuda":
-        raise ValueError(f"tensor_parallel: {size} GPUs cannot share an engine in this release; set it to 1")
     return Leader(
         load_config(settings.base),
-        size,
+        _rank_devices(device, size),
         settings.base,
         device_settings.quantization,
         settings.artifacts_dir,
         device_settings.threads,
     )
+
+
+def _rank_devices(device: torch.device, size: int) -> list[str]:
+    """Returns each rank's device: GPUs from the first on. Raises ValueError when there are too few."""
+    if device.type == "cpu":
+        return ["cpu"] * size
+    found = torch.cuda.device_count()
+    if found < size:
+        raise ValueError(
+            f"tensor_parallel: {size} GPUs are needed, this process sees {found}; see CUDA_VISIBLE_DEVICES"
+        )
+    return [f"cuda:{rank}" for rank in range(size)]
 
 
 def _load(

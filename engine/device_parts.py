@@ -25,7 +25,7 @@ from engine.model.model import Model
 from engine.model.shards import WHOLE
 from engine.outputs import DeviceGauges, DeviceMemory
 from engine.parallel.leader import Leader
-from engine.parallel.messages import Begin
+from engine.parallel.messages import Begin, DeviceSizes
 from engine.parallel.runner import ParallelLoader
 from engine.server import EngineServer
 from engine.settings import DeviceSettings, EngineSettings
@@ -84,6 +84,9 @@ def cpu_parts(
     def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
         return AdapterLoader(settings.artifacts_dir, pool, on_done, base)
 
+    if leader is not None:
+        cache = (plan.num_blocks, BLOCK_SIZE)
+        leader.begin(Begin(*cache, sizes.max_rows, sizes.context_length, sizes.num_slots))
     local = ModelRunner(model, pool, plan.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.context_length)
     runner: Runner = local
     loader: AdapterLoader[Any] | ParallelLoader
@@ -91,8 +94,7 @@ def cpu_parts(
         loader = make_loader(server.adapter_loaded)
     else:
         loader = leader.loader(server.adapter_loaded, make_loader)
-        cache = (plan.num_blocks, BLOCK_SIZE)
-        runner = leader.runner(local, Begin(*cache, sizes.max_rows, sizes.context_length, sizes.num_slots))
+        runner = leader.runner(local)
 
     def gauges() -> DeviceGauges:
         return DeviceGauges(
@@ -114,6 +116,7 @@ def gpu_parts(
     device_settings: DeviceSettings,
     server: EngineServer,
     base: str,
+    leader: Leader | None = None,
 ) -> Parts:
     from engine.device.gpu_runner import DeviceRunner
     from engine.lora.device_pool import DevicePool
@@ -132,18 +135,28 @@ def gpu_parts(
         block_bytes=KVCache.block_bytes(config, BLOCK_SIZE, kv_dtype),
         useful_blocks=_useful_blocks(sizes),
         typical_adapter_bytes=adapter_bytes(config),
-        host_bytes=host_memory(),
+        host_bytes=host_memory() // device_settings.tensor_parallel,
     )
     _log_plan(plan, kv_dtype)
-    pool = DevicePool(
-        config, sizes.num_slots, plan.adapter_bytes, plan.adapter_cache_bytes, device=model.device
-    )
-    loader = AdapterLoader(
-        settings.artifacts_dir, pool, server.adapter_loaded, base, num_readers=NUM_READERS_ON_GPU
-    )
+    whole, shard = (config, WHOLE) if leader is None else (leader.config, leader.group.shard)
+    adapters = (plan.adapter_bytes, plan.adapter_cache_bytes)
+    pool = DevicePool(whole, sizes.num_slots, *adapters, device=model.device, shard=shard)
+
+    def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
+        return AdapterLoader(settings.artifacts_dir, pool, on_done, base, num_readers=NUM_READERS_ON_GPU)
+
     options = _runner_options(device_settings)
-    runner = DeviceRunner(model, pool, CacheLayout(plan.num_blocks, BLOCK_SIZE, kv_dtype), limits, options)
-    _capture(runner, model.device, options)
+    if leader is not None:
+        leader.begin(_begin(sizes, plan, device_settings))
+    local = DeviceRunner(model, pool, CacheLayout(plan.num_blocks, BLOCK_SIZE, kv_dtype), limits, options)
+    _capture(local, model.device, options)
+    runner: Runner = local
+    loader: AdapterLoader[Any] | ParallelLoader
+    if leader is None:
+        loader = make_loader(server.adapter_loaded)
+    else:
+        loader = leader.loader(server.adapter_loaded, make_loader)
+        runner = leader.runner(local)
 
     def gauges() -> DeviceGauges:
         return DeviceGauges(
@@ -158,6 +171,21 @@ def gpu_parts(
     shares = {"weights": used_bytes, "scratch": scratch_bytes, "kv": plan.kv_bytes}
     shares["rest"] = max(0, total_bytes - sum(shares.values()) - plan.adapter_bytes)
     return Parts(runner, loader, plan.num_blocks, gauges, DeviceMemory(shares))
+
+
+def _begin(sizes: Sizes, plan: MemoryPlan, settings: DeviceSettings) -> Begin:
+    """Returns what the other ranks on GPUs allocate."""
+    device = DeviceSizes(
+        max_batch_tokens=sizes.max_batch_tokens,
+        has_fp8_cache=settings.kv_dtype == "fp8",
+        adapter_bytes=plan.adapter_bytes,
+        adapter_cache_bytes=plan.adapter_cache_bytes,
+        cuda_graphs=settings.cuda_graphs,
+        max_graph_rows=settings.max_graph_rows,
+        batch_invariant=settings.batch_invariant,
+    )
+    cache = (plan.num_blocks, BLOCK_SIZE)
+    return Begin(*cache, sizes.max_rows, sizes.context_length, sizes.num_slots, device)
 
 
 def _runner_options(settings: DeviceSettings) -> RunnerOptions:

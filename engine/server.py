@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 import time
 import uuid
 from collections.abc import Iterable
@@ -52,6 +53,8 @@ FLUSH_SECONDS = 2.0
 STALL_SECONDS = 120.0
 """A step that takes longer hangs: the process ends itself, and the supervisor starts another."""
 STALL_EXIT_CODE = 70
+FAILED_SECONDS = 5.0
+"""For the step loop to notice that another thread has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,11 @@ class _Failed:
 @dataclass(frozen=True, slots=True)
 class _Wake:
     """Wakes the loop to look at its flags."""
+
+
+def _end_process(error: Exception) -> None:
+    log.critical("the step loop does not end; the engine ends itself", reason=str(error))
+    os._exit(STALL_EXIT_CODE)  # the in-flight table has the bill
 
 
 class EngineServer:
@@ -97,6 +105,7 @@ class EngineServer:
         self._view_clients: set[bytes] = set()
         """Clients that have requested a view and not been answered."""
         self._step_began: float | None = None
+        self._last_resort: threading.Timer | None = None
         self._num_refused = 0
         self._num_stops = 0
         self._meter = Meter(
@@ -127,8 +136,13 @@ class EngineServer:
         self._inbox.put(_Wake())
 
     def fail(self, error: Exception) -> None:
-        """Ends serving with an error of another thread: `serve` raises it."""
+        """Ends serving with an error of another thread: `serve` raises it. If the step loop hangs, the
+        process ends itself soon.
+        """
         self._inbox.put(_Failed(error))
+        self._last_resort = threading.Timer(FAILED_SECONDS, _end_process, (error,))
+        self._last_resort.daemon = True
+        self._last_resort.start()
 
     def stop(self) -> None:
         """Drains: rejects new requests and finishes running ones within `drain_seconds`. A second call aborts
@@ -141,6 +155,8 @@ class EngineServer:
 
     def close(self) -> None:
         """Writes out the journal, sends what is queued, and closes files and socket."""
+        if self._last_resort is not None:
+            self._last_resort.cancel()
         try:
             self._meter.close()
         finally:

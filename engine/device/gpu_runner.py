@@ -66,7 +66,7 @@ class DeviceRunner:
         """
         options = options or RunnerOptions()
         config, device = model.config, model.device
-        self._pool = pool
+        self._pool, self._group = pool, model.group
         inputs = self._inputs = StepInputs(device)
         forward = self._forward = DeviceForward(model, pool, cache, limits, options, inputs)
         max_rows = forward.max_rows
@@ -119,6 +119,12 @@ class DeviceRunner:
         if self._undrawn is not None:
             self._undrawn.draw()
             self._undrawn = None
+            self._share_draws()
+
+    def _share_draws(self) -> None:
+        """Queues the copy of what was drawn to the other ranks, whose next step reads it."""
+        if self._group is not None:
+            self._group.broadcast(self._sampler.next_ids_R)
 
     def _apply(self, batch: Batch) -> None:
         """Applies a plan's changes of what rows are sampled with."""
@@ -156,8 +162,11 @@ class DeviceRunner:
             draws = self._sampler.launch(step.draws, logits_SV)
         else:
             draws = CompletedStep(StepResult([]))
-        if not scored:
-            return draws
-        rows, query_lens, _ = step.forward.shares
-        requests = score_requests(scored, self._forward.state, rows, query_lens)
-        return self._scorer.launch(requests, self._forward.hidden(step.forward), draws)
+        launched = draws
+        if scored:
+            rows, query_lens, _ = step.forward.shares
+            requests = score_requests(scored, self._forward.state, rows, query_lens)
+            launched = self._scorer.launch(requests, self._forward.hidden(step.forward), draws)
+        if step.draws.rows.size and not step.constraints:
+            self._share_draws()  # last: other ranks do not know which draws are late
+        return launched

@@ -35,9 +35,11 @@ from engine.lora.host_cache import HostCache, HostImage
 from engine.lora.image import device_manifest, image_bytes, lay_out_image, write_rank_scales
 from engine.lora.pool import check_fits
 from engine.lora.ranges import Ranges, rounded
+from engine.lora.shards import shard_adapter, shard_manifest
 from engine.lora.transfers import PASSED, PageLocked, StreamMark, Transfers
 from engine.lora.values import check_finite, to_bf16
 from engine.model.config import ModelConfig
+from engine.model.shards import WHOLE, Shard
 from kernels.lora.table import DEFAULT_MAX_RANK, MAX_MODULES, AdapterTable
 
 MOVED_BYTES = 256 << 20
@@ -73,12 +75,14 @@ class DevicePool:
         device: torch.device | str = "cuda",
         *,
         max_rank: int = DEFAULT_MAX_RANK,
+        shard: Shard = WHOLE,
         stream: torch.cuda.Stream | None = None,
         moved_bytes: int = MOVED_BYTES,
     ) -> None:
         """Allocates `num_bytes` of device memory and `host_bytes` of page-locked memory.
 
-        `stream` is the one that steps are launched on; by default the current one.
+        `config` is the whole base's, of which each slot holds `shard`'s part of an adapter. `stream` is the one
+        that steps are launched on; by default the current one.
         """
         if num_slots < 0 or num_bytes < 0 or host_bytes < 0:
             raise ValueError(
@@ -86,6 +90,7 @@ class DevicePool:
             )
         self.num_slots = num_slots
         self._config = config
+        self._shard = shard
         self._device = torch.device(device)
         self._moved_bytes = moved_bytes
         self._transfers = Transfers(self._device, stream)
@@ -160,7 +165,7 @@ class DevicePool:
 
     def size_of(self, manifest: Manifest) -> int:
         """Returns the bytes of `capacity` that an adapter takes."""
-        return rounded(image_bytes(manifest))
+        return rounded(image_bytes(shard_manifest(manifest, self._config, self._shard)))
 
     def cached(self, digest: str) -> HostImage | None:
         """Returns the adapter's image if it is in host memory: to be loaded or dropped."""
@@ -172,6 +177,8 @@ class DevicePool:
         Raises ArtifactError, also when it does not fit the base or has non-finite values; OSError;
         MemoryError.
         """
+        if self._shard.size > 1:
+            return self.adopt(PackedAdapter.read(path, digest))
         made: list[HostImage] = []
 
         def allocate(manifest: Manifest) -> np.ndarray:
@@ -194,7 +201,9 @@ class DevicePool:
     def adopt(self, packed: PackedAdapter) -> HostImage:
         """Does the same as `read` for an adapter that is in memory already."""
         self._check(packed.manifest)
-        image = self.host_cache.make(packed.digest, image_bytes(packed.manifest))
+        digest = packed.digest
+        packed = shard_adapter(packed, self._config, self._shard)
+        image = self.host_cache.make(digest, image_bytes(packed.manifest))
         try:
             if packed.manifest.dtype != "float32":
                 image.bytes.numpy()[: packed.manifest.num_bytes] = packed.slab.view(np.uint8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch import distributed as dist
 
@@ -26,9 +25,10 @@ class ShardGroup:
         """Replaces a contiguous tensor by its sum over the ranks, the same bits on all of them."""
         dist.all_reduce(partial, group=self._group)
 
-    def gather_columns(self, part_SN: Tensor) -> Tensor | None:
-        """Returns the ranks' columns side by side [S, size * N] on rank 0, None on the others."""
-        shard = self.shard
-        parts = [torch.empty_like(part_SN) for _ in range(shard.size)] if shard.rank == 0 else None
-        dist.gather(part_SN, parts, dst=0, group=self._group)
-        return None if parts is None else torch.cat(parts, dim=1)
+    def broadcast(self, tensor: Tensor) -> None:
+        """Replaces a tensor by rank 0's."""
+        dist.broadcast(tensor, src=0, group=self._group)
+
+    def gather(self, part: Tensor, parts: Tensor | None) -> None:
+        """Fills `parts` [size, ...] on rank 0 with the ranks' parts; on the others it is None."""
+        dist.gather(part, None if parts is None else [*parts.unbind()], dst=0, group=self._group)

@@ -7,7 +7,7 @@ implementation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -173,7 +173,12 @@ class Model:
         """
         num_tokens = len(ids_T)
         residual = self._take("residual", (num_tokens, self.config.hidden_size))
-        embed(ids_T, plan.rows_T, next_ids_R, self._embedding_VH, residual)
+        first = 0
+        if self.group is not None:
+            first, _ = vocabulary_part(self.config.vocab_size, self.group.shard)
+        embed(ids_T, plan.rows_T, next_ids_R, self._embedding_VH, residual, first)
+        if self.group is not None:
+            self.group.sum(residual)
         step = Step(
             num_tokens=num_tokens,
             num_rows=num_tokens,
@@ -200,10 +205,18 @@ class Model:
         part_SV = self._logits_here(hidden_SH)
         if self.group is None:
             return part_SV
-        whole_SV = self.group.gather_columns(part_SV)
-        if whole_SV is None:
+        shard, vocab_size = self.group.shard, self.config.vocab_size
+        if shard.rank:
+            self.group.gather(part_SV, None)
             return part_SV[:, :0]
-        return whole_SV[:, : self.config.vocab_size]
+        take = self._workspace.take
+        parts_RSV = take("logits.parts", (shard.size, *part_SV.shape), torch.float32)
+        self.group.gather(part_SV, parts_RSV)
+        whole_SV = take("logits.whole", (len(part_SV), vocab_size), torch.float32)
+        for rank, gathered_SV in enumerate(parts_RSV):
+            first, end = vocabulary_part(vocab_size, replace(shard, rank=rank))
+            whole_SV[:, first:end].copy_(gathered_SV[:, : end - first])
+        return whole_SV
 
     def _logits_here(self, hidden_SH: Tensor) -> Tensor:
         """Returns logits of this rank's part of the vocabulary."""

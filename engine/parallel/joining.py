@@ -29,11 +29,14 @@ def connect_store(port: int) -> dist.TCPStore:
     return dist.TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=JOIN_SECONDS))
 
 
-def join(store: dist.TCPStore, shard: Shard) -> ShardGroup:
-    """Waits for all ranks, over gloo. Raises RuntimeError when they do not come."""
+def join(store: dist.TCPStore, shard: Shard, backend: str) -> ShardGroup:
+    """Waits for all ranks. `backend`: nccl where each has a GPU of its own, else gloo. Raises RuntimeError
+    when they do not come.
+    """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # needs a fabric manager that hands out multicast groups
     dist.init_process_group(
-        "gloo",
+        backend,
         store=store,
         rank=shard.rank,
         world_size=shard.size,

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from engine.device.cpu_runner import ModelRunner
+from engine.core import Runner
 from engine.lora.loader import AdapterLoader, OnDone
 from engine.model.collectives import ShardGroup
 from engine.model.config import ModelConfig
@@ -29,13 +29,23 @@ class Leader:
     """Rank 0's side of a group. Always `close` it, unless the process ends: the ranks end with it."""
 
     def __init__(
-        self, config: ModelConfig, size: int, base: Path, quantization: str, artifacts_dir: Path, threads: int
+        self,
+        config: ModelConfig,
+        devices: Sequence[str],
+        base: Path,
+        quantization: str,
+        artifacts_dir: Path,
+        threads: int,
     ) -> None:
         """Starts the other ranks and waits for them to join. They load their weights while rank 0 does.
 
-        Raises: ValueError when the base cannot be divided over `size` ranks; RankLost.
+        `devices`: each rank's, such as "cuda:1". Raises: ValueError when the base cannot be divided over as
+        many ranks; RankLost.
         """
+        size = len(devices)
         check_divides(config, size)
+        # NCCL wants a GPU for each rank. Over gloo several can share one, slowly: for tests.
+        backend = "nccl" if devices[0] != "cpu" and len(set(devices)) == size else "gloo"
         began = time.monotonic()
         self.config = config
         store = joining.open_store()
@@ -52,12 +62,14 @@ class Leader:
                 quantization=quantization,
                 artifacts_dir=str(artifacts_dir),
                 threads=threads,
+                device=devices[rank],
+                backend=backend,
             )
 
         self._ranks = Ranks(task, size)
         try:
             self._ranks.wait_started()
-            self.group: ShardGroup = joining.join(store, Shard(0, size))
+            self.group: ShardGroup = joining.join(store, Shard(0, size), backend)
         except BaseException:
             self._ranks.close()
             raise
@@ -71,12 +83,13 @@ class Leader:
         """Returns the loader of adapters on all ranks; `make_local` makes rank 0's own."""
         return ParallelLoader(self._ranks, self.group.shard.size, on_done, make_local)
 
-    def runner(self, local: ModelRunner, sizes: Begin) -> ParallelRunner:
-        """Has the other ranks allocate memory like `local`, and returns what runs steps on all.
+    def begin(self, sizes: Begin) -> None:
+        """Has the other ranks allocate memory, and on GPUs capture their steps together with this one."""
+        self._ranks.send(sizes)
 
-        Raises RankLost.
-        """
-        self._ranks.begin(sizes)
+    def runner(self, local: Runner) -> ParallelRunner:
+        """Waits for the other ranks, and returns what runs steps on all. Raises RankLost."""
+        self._ranks.wait_ready()
         return ParallelRunner(local, self._ranks)
 
     def close(self) -> None:

@@ -29,6 +29,22 @@ class RankTask(msgspec.Struct, frozen=True):
     quantization: str
     artifacts_dir: str
     threads: int
+    device: str
+    """Such as "cpu" or "cuda:1"."""
+    backend: str
+    """Of torch.distributed: gloo or nccl."""
+
+
+class DeviceSizes(msgspec.Struct, frozen=True):
+    """What a GPU's ranks need besides."""
+
+    max_batch_tokens: int
+    has_fp8_cache: bool
+    adapter_bytes: int
+    adapter_cache_bytes: int
+    cuda_graphs: bool
+    max_graph_rows: int | None
+    batch_invariant: bool
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -39,6 +55,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     max_rows: int
     max_len: int
     num_slots: int
+    device: DeviceSizes | None = None
+    """None: on a CPU."""
 
 
 class RankRow(msgspec.Struct, frozen=True, array_like=True):
@@ -78,11 +96,17 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload"):
     slot: int
 
 
+class IdleAdapter(msgspec.Struct, frozen=True, tag="idle"):
+    """Steps from now on do not read the slot's adapter."""
+
+    slot: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Ends the rank's process."""
 
 
-ToRank = Begin | Step | LoadAdapter | UnloadAdapter | Stop
+ToRank = Begin | Step | LoadAdapter | UnloadAdapter | IdleAdapter | Stop
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):

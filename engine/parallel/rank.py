@@ -14,23 +14,14 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog
 import torch
 import zmq
 
-from engine.batch import NO_SLOT
-from engine.device.batch_state import Ints
-from engine.device.cpu_forward import CpuForward
-from engine.device.runner_options import CacheLayout
-from engine.lora.loader import AdapterLoader
-from engine.lora.pool import AdapterPool
 from engine.model.collectives import ShardGroup
-from engine.model.config import load_config
 from engine.model.loading import load_model
-from engine.model.model import Model
 from engine.model.shards import Shard
 from engine.parallel import joining
 from engine.parallel.messages import (
@@ -39,6 +30,7 @@ from engine.parallel.messages import (
     Begin,
     Failed,
     FromRank,
+    IdleAdapter,
     LoadAdapter,
     RankTask,
     Ready,
@@ -46,10 +38,10 @@ from engine.parallel.messages import (
     Stop,
     ToRank,
     UnloadAdapter,
-    batch_of,
     decoder,
     encode,
 )
+from engine.parallel.rank_engines import CpuRankEngine, DeviceRankEngine
 from engine.protocol import AdapterRef
 from telemetry import logs
 
@@ -77,43 +69,6 @@ class Reports:
             self._socket.close()
 
 
-class RankEngine:
-    """The rank's part of the model, its keys and values, and its parts of adapters."""
-
-    def __init__(self, task: RankTask, model: Model, begin: Begin, reports: Reports) -> None:
-        whole, shard = load_config(Path(task.base)), Shard(task.rank, task.size)
-        self._reports = reports
-        self._rank = task.rank
-        self._pool = AdapterPool(whole, begin.num_slots, model.device, model.dtype, shard)
-        self._loader: AdapterLoader[Any] = AdapterLoader(Path(task.artifacts_dir), self._pool, self._loaded)
-        cache = CacheLayout(begin.num_blocks, begin.block_size)
-        self._forward = CpuForward(model, self._pool, cache, begin.max_rows, begin.max_len)
-        self._drawing: Ints | None = None
-        """Rows that drew a token in the last step, which rank 0 tells with the next one."""
-
-    @torch.inference_mode()
-    def step(self, step: Step) -> None:
-        """Computes a step with the other ranks."""
-        forward, batch = self._forward, batch_of(step)
-        if self._drawing is not None and self._drawing.size:
-            forward.state.learn(self._drawing, torch.tensor(step.drawn, dtype=torch.int64).numpy())
-        shares = forward.apply(batch)
-        forward.run(shares, batch.scored)
-        self._drawing = shares.rows[shares.samples]
-
-    def load(self, wanted: LoadAdapter) -> None:
-        """Begins to load an adapter."""
-        self._loader.start_load(wanted.slot, AdapterRef(wanted.digest, wanted.rank))
-
-    def unload(self, slot: int) -> None:
-        """Empties a slot."""
-        self._loader.unload(slot)
-
-    def _loaded(self, slot: int, digest: str, error: str | None) -> None:
-        assert slot != NO_SLOT
-        self._reports.send(AdapterDone(self._rank, slot, digest, error))
-
-
 def run(task: RankTask) -> None:
     """Serves rank 0 until it says Stop or is gone."""
     context = zmq.Context()
@@ -123,7 +78,10 @@ def run(task: RankTask) -> None:
     threading.Thread(target=_keep_alive, args=(reports, task), daemon=True, name="alive").start()
     try:
         torch.set_num_threads(task.threads)
-        group = joining.join(joining.connect_store(task.store_port), Shard(task.rank, task.size))
+        if task.device != "cpu":
+            torch.cuda.set_device(torch.device(task.device))
+        store = joining.connect_store(task.store_port)
+        group = joining.join(store, Shard(task.rank, task.size), task.backend)
         _serve(task, group, steps, reports)
     except Exception as error:  # the process's edge: rank 0 says why the engine ends
         log.exception("rank failed", rank=task.rank, reason=str(error))
@@ -134,29 +92,36 @@ def run(task: RankTask) -> None:
 
 
 def _serve(task: RankTask, group: ShardGroup, steps: zmq.Socket, reports: Reports) -> None:
-    model = load_model(Path(task.base), task.quantization, group=group)
-    log.info("weights loaded", rank=task.rank, of=task.size)
+    is_cpu = task.device == "cpu"
+    dtype = torch.float32 if is_cpu else torch.bfloat16
+    model = load_model(Path(task.base), task.quantization, dtype, task.device, group)
+    log.info("weights loaded", rank=task.rank, of=task.size, device=task.device)
     decode = decoder(ToRank).decode
-    engine: RankEngine | None = None
+    engine: CpuRankEngine | DeviceRankEngine | None = None
+
+    def loaded(slot: int, digest: str, error: str | None) -> None:
+        reports.send(AdapterDone(task.rank, slot, digest, error))
+
     while True:
         message = decode(steps.recv())
+        if isinstance(message, Begin):
+            engine = (CpuRankEngine if is_cpu else DeviceRankEngine)(task, model, message, loaded)
+            gc.collect()
+            gc.freeze()  # as in rank 0's process
+            reports.send(Ready(task.rank))
+            continue
+        if isinstance(message, Stop):
+            return
+        assert engine is not None, f"{type(message).__name__} before Begin"
         match message:
-            case Begin():
-                engine = RankEngine(task, model, message, reports)
-                gc.collect()
-                gc.freeze()  # as in rank 0's process
-                reports.send(Ready(task.rank))
-            case Stop():
-                return
             case Step():
-                assert engine is not None, "a step before Begin"
                 engine.step(message)
-            case LoadAdapter():
-                assert engine is not None, "a load before Begin"
-                engine.load(message)
+            case LoadAdapter(slot, digest, rank):
+                engine.loader.start_load(slot, AdapterRef(digest, rank))
             case UnloadAdapter(slot):
-                assert engine is not None, "an unload before Begin"
-                engine.unload(slot)
+                engine.loader.unload(slot)
+            case IdleAdapter(slot):
+                engine.loader.idle(slot)
 
 
 def _keep_alive(reports: Reports, task: RankTask) -> None:

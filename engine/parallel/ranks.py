@@ -22,7 +22,6 @@ import zmq
 from engine.parallel.messages import (
     AdapterDone,
     Alive,
-    Begin,
     Failed,
     FromRank,
     RankTask,
@@ -85,9 +84,8 @@ class Ranks:
         """Waits until every rank's process runs. Raises RankLost."""
         self._wait_for_all(self._heard_at, "did not start")
 
-    def begin(self, sizes: Begin) -> None:
-        """Has every rank allocate its memory, and waits until all are ready. Raises RankLost."""
-        self.send(sizes)
+    def wait_ready(self) -> None:
+        """Waits until every rank has loaded its weights and allocated its memory. Raises RankLost."""
         self._wait_for_all(self._ready, "were not ready")
 
     def _wait_for_all(self, heard: Collection[int], what: str) -> None:

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from engine.batch import Batch, CompletedStep
-from engine.device.cpu_runner import ModelRunner
+from engine.batch import Batch, CompletedStep, LaunchedStep
+from engine.core import Runner
 from engine.lora.loader import AdapterLoader, OnDone
 from engine.lora.slots import NO_SLOT
 from engine.outputs import RunnerCounters
-from engine.parallel.messages import LoadAdapter, UnloadAdapter, step_message
+from engine.parallel.messages import IdleAdapter, LoadAdapter, UnloadAdapter, step_message
 from engine.parallel.ranks import Ranks
 from engine.protocol import AdapterRef
 
@@ -22,19 +22,21 @@ NOTICE_SECONDS = 2.0
 class ParallelRunner:
     """Sends each batch to the other ranks, and runs it on this one."""
 
-    depth = 0
-
-    def __init__(self, local: ModelRunner, ranks: Ranks) -> None:
+    def __init__(self, local: Runner, ranks: Ranks) -> None:
         self._local = local
         self._ranks = ranks
         self._drawn: list[int] = []
 
     @property
+    def depth(self) -> int:
+        return self._local.depth
+
+    @property
     def counters(self) -> RunnerCounters:
         return self._local.counters
 
-    def launch(self, batch: Batch) -> CompletedStep:
-        """Runs the batch to its end. Raises RankLost when a rank is gone."""
+    def launch(self, batch: Batch) -> LaunchedStep:
+        """Launches the batch on all ranks. Raises RankLost when one is gone."""
         self._ranks.send(step_message(batch, self._drawn))
         try:
             step = self._local.launch(batch)
@@ -43,7 +45,8 @@ class ParallelRunner:
             if lost is None:
                 raise
             raise lost from error
-        self._drawn = step.drawn.token_ids
+        if isinstance(step, CompletedStep):
+            self._drawn = step.drawn.token_ids
         return step
 
 
@@ -94,6 +97,7 @@ class ParallelLoader:
         self._on_done(NO_SLOT, ref.digest, reason)
 
     def idle(self, slot: int) -> None:
+        self._ranks.send(IdleAdapter(slot))
         self._local.idle(slot)
 
     def unload(self, slot: int) -> None:

@@ -17,6 +17,18 @@ def test_unknown_tokens_are_those_last_drawn(case: Case) -> None:
         assert torch.equal(out[token], table[known])
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parts_of_a_table_add_up_to_it(case: Case) -> None:
+    ids, rows, next_ids, table = case.inputs()
+    whole = embed(ids, rows, next_ids, table, torch.empty(case.num_tokens, case.hidden))
+    each = -(-case.vocab // 3)
+    parts = [
+        embed(ids, rows, next_ids, table[first : first + each], torch.full_like(whole, float("nan")), first)
+        for first in range(0, case.vocab, each)
+    ]
+    assert torch.equal(sum(parts), whole)
+
+
 def test_shapes_that_do_not_go_together_are_refused() -> None:
     ids, rows, next_ids, table = CASES[0].inputs()
     with pytest.raises(ValueError, match="embed"):

@@ -91,9 +91,17 @@ class Group:
 
 @contextmanager
 def engine_of(
-    ranks: int, base: Path, artifacts_dir: Path, *, is_sapling: bool = False, **sizes: int | str
+    ranks: int,
+    base: Path,
+    artifacts_dir: Path,
+    *,
+    device: str = "cpu",
+    is_sapling: bool = False,
+    **sizes: int | str | bool,
 ) -> Iterator[Group]:
-    """An engine on this machine's CPU. `sizes` are settings of engine and device."""
+    """An engine on this machine's CPU, or with all ranks on one GPU. `sizes` are settings of engine and
+    device.
+    """
     server = Server()
     leaders: list[Leader] = []
 
@@ -107,16 +115,17 @@ def engine_of(
         base=base, artifacts_dir=artifacts_dir, **{name: sizes[name] for name in fields}
     )
     device_sizes = {name: value for name, value in sizes.items() if name not in fields}
-    device = DeviceSettings(device="cpu", tensor_parallel=ranks, **device_sizes)
+    device_settings = DeviceSettings(device=device, tensor_parallel=ranks, **device_sizes)
     vocabulary = create_autospec(Vocabulary, token_bytes=[b"x"] * VOCAB_SIZE)
     load = Vocabulary.load if is_sapling else lambda _: vocabulary
     with (
         mock.patch.object(assembly, "Leader", Recorded),
+        mock.patch.object(assembly, "_rank_devices", lambda found, size: [str(found)] * size),
         mock.patch.object(assembly.Vocabulary, "load", load),
         mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}),
     ):
         try:
-            core, _ = assembly.build_engine(settings, device, cast("EngineServer", server), "test")
+            core, _ = assembly.build_engine(settings, device_settings, cast("EngineServer", server), "test")
             server.core = core
             yield Group(core, leaders[0] if leaders else None, server)
         finally:

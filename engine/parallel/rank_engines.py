@@ -1,0 +1,117 @@
+"""Computes a rank's part of each step, on a CPU or on a GPU, and loads its parts of adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine.batch import Scored
+from engine.device.batch_state import Ints
+from engine.device.cpu_forward import CpuForward
+from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
+from engine.device.scoring import score_requests
+from engine.lora.loader import AdapterLoader, OnDone
+from engine.lora.pool import AdapterPool
+from engine.model.config import load_config
+from engine.model.model import Model
+from engine.model.shards import Shard
+from engine.parallel.messages import Begin, RankTask, Step, batch_of
+
+if TYPE_CHECKING:
+    from engine.device.gpu_forward import PreparedForward
+
+NUM_READERS_ON_GPU = 4
+"""Threads that read adapters from disk into host memory: one verifies about a gigabyte per second."""
+
+
+class CpuRankEngine:
+    """The rank's part of the model, its keys and values, and its parts of adapters."""
+
+    def __init__(self, task: RankTask, model: Model, begin: Begin, on_loaded: OnDone) -> None:
+        whole, shard = load_config(Path(task.base)), Shard(task.rank, task.size)
+        pool = AdapterPool(whole, begin.num_slots, model.device, model.dtype, shard)
+        self.loader: AdapterLoader[Any] = AdapterLoader(Path(task.artifacts_dir), pool, on_loaded)
+        cache = CacheLayout(begin.num_blocks, begin.block_size)
+        self._forward = CpuForward(model, pool, cache, begin.max_rows, begin.max_len)
+        self._drawing: Ints | None = None
+        """Rows that drew a token in the last step, which rank 0 tells with the next one."""
+
+    @torch.inference_mode()
+    def step(self, step: Step) -> None:
+        """Computes a step with the other ranks."""
+        forward, batch = self._forward, batch_of(step)
+        if self._drawing is not None and self._drawing.size:
+            forward.state.learn(self._drawing, torch.tensor(step.drawn, dtype=torch.int64).numpy())
+        shares = forward.apply(batch)
+        forward.run(shares, batch.scored)
+        self._drawing = shares.rows[shares.samples]
+
+
+class DeviceRankEngine:
+    """The same on a GPU. Nothing waits for a step, as on rank 0."""
+
+    def __init__(self, task: RankTask, model: Model, begin: Begin, on_loaded: OnDone) -> None:
+        from engine.device.gpu_forward import DeviceForward
+        from engine.lora.device_pool import DevicePool
+        from kernels.step_inputs import StepInputs
+
+        sizes = begin.device
+        assert sizes is not None
+        assert model.group is not None
+        whole, shard = load_config(Path(task.base)), Shard(task.rank, task.size)
+        self._model, self._group = model, model.group
+        self._pool = DevicePool(
+            whole,
+            begin.num_slots,
+            sizes.adapter_bytes,
+            sizes.adapter_cache_bytes,
+            model.device,
+            shard=shard,
+        )
+        self.loader: AdapterLoader[Any] = AdapterLoader(
+            Path(task.artifacts_dir), self._pool, on_loaded, num_readers=NUM_READERS_ON_GPU
+        )
+        kv_dtype = torch.float8_e4m3fn if sizes.has_fp8_cache else model.dtype
+        self._inputs = StepInputs(model.device)
+        self._forward = DeviceForward(
+            model,
+            self._pool,
+            CacheLayout(begin.num_blocks, begin.block_size, kv_dtype),
+            BatchLimits(begin.max_rows, begin.max_len, sizes.max_batch_tokens),
+            RunnerOptions(sizes.cuda_graphs, sizes.max_graph_rows, sizes.batch_invariant),
+            self._inputs,
+        )
+        self._forward.next_ids_R = torch.zeros(
+            self._forward.max_rows + 1, dtype=torch.int32, device=model.device
+        )
+        self._inputs.freeze()
+        self._forward.capture()
+
+    @torch.inference_mode()
+    def step(self, step: Step) -> None:
+        """Queues a step with the other ranks."""
+        forward, batch = self._forward, batch_of(step)
+        shares = forward.apply(batch)
+        self._inputs.begin()
+        prepared = forward.prepare(shares)
+        with self._pool.launching():
+            self._inputs.send()
+            forward.run(prepared)
+            if batch.scored:
+                self._score(prepared, batch.scored)
+            if shares.samples.any():
+                self._group.broadcast(forward.next_ids_R)
+        forward.state.advance(shares)
+
+    def _score(self, prepared: PreparedForward, scored: list[Scored]) -> None:
+        """Computes this rank's part of the logits that rank 0 scores, in the same chunks."""
+        rows, query_lens, _ = prepared.shares
+        requests = score_requests(scored, self._forward.state, rows, query_lens)
+        size = self._forward.max_rows
+        at_N = torch.zeros(-(-len(requests.at_N) // size) * size, dtype=torch.int64)
+        at_N[: len(requests.at_N)] = torch.from_numpy(requests.at_N)
+        hidden_TH = self._forward.hidden(prepared)
+        for piece_N in at_N.to(self._model.device).split(size):
+            self._model.logits(hidden_TH.index_select(0, piece_N))

@@ -1,0 +1,102 @@
+"""Two ranks that share one GPU, over gloo: slow, but every part of a step that several GPUs would run, except
+graphs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adapters.packing import pack
+from engine.model.config import load_config
+from engine.model.weights import base_digest
+from engine.protocol import AdapterRef, Grammar, SamplingParams, Submit
+from examples.sapling import ADAPTERS, BASE, tokens
+from examples.sapling.tasks import TASKS
+from tests.engine.parallel.group import engine_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+PER_TASK = 6
+MODEL_CARD_ACCURACY = 0.93
+SIZES = {
+    "max_rows": 16,
+    "max_batch_tokens": 256,
+    "num_slots": 12,
+    "adapter_bytes": 64 << 20,
+    "adapter_cache_bytes": 64 << 20,
+    "kv_bytes": 64 << 20,
+    "memory_share": 0.5,
+    "cuda_graphs": False,
+}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, AdapterRef]]:
+    folder = tmp_path_factory.mktemp("artifacts")
+    config, digest = load_config(BASE), base_digest(BASE)
+    return folder, {name: pack(ADAPTERS / name, config, digest, folder) for name in TASKS}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "more"),
+    [("none", {}), ("fp8", {"kv_dtype": "fp8"}), ("int4", {}), ("none", {"num_blocks": 40, "num_slots": 2})],
+    ids=["bf16", "fp8", "int4", "preempted"],
+)
+def test_saplings_adapters_answer_at_their_model_cards_accuracy(
+    quantization: str, more: dict[str, int | str], packed: tuple[Path, dict[str, AdapterRef]]
+) -> None:
+    folder, refs = packed
+    encoder = tokens.Encoder(BASE)
+    greedy = SamplingParams(48, temperature=0.0)
+    examples = {
+        f"{name}-{index}": (task, example)
+        for name, task in TASKS.items()
+        for index, example in enumerate(task.examples("heldout", PER_TASK, seed=11))
+    }
+    submits = [
+        Submit(key, "t", encoder.prompt(example.prompt), greedy, refs[key.rpartition("-")[0]])
+        for key, (_, example) in examples.items()
+    ]
+    sizes = SIZES | {"quantization": quantization} | more
+    with engine_of(2, BASE, folder, device="cuda", is_sapling=True, **sizes) as group:
+        answers = group.run(submits).answers
+    right = [
+        task.check(example, encoder.decode(answers[key, 0].token_ids))
+        for key, (task, example) in examples.items()
+    ]
+    assert sum(right) / len(right) >= MODEL_CARD_ACCURACY
+
+
+def test_every_kind_of_request_as_on_one_rank(packed: tuple[Path, dict[str, AdapterRef]]) -> None:
+    """bf16 sums differ in their last bits: log-probabilities are near, the scores of given tokens, too."""
+    folder, refs = packed
+    encoder = tokens.Encoder(BASE)
+    prompt = encoder.prompt("12 + 7")
+    asked = {
+        "greedy": SamplingParams(12, temperature=0.0, logprobs=2),
+        "scored": SamplingParams(4, temperature=0.0, prompt_logprobs=2),
+        "drawn": SamplingParams(12, temperature=0.9, top_p=0.9, seed=3),
+        "penalized": SamplingParams(12, temperature=0.0, repetition_penalty=1.2, logit_bias={5: 4.0}),
+    }
+    submits = [
+        Submit(f"{name}-{index}", "t", prompt, params, adapter)
+        for name, params in asked.items()
+        for index, adapter in enumerate([None, refs["add-numbers"]])
+    ]
+    pattern = Grammar("regex", "(yes|no), (always|never)")
+    submits.append(Submit("held", "t", prompt, SamplingParams(40, seed=1), grammar=pattern))
+    runs = []
+    for ranks in (1, 2):
+        with engine_of(ranks, BASE, folder, device="cuda", is_sapling=True, **SIZES) as group:
+            runs.append(group.run(submits))
+    here, there = runs
+    assert there.answers["held", 0].finish_reason == "stop"
+    for index in range(2):
+        scores = [[entry.logprob for entry in run.scores[f"scored-{index}"]] for run in runs]
+        assert scores[1] == pytest.approx(scores[0], abs=0.15)
+        first = [run.answers[f"greedy-{index}", 0].logprobs[0].logprob for run in runs]
+        assert first[1] == pytest.approx(first[0], abs=0.15)
+    alike = [here.answers[key].token_ids == there.answers[key].token_ids for key in here.answers]
+    assert sum(alike) >= len(alike) - 3, "nearly all texts are the same"
