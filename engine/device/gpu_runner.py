@@ -155,6 +155,8 @@ class DeviceRunner:
         logits_SV = self._forward.run(step.forward)
         draws: LaunchedStep
         if step.constraints:
+            if scored:
+                logits_SV = logits_SV.clone()  # the scores' own logits overwrite them before the draws
             draws = self._undrawn = ConstrainedDraws(
                 self._sampler, self._masks, step.draws, logits_SV, step.constraints
             )

@@ -81,8 +81,8 @@ class DevicePool:
     ) -> None:
         """Allocates `num_bytes` of device memory and `host_bytes` of page-locked memory.
 
-        `config` is the whole base's; a slot holds `shard`'s part of an adapter. `stream` is the one that steps
-        are launched on; by default the current one.
+        `config` is the whole base's; a slot holds `shard`'s part of an adapter. `stream` is the one on which
+        steps are launched; by default the current one.
         """
         if num_slots < 0 or num_bytes < 0 or host_bytes < 0:
             raise ValueError(

@@ -117,7 +117,9 @@ def _serve(task: RankTask, group: ShardGroup, steps: zmq.Socket, reports: Report
             case Step():
                 engine.step(message)
             case LoadAdapter(slot, digest, rank):
-                engine.loader.start_load(slot, AdapterRef(digest, rank))
+                adapter = AdapterRef(digest, rank)
+                engine.loader.size_of(adapter)  # which rank 0's slot table has reserved
+                engine.loader.start_load(slot, adapter)
             case UnloadAdapter(slot):
                 engine.loader.unload(slot)
             case IdleAdapter(slot):

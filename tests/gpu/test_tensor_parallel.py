@@ -91,12 +91,13 @@ def test_every_kind_of_request_as_on_one_rank(packed: tuple[Path, dict[str, Adap
     for ranks in (1, 2):
         with engine_of(ranks, BASE, folder, device="cuda", is_sapling=True, **SIZES) as group:
             runs.append(group.run(submits))
-    here, there = runs
+    _, there = runs
     assert there.answers["held", 0].finish_reason == "stop"
     for index in range(2):
         scores = [[entry.logprob for entry in run.scores[f"scored-{index}"]] for run in runs]
-        assert scores[1] == pytest.approx(scores[0], abs=0.15)
+        assert scores[1] == pytest.approx(scores[0], rel=0.05, abs=0.15)
         first = [run.answers[f"greedy-{index}", 0].logprobs[0].logprob for run in runs]
         assert first[1] == pytest.approx(first[0], abs=0.15)
-    alike = [here.answers[key].token_ids == there.answers[key].token_ids for key in here.answers]
-    assert sum(alike) >= len(alike) - 3, "nearly all texts are the same"
+    texts = [{key: encoder.decode(answer.token_ids) for key, answer in run.answers.items()} for run in runs]
+    differ = {key: (texts[0][key], texts[1][key]) for key in texts[0] if texts[0][key] != texts[1][key]}
+    assert len(differ) <= 3, differ

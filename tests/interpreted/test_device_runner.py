@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from adapters.packing import pack
 from engine.core import EngineCore
@@ -127,8 +128,21 @@ def test_it_answers_and_scores_as_the_cpus_runner(with_adapters: bool, tmp_path:
     assert found.core.runner.counters.eager_steps > 0
 
 
+def overwrite_logits(model: Model) -> None:
+    """Has the model write all logits into the same memory, as it does on a GPU."""
+    logits_of = model.logits
+    memory = torch.zeros(64, model.config.vocab_size)
+
+    def logits(hidden_SH: torch.Tensor) -> torch.Tensor:
+        return memory[: len(hidden_SH)].copy_(logits_of(hidden_SH))
+
+    model.logits = logits  # type: ignore[method-assign]
+
+
 def test_rows_with_and_without_a_grammar_answer_as_the_cpus_runner(tmp_path: Path) -> None:
-    """The draws of a step with constrained rows are launched after the step before it was committed."""
+    """The draws of a step with constrained rows are launched after the step before it was committed, and
+    after the scores of its prompts.
+    """
     raw = json.loads((sapling.BASE / "config.json").read_text())
     write_base(
         tmp_path / "base", num_hidden_layers=1, vocab_size=raw["vocab_size"], eos_token_id=raw["eos_token_id"]
@@ -137,14 +151,13 @@ def test_rows_with_and_without_a_grammar_answer_as_the_cpus_runner(tmp_path: Pat
     grammar = Grammar("regex", "[ab]{2}-[0-9]{1,3}")
     submits = [
         sapling.submission("held", grammar, max_tokens=12, logprobs=1, prompt_ids=[5, 6, 7]),
-        sapling.submission("free", None, max_tokens=6, prompt_ids=[8, 9]),
+        sapling.submission("free", None, max_tokens=6, prompt_ids=[8, 9, 10], prompt_logprobs=1),
         sapling.submission(
             "shaped", grammar, max_tokens=12, seed=5, presence_penalty=1.0, prompt_ids=[8, 9, 11]
         ),
         sapling.submission("late", grammar, max_tokens=12, seed=6, top_p=0.9, prompt_ids=list(range(20, 45))),
         sapling.submission("last", grammar, max_tokens=12, temperature=0.0, prompt_ids=[70, 71]),
     ]
-    found = run(device_core(model, tmp_path, 0, sapling.compiled(model, grammar)), submits)
     expected = run(
         make_core(
             model,
@@ -156,6 +169,8 @@ def test_rows_with_and_without_a_grammar_answer_as_the_cpus_runner(tmp_path: Pat
         ),
         submits,
     )
+    overwrite_logits(model)
+    found = run(device_core(model, tmp_path, 0, sapling.compiled(model, grammar)), submits)
     assert found.tokens() == expected.tokens()
     for (name, _), answer in found.answers.items():
         if name != "free":
