@@ -84,7 +84,7 @@ def up(
         typer.Option(help="Weight format: none or int8 on a CPU; none, fp8 or int4 on a GPU."),
     ] = None,
     tensor_parallel: Annotated[
-        int, typer.Option(min=1, max=8, help="Processes that share each step of the engine; on a CPU only.")
+        int, typer.Option(min=1, max=8, help="GPUs, or processes on a CPU, that share each step.")
     ] = 1,
     demo: Annotated[
         bool, typer.Option("--demo", help="Create two tenants with keys and sapling's adapters.")
