@@ -188,7 +188,8 @@ def test_a_step_sees_an_adapter_before_its_move_or_after(device: torch.device) -
 @pytest.mark.parametrize("seed", range(3))
 def test_any_mix_of_loads_and_moves_under_running_steps(device: torch.device, seed: int) -> None:
     """Steps read every slot through the table all the time, while another thread loads and evicts."""
-    pool = make(device, num_slots=8, num_bytes=30_000, moved_bytes=10_000)
+    pool = make(device, num_slots=8, num_bytes=30_000)
+    pool.moved_bytes = 10_000
     random = Random(seed)
     held: dict[int, PackedAdapter] = {}
     lock = threading.Lock()

@@ -168,7 +168,8 @@ def test_sizes_below_zero_are_refused():
 @given(moved_bytes=st.sampled_from([1, 10_000, 1 << 30]), random=st.integers(0, 2**32).map(Random))
 def test_whatever_is_loaded_and_evicted_slots_hold_their_own(moved_bytes: int, random: Random) -> None:
     """Any adapter whose bytes are free is loaded, after moves of the others if need be."""
-    pool = make(num_slots=8, num_bytes=30_000, host_bytes=120_000, moved_bytes=moved_bytes)
+    pool = make(num_slots=8, num_bytes=30_000, host_bytes=120_000)
+    pool.moved_bytes = moved_bytes
     held: dict[int, PackedAdapter] = {}
     for seed in range(25):
         slot = random.randrange(8)
