@@ -53,7 +53,7 @@ def clock() -> Clock:
 
 
 def watch(engine: Engine, cache: redis.asyncio.Redis, clock: Clock) -> EngineWatch:
-    return EngineWatch(engine, cache, clock)  # type: ignore[arg-type]
+    return EngineWatch([engine], cache, clock)  # type: ignore[arg-type]
 
 
 async def test_an_engine_is_asked_only_while_somebody_looks(

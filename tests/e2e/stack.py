@@ -245,14 +245,13 @@ class Stack:
             client.close()
 
     def counter(self, name: str) -> float:
-        """One figure of /metrics."""
-        shown = eventually(lambda: self._figure(name), 10, f"{name} in /metrics")
-        return float(shown[1])
+        """One figure of /metrics; of engines, the sum over the replicas."""
+        return float(sum(map(float, eventually(lambda: self._figures(name), 10, f"{name} in /metrics"))))
 
-    def _figure(self, name: str) -> re.Match[str] | None:
-        """Absent for the half second between the engine's answer and its first heartbeat."""
+    def _figures(self, name: str) -> list[str]:
+        """Empty for the half second between the engine's answer and its first heartbeat."""
         text = httpx.get(f"{self.url}/metrics", timeout=5).text
-        return re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+        return re.findall(rf'^{name}(?:{{replica="[^"]+"}})? (\S+)$', text, re.MULTILINE)
 
     def ledger(self) -> dict[str, Row]:
         """Every row of usage_records, by request id; fails when a request has two."""
