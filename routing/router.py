@@ -77,6 +77,7 @@ class Choice:
     """Seconds, when it was chosen."""
     num_tokens: int
     """Prompt tokens that are not expected in the replica's cache."""
+    routed_at: float
     preload: tuple[str, ...] = ()
     """Other homes of the adapter, which should load it now: its demand has grown. They get requests on it
     once they report that they hold it."""
@@ -170,9 +171,9 @@ class Router:
             view, reason = self._chosen(query, sticky, now)
         cached = sticky.cached_tokens if sticky is not None and sticky.view is view else 0
         num_tokens = max(0, _prompt_len(query) - cached)
-        wait = view.expected_wait(query.priority)
+        wait = view.expected_wait(query.priority, now)
         preload = self._preload(query.adapter, view, now)
-        choice = Choice(view.name, reason, query.adapter, wait, num_tokens, preload)
+        choice = Choice(view.name, reason, query.adapter, wait, num_tokens, now, preload)
         view.routed(num_tokens, query.adapter, now)
         self.prefixes.learn(keys, view.name, now)
         if query.session is not None:
@@ -186,7 +187,7 @@ class Router:
     def first_token(self, choice: Choice, seconds: float, now: float) -> None:
         """Records that a request's first token came `seconds` after it was routed."""
         view = self._views.get(choice.replica)
-        if view is not None:
+        if view is not None and view.joined_at <= choice.routed_at:
             computing = max(0.0, seconds - choice.expected_wait)
             latency = computing / (FIXED_TOKENS + choice.num_tokens)
             view.latency.add(latency, now)
@@ -195,6 +196,9 @@ class Router:
     def ended(self, choice: Choice, now: float) -> None:
         """Records that a request has ended, in whatever way. Call it once for each choice."""
         self._num_open -= 1
+        view = self._views.get(choice.replica)
+        if view is not None and view.joined_at <= choice.routed_at:
+            view.ended()
         if choice.adapter is not None:
             self.demand.ended(choice.adapter, now)
 
@@ -290,7 +294,7 @@ class Router:
     def _wait(self, view: ReplicaView, query: RoutingQuery, now: float) -> float:
         """Returns the seconds that a request would wait there, with what a slow replica counts for."""
         lost = view.seconds_lost(self._latency, _prompt_len(query), now)
-        return view.expected_wait(query.priority) + SLOW_FACTOR * lost
+        return view.expected_wait(query.priority, now) + SLOW_FACTOR * lost
 
     def _load_seconds(self, view: ReplicaView, adapter: str | None) -> float:
         return 0.0 if adapter is None or view.holds(adapter) else view.load_seconds

@@ -1,8 +1,9 @@
 """Keeps what a router knows of one replica: its last report, what was routed to it since, and how fast it
 answers.
 
-A report is up to half a second old, and a busy router sends many requests in that time. So what was routed
-since counts as waiting there until a report can have seen it.
+A report is up to half a second old, and a busy router sends many requests in that time. So requests of this
+router count as soon as they are routed and until they end, and prompt tokens as a backlog, which the replica
+works off at its measured rate.
 
 A replica that works but is slow reports nothing unusual. So the time to its first tokens is compared with
 that of the other replicas.
@@ -23,6 +24,8 @@ ASSUMED_LOAD_SECONDS = 0.5
 """For an adapter to be loaded, until the replica has measured it."""
 ASSUMED_PROMPT_RATE = 10_000.0
 """Prompt tokens per second, until the replica has measured them."""
+STEP_TOKENS = 2048
+"""Prompt tokens that wait for no others: one step computes them."""
 LATENCY_HALF_LIFE = 20.0
 """Seconds after which a measured latency counts half."""
 CONFIDENT_AFTER = 8.0
@@ -91,14 +94,14 @@ class ReplicaView:
 
     __slots__ = (
         "_assumed",
-        "_last_requests",
-        "_last_tokens",
+        "_backlog",
+        "_backlog_at",
+        "_open_before",
         "_preloaded",
-        "_requests",
-        "_tokens",
         "joined_at",
         "latency",
         "name",
+        "num_open",
         "report",
         "reported_at",
     )
@@ -111,10 +114,13 @@ class ReplicaView:
         self.reported_at = now
         self.latency = DecayingMean(LATENCY_HALF_LIFE)
         """Of first tokens, in seconds per token of the prompt and of `FIXED_TOKENS`."""
-        self._requests = 0
-        self._tokens = 0
-        self._last_requests = 0
-        self._last_tokens = 0
+        self.num_open = 0
+        """This router's requests there."""
+        self._open_before = 0
+        """`num_open` at the last report, which counts them."""
+        self._backlog = 0.0
+        """Prompt tokens that it had to compute at `_backlog_at`."""
+        self._backlog_at = now
         # Adapters routed to it and when, the longest ago first.
         self._assumed: OrderedDict[str, float] = OrderedDict()
         # Adapters that it was asked to load and when, the longest ago first.
@@ -124,18 +130,22 @@ class ReplicaView:
         """Replaces the last report."""
         self.report = report
         self.reported_at = now
-        self._last_requests, self._requests = self._requests, 0
-        self._last_tokens, self._tokens = self._tokens, 0
+        self._open_before = self.num_open
 
     def routed(self, num_tokens: int, adapter: str | None, now: float) -> None:
         """Counts a request that was routed to it, with the prompt tokens that it has to compute."""
-        self._requests += 1
-        self._tokens += num_tokens
+        self.num_open += 1
+        self._backlog = self._backlog_left(now) + num_tokens
+        self._backlog_at = max(now, self._backlog_at)
         if adapter is not None:
             self._assumed[adapter] = now
             self._assumed.move_to_end(adapter)
             if len(self._assumed) > MAX_ASSUMED_ADAPTERS:
                 self._assumed.popitem(last=False)
+
+    def ended(self) -> None:
+        """Counts a request that was routed to it as ended."""
+        self.num_open -= 1
 
     def begin_preload(self, adapter: str, now: float) -> bool:
         """Returns whether the replica should now be asked to load the adapter, which it lacks."""
@@ -159,15 +169,10 @@ class ReplicaView:
         return resident is None or self.reported_at - routed_at < SEEN_AFTER
 
     @property
-    def unseen_requests(self) -> float:
-        """Requests routed to it that its last report does not count. Of those before the report, half: it
-        was made between them."""
-        return self._requests + self._last_requests / 2
-
-    @property
     def occupancy(self) -> float:
         """Requests that it has, relative to the rows of its batch."""
-        return (self.report.rows_taken + self.unseen_requests) / max(1, self.report.rows_total)
+        taken = self.report.rows_taken + self.num_open - self._open_before
+        return max(0, taken) / max(1, self.report.rows_total)
 
     @property
     def load_seconds(self) -> float:
@@ -175,14 +180,22 @@ class ReplicaView:
 
     def compute_seconds(self, num_tokens: float) -> float:
         """Returns the seconds that it takes to compute prompt tokens."""
-        return num_tokens / (self.report.prompt_rate or ASSUMED_PROMPT_RATE)
+        return num_tokens / self._prompt_rate
 
-    def expected_wait(self, priority: str) -> float:
-        """Returns the seconds that a request is expected to wait, with what was routed since the report."""
-        report = self.report
-        wait = report.predicted_wait.get(priority, 0.0)
-        wait += self.compute_seconds(self._tokens + self._last_tokens / 2)
+    def expected_wait(self, priority: str, now: float) -> float:
+        """Returns the seconds that a request is expected to wait, by the report and what was routed since."""
+        wait = self.report.predicted_wait.get(priority, 0.0)
+        backlog = self._backlog_left(now) - STEP_TOKENS
+        if backlog > 0:
+            wait = max(wait, self.compute_seconds(backlog))
         return wait + OCCUPANCY_SECONDS * self.occupancy
+
+    @property
+    def _prompt_rate(self) -> float:
+        return self.report.prompt_rate or ASSUMED_PROMPT_RATE
+
+    def _backlog_left(self, now: float) -> float:
+        return max(0.0, self._backlog - max(0.0, now - self._backlog_at) * self._prompt_rate)
 
     def seconds_lost(self, everyone: DecayingMean, num_tokens: int, now: float) -> float:
         """Returns by how many seconds its first token for a prompt of `num_tokens` is later than those of the

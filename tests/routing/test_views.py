@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from routing.views import MAX_ASSUMED_ADAPTERS, OCCUPANCY_SECONDS, DecayingMean, ReplicaReport, ReplicaView
+from routing.views import (
+    MAX_ASSUMED_ADAPTERS,
+    OCCUPANCY_SECONDS,
+    STEP_TOKENS,
+    DecayingMean,
+    ReplicaReport,
+    ReplicaView,
+)
 
 
 def view(**report: object) -> ReplicaView:
@@ -13,23 +20,39 @@ def view(**report: object) -> ReplicaView:
     return made
 
 
-def test_what_was_routed_counts_until_a_report_can_have_seen_it() -> None:
-    made = view(rows_total=10, prompt_rate=1000.0)
-    assert made.expected_wait("default") == 0.0
+def test_requests_count_from_when_they_are_routed_until_they_end() -> None:
+    made = view(rows_total=10, rows_taken=2)
+    assert made.occupancy == pytest.approx(0.2)
     for _ in range(5):
-        made.routed(400, None, 1.0)
-    routed = made.expected_wait("default")
-    assert routed == pytest.approx(2.0 + OCCUPANCY_SECONDS / 2)
-    made.take(ReplicaReport(rows_total=10, prompt_rate=1000.0), 1.1)
-    assert made.expected_wait("default") == pytest.approx(routed / 2), "the report may not know of all"
-    made.take(ReplicaReport(rows_total=10, prompt_rate=1000.0), 1.6)
-    assert made.expected_wait("default") == 0.0
+        made.routed(1, None, 1.0)
+    assert made.occupancy == pytest.approx(0.7)
+    assert made.expected_wait("default", 1.0) == pytest.approx(0.7 * OCCUPANCY_SECONDS)
+    made.take(ReplicaReport(rows_total=10, rows_taken=7), 1.1)
+    assert made.occupancy == pytest.approx(0.7), "once"
+    made.ended()
+    assert made.occupancy == pytest.approx(0.6)
+    made.take(ReplicaReport(rows_total=10, rows_taken=1), 1.6)
+    for _ in range(4):
+        made.ended()
+    assert made.occupancy == 0.0
+
+
+def test_prompt_tokens_are_a_backlog_that_is_worked_off() -> None:
+    made = view(rows_total=10**9, prompt_rate=1000.0)
+    made.routed(STEP_TOKENS, None, 1.0)
+    assert made.expected_wait("default", 1.0) == pytest.approx(0.0, abs=1e-6), "one step computes them"
+    made.routed(3000, None, 1.0)
+    assert made.expected_wait("default", 1.0) == pytest.approx(3.0)
+    assert made.expected_wait("default", 3.0) == pytest.approx(1.0)
+    made.take(ReplicaReport(rows_total=10**9, prompt_rate=1000.0, predicted_wait={"default": 0.5}), 3.0)
+    assert made.expected_wait("default", 3.0) == pytest.approx(1.0), "not both"
+    assert made.expected_wait("default", 9.0) == pytest.approx(0.5)
 
 
 def test_the_wait_is_the_classes_own() -> None:
     made = view(predicted_wait={"priority": 1.0, "default": 4.0})
-    assert made.expected_wait("priority") == 1.0
-    assert made.expected_wait("default") == 4.0
+    assert made.expected_wait("priority", 0.0) == 1.0
+    assert made.expected_wait("default", 0.0) == 4.0
 
 
 def test_an_adapter_is_held_once_it_was_routed_there_until_reports_deny_it() -> None:
