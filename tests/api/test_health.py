@@ -6,13 +6,20 @@ import asyncio
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api import health
 from api.app import create_app
+from api.metrics.engine import EngineCollector
+from api.metrics.routing import RoutingCollector
 from engine.protocol import EngineStats
+from routing.replica_set import RoutingCounts
 from tests.api.conftest import World
 from tests.api.fakes import KEY, RESTRICTED_KEY, Script
 
@@ -165,6 +172,32 @@ async def test_the_engine_is_mirrored(client: httpx.AsyncClient, world: World) -
     assert seen["rootstock_engine_memory_bandwidth_bytes|engine-0"] == 4.0e12
     world.engine.ready = False
     assert (await metrics_of(client))["rootstock_engine_up|engine-0"] == 0
+
+
+async def test_every_replica_and_what_was_routed_to_it_is_shown(world: World) -> None:
+    def engine(number: int, stats: EngineStats | None) -> Any:
+        info = msgspec.structs.replace(world.engine.info, engine_id=f"engine-{number}")
+        return SimpleNamespace(info=info, stats=stats, ready=stats is not None)
+
+    registry = CollectorRegistry()
+    second = msgspec.structs.replace(STATS, engine_id="engine-1", running=7)
+    unknown = SimpleNamespace(info=None, stats=None, ready=False)
+    engines: Any = [engine(0, STATS), engine(1, second), engine(2, None), unknown]
+    registry.register(EngineCollector(engines))
+    counts = RoutingCounts({("engine-0", "adapter"): 5, ("engine-1", "spill"): 2}, rerouted=3)
+    registry.register(RoutingCollector(SimpleNamespace(counts=counts)))  # type: ignore[arg-type]
+    shown = generate_latest(registry).decode()
+    for line in (
+        'rootstock_engine_up{replica="engine-0"} 1.0',
+        'rootstock_engine_up{replica="engine-2"} 0.0',
+        'rootstock_engine_up{replica="unknown-3"} 0.0',
+        'rootstock_requests_running{replica="engine-0"} 3.0',
+        'rootstock_requests_running{replica="engine-1"} 7.0',
+        'rootstock_routed_total{reason="adapter",replica="engine-0"} 5.0',
+        'rootstock_routed_total{reason="spill",replica="engine-1"} 2.0',
+        "rootstock_rerouted_total 3.0",
+    ):
+        assert line in shown.splitlines()
 
 
 async def test_no_label_names_a_key_a_tenant_or_an_adapter(client: httpx.AsyncClient, world: World) -> None:

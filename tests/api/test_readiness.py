@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry, generate_latest
@@ -65,6 +66,14 @@ async def test_an_engine_that_does_not_tell_its_disk_is_not_held_against_it(
     stats: EngineStats | None,
 ) -> None:
     assert await EngineDisk(lambda: [] if stats is None else [stats], 1 << 62).check() is None
+
+
+async def test_while_one_engine_s_disk_has_room_requests_can_be_served() -> None:
+    roomy = msgspec.structs.replace(
+        STATS, engine_id="engine-1", disk_free_bytes=1 << 62, disk_total_bytes=1 << 63
+    )
+    assert await EngineDisk(lambda: [STATS, roomy], 1 << 40).check() is None
+    assert await EngineDisk(lambda: [STATS, STATS], 1 << 40).check() is not None
 
 
 def test_disks_are_exported(tmp_path: Path) -> None:
