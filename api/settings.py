@@ -27,6 +27,10 @@ class ApiSettings(BaseSettings):
     """File descriptor of an inherited listening socket, used instead of host and port: its connections wait
     while this process restarts.
     """
+    own_fd: int | None = Field(default=None, ge=3)
+    """File descriptor of a second inherited listening socket, where several processes accept from the first.
+    This process alone answers there, so that Prometheus can read the metrics of each.
+    """
     engine_endpoint: str
     """Where the engines listen, `ipc://...` or `tcp://...`, separated by commas."""
     base_path: Path

@@ -123,13 +123,16 @@ class Service:
         reason = self.engine_states[number] / STOP_REASON
         return dataclasses.replace(program, env={**program.env, **own}, reason=reason)
 
-    def apis(self, listener_fd: int) -> list[Program]:
+    def apis(self, listener_fd: int, own_fds: Sequence[int] = ()) -> list[Program]:
         """Returns the API processes, which accept from one socket: `api`, or `api-0`, `api-1`... if there are
-        several.
+        several. `own_fds`: a second socket for each of several.
         """
-        number = self.api_processes
-        names = ["api"] if number == 1 else [f"api-{position}" for position in range(number)]
-        return [self._program(name, "serve-api", grace_s=30, pass_fds=(listener_fd,)) for name in names]
+        if self.api_processes == 1:
+            return [self._program("api", "serve-api", grace_s=30, pass_fds=(listener_fd,))]
+        return [
+            self._program(f"api-{number}", "serve-api", grace_s=30, pass_fds=(listener_fd, own_fds[number]))
+            for number in range(self.api_processes)
+        ]
 
     def worker(self) -> Program:
         """Returns the worker of short tasks: metering, schedule, relay."""
@@ -146,7 +149,8 @@ class Service:
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **self.environment()}
         environment.pop(OWNER_URL, None)  # processes that serve must not have the owner's rights
         if pass_fds:
-            environment["ROOTSTOCK_API_LISTEN_FD"] = str(pass_fds[0])
+            names = ("ROOTSTOCK_API_LISTEN_FD", "ROOTSTOCK_API_OWN_FD")
+            environment |= {name: str(fd) for name, fd in zip(names, pass_fds, strict=False)}
         return Program(
             name=name,
             argv=(sys.executable, "-m", "cli.main", *command),

@@ -85,6 +85,8 @@ class _Up:
         self._restarts = RestartCounter(lambda: self._stores.redis.url)
         self._stores.restarted = lambda name: self._restarts.restarted(name.lower())
         self._listener: socket.socket | None = None
+        self._own: list[socket.socket] = []
+        """A second socket of each of several API processes, which otherwise answer in turn."""
         self._url = ""
         self._payments: PaymentsDouble | None = None
         self._watching: set[asyncio.Task[None]] = set()
@@ -110,6 +112,11 @@ class _Up:
             await self._drain()
         return status
 
+    @property
+    def _api_urls(self) -> list[str]:
+        """An address of each API process."""
+        return [visiting_url(own) for own in self._own] or [self._url]
+
     def _told_to_stop(self) -> None:
         if self._stop.is_set():  # a second signal: stop now
             self._supervisor.kill_all()
@@ -118,6 +125,9 @@ class _Up:
     async def _serve(self) -> int:
         self._listener = listen(self._options.host, self._options.port)
         self._url = visiting_url(self._listener)
+        port, count = self._options.port, self._options.api_processes
+        for number in range(count if count > 1 else 0):
+            self._own.append(listen("127.0.0.1", port + 1 + number if port else 0))
         demo = Demo(self._data, self._service.base_name) if self._options.demo else None
         if demo is not None:
             if not demo.adapters:
@@ -174,8 +184,8 @@ class _Up:
                 await demo.populate(service)
                 step.detail(f"tenants {' and '.join(demo.tenants)}, {len(demo.adapters)} adapters")
         with self._display.step("Ready?"):
-            for _ in range(service.api_processes):  # they answer in turn
-                await self._bounded(health.wait_until_ready(self._url), *self._supervisor.children.values())
+            for url in self._api_urls:
+                await self._bounded(health.wait_until_ready(url), *self._supervisor.children.values())
         for child in self._supervisor.children.values():
             child.settle()
         self._restarts.begin([*self._supervisor.children, "redis", "postgresql"])
@@ -199,7 +209,9 @@ class _Up:
         worker = await self._launch(service.worker())
         jobs = await self._launch(service.jobs())
         with self._display.step("API") as step:
-            apis = [await self._launch(program) for program in service.apis(self._listener.fileno())]
+            own_fds = [own.fileno() for own in self._own]
+            programs = service.apis(self._listener.fileno(), own_fds)
+            apis = [await self._launch(program) for program in programs]
             await self._bounded(health.wait_until_alive(self._url), *apis, worker, jobs)
             step.detail(self._url)
 
@@ -236,7 +248,7 @@ class _Up:
             Welcome(
                 base_url=f"{self._url}/v1",
                 console_url=f"{self._url}/console",
-                metrics_url=f"{self._url}/metrics",
+                metrics_url=", ".join(f"{url}/metrics" for url in self._api_urls),
                 data_dir=str(self._options.data),
                 took_s=time.monotonic() - self._started_at,
                 model=model,
@@ -275,7 +287,8 @@ class _Up:
         since = time.monotonic()
         if name in self._engines:  # with others, the service is ready without it
             await _engine_at(self._engines[name])
-        await health.wait_until_ready(self._url)
+        for url in self._api_urls:
+            await health.wait_until_ready(url)
         self._display.note(f"{name} is back, all is ready again after {time.monotonic() - since:.1f} s")
 
     # Stop ---------------------------------------------------------------------------------------------------
@@ -287,8 +300,9 @@ class _Up:
         await cancel(*self._watching)
         await self._restarts.close()
         self._data.serving_file.unlink(missing_ok=True)
-        if self._listener is not None:
-            self._listener.close()
+        for listener in (self._listener, *self._own):
+            if listener is not None:
+                listener.close()
         for kind in ("api", "jobs", "engine", "worker"):
             names = [name for name in self._supervisor.children if name.partition("-")[0] == kind]
             if names:
