@@ -168,8 +168,7 @@ class ReplicaSet:
             self._router.ended(choice, self._clock())
             raise
         self._open[request.request_id] = _Open(request, choice, self._clock(), session)
-        generation.on_first = functools.partial(self._on_first, request.request_id)
-        generation.on_closed = functools.partial(self._on_closed, request.request_id)
+        generation.on_first, generation.on_closed = self._on_first, self._on_closed
         if request.adapter is not None:
             self._adapters.used(request.adapter)
         return generation
@@ -204,15 +203,16 @@ class ReplicaSet:
         self.counts.chosen[key] = self.counts.chosen.get(key, 0) + 1
         return self._by_name[choice.replica], choice
 
-    def _on_first(self, request_id: str) -> None:
-        open_request = self._open.get(request_id)
+    def _on_first(self, generation: Generation) -> None:
+        open_request = self._open.get(generation.request_id)
         if open_request is not None:
             open_request.request = None
             now = self._clock()
-            self._router.first_token(open_request.choice, now - open_request.submitted_at, now)
+            seconds = now - open_request.submitted_at - generation.held_for
+            self._router.first_token(open_request.choice, seconds, now)
 
-    def _on_closed(self, request_id: str) -> None:
-        open_request = self._open.pop(request_id, None)
+    def _on_closed(self, generation: Generation) -> None:
+        open_request = self._open.pop(generation.request_id, None)
         if open_request is not None:
             self._router.ended(open_request.choice, self._clock())
 

@@ -234,6 +234,20 @@ async def test_engines_on_another_base_or_with_the_same_name_are_left_out(
     assert any("ROOTSTOCK_ENGINE_ENGINE_ID" in reason for reason in reasons)
 
 
+async def test_latency_is_that_of_the_first_token_also_of_requests_that_come_whole(
+    start_replica: StartEngine, connect: Connect
+) -> None:
+    engines = await connect(start_replica(0), start_replica(1))
+    seen: list[float] = []
+    first_token = engines._router.first_token
+    engines._router.first_token = lambda choice, seconds, now: seen.append(seconds)  # type: ignore[method-assign]
+    await read(engines.submit(submission("streamed", 200)))
+    await read(engines.submit(submission("whole", 200, whole=True)))
+    engines._router.first_token = first_token  # type: ignore[method-assign]
+    assert len(seen) == 2
+    assert max(seen) < 0.5, "the answers take a second"
+
+
 async def test_a_request_id_is_open_once(start_replica: StartEngine, connect: Connect) -> None:
     engines = await connect(start_replica(0), start_replica(1))
     first = engines.submit(submission("r", 50))

@@ -183,6 +183,21 @@ def test_a_slow_replica_gets_less() -> None:
     assert Counter(ask(made, now, tenant=f"v{number}").replica for number in range(90))["engine-1"] > 15
 
 
+def test_a_replica_that_loads_adapters_is_not_slow_for_that() -> None:
+    made = router(2)
+    home = made.placement.homes(ADAPTERS[0])[0]
+    own = [adapter for adapter in ADAPTERS if made.placement.homes(adapter)[0] == home]
+    for number, adapter in enumerate(own[:30]):
+        choice = made.choose(RoutingQuery("t", adapter=adapter), 1.0)
+        assert choice.loads_adapter
+        made.first_token(choice, 9.0, 1.0)
+        made.ended(choice, 1.0)
+        base = made.choose(RoutingQuery(f"t{number}"), 1.0)
+        made.first_token(base, 0.1, 1.0)
+        made.ended(base, 1.0)
+    assert Counter(ask(made, tenant=f"u{number}").replica for number in range(40))[home] > 10
+
+
 def test_few_replicas_are_looked_at_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     made = router(1000)
     looked = Counter[int]()
