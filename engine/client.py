@@ -90,8 +90,8 @@ class EngineClient:
         self._estimate = StartEstimate(time.monotonic())
         self._ready = asyncio.Event()
         self._generations: dict[str, Generation] = {}
-        self._on_changed: Callable[[], None] | None = None
-        self._on_drained: Callable[[Generation], bool] | None = None
+        self._on_changed: Callable[[], None] = lambda: None
+        self._on_drained: Callable[[Generation], bool] = lambda generation: False
         self._context: zmq.Context | None = None
         self._connection: Connection | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -270,7 +270,7 @@ class EngineClient:
             log.warning(
                 "engine is gone", endpoint=self.endpoint, reason=reason, open_requests=len(self._generations)
             )
-            self._changed()
+            self._on_changed()
         generations, self._generations = self._generations, {}
         for generation in generations.values():
             gone = EngineGone(f"engine at {self.endpoint} is gone: {reason}", self.ready_in)
@@ -376,19 +376,11 @@ class EngineClient:
                 generation._close(finished.usage, None)
         for rejected in outputs.rejected:
             generation = generations.pop(rejected.request_id, None)
-            if generation is not None and not (rejected.code == "draining" and self._is_replaced(generation)):
+            if generation is not None and not (rejected.code == "draining" and self._on_drained(generation)):
                 retry_after = rejected.retry_after
                 if retry_after is None and rejected.code == "draining":
                     retry_after = self.ready_in
                 generation._close(None, RequestRejected(rejected.code, rejected.message, retry_after))
-
-    def _is_replaced(self, generation: Generation) -> bool:
-        """Returns whether a generation that this engine rejected while it drains was submitted elsewhere."""
-        return self._on_drained is not None and self._on_drained(generation)
-
-    def _changed(self) -> None:
-        if self._on_changed is not None:
-            self._on_changed()
 
     def _on_info(self, info: EngineInfo) -> None:
         if self.ready and self.info is not None and info.incarnation != self.info.incarnation:
@@ -400,14 +392,14 @@ class EngineClient:
         log.info(
             "engine is ready", endpoint=self.endpoint, engine=info.engine_id, incarnation=info.incarnation
         )
-        self._changed()
+        self._on_changed()
 
     def _on_stats(self, stats: EngineStats) -> None:
         if self.ready and self.info is not None and stats.incarnation != self.info.incarnation:
             self._disconnect(f"it was restarted as {stats.incarnation}")
             return
         self.stats = stats
-        self._changed()
+        self._on_changed()
 
     def _on_view(self, view: EngineView) -> None:
         waited, self._view = self._view, None

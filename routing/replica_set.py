@@ -295,17 +295,13 @@ class ReplicaSet:
         adapters = self._adapters.moving_to(info.engine_id, self._router.placement)
         await warm(replica.client, adapters)
         replica.joining = None
-        stats = replica.client.stats
-        if replica.client.ready and not (stats is not None and stats.draining):
-            self._join(replica, info)
-        else:
-            self._leave(replica)
+        self._join(replica, info)
 
     def _join(self, replica: _Replica, info: EngineInfo) -> None:
         now = self._clock()
         self._router.join(info.engine_id, now)
         stats = replica.client.stats
-        if stats is not None and stats.incarnation == info.incarnation:
+        if stats is not None and stats.incarnation == info.incarnation:  # else it is of the one before
             self._router.report(info.engine_id, report_of(stats), now)
         self.info = info
         self._available.set()

@@ -11,6 +11,7 @@ import structlog
 from engine.client import EngineGone, Generation, RequestRejected
 from engine.protocol import AdapterRef, Usage
 from routing.replica_set import ReplicaSet
+from routing.warming import KnownAdapters
 from tests.engine.process.engines import billed, journal_events, read, submission, tokens_of, until
 from tests.routing.conftest import Connect, StartEngine
 
@@ -107,7 +108,7 @@ async def test_a_drained_replica_loses_nothing(start_replica: StartEngine, conne
     processes = [start_replica(number) for number in range(3)]
     engines = await connect(*processes)
     # Its rejections alone tell that it drains, not its heartbeats.
-    engines.clients[1]._on_changed = None
+    engines.clients[1]._on_changed = lambda: None
     streams = [
         engines.submit(submission(f"r-{number}", 60, adapter=one)) for number, one in enumerate(ADAPTERS)
     ]
@@ -142,12 +143,29 @@ async def test_a_draining_replica_is_not_chosen_once_it_says_so(
     assert len(first + tokens_of(await read(stream))) == 400
 
 
+async def test_a_drained_replica_takes_requests_again_once_it_is_back(
+    start_replica: StartEngine, connect: Connect
+) -> None:
+    processes = [start_replica(number) for number in range(2)]
+    engines = await connect(*processes)
+    stream = engines.submit(submission("long", 400, adapter=ADAPTERS[0]))
+    number = int(home_of(engines, ADAPTERS[0])[-1])
+    await anext(stream)
+    processes[number].signal(signal.SIGTERM)
+    await until(lambda: engines.num_serving == 1)
+    await read(stream)
+    assert await asyncio.to_thread(processes[number].wait) == 0
+    engines._adapters = KnownAdapters()  # nothing to load first
+    processes[number].start()
+    await until(lambda: engines.num_serving == 2)
+
+
 async def test_without_another_replica_a_drained_ones_requests_are_rejected(
     start_replica: StartEngine, connect: Connect
 ) -> None:
     process = start_replica(0)
     engines = await connect(process)
-    engines.clients[0]._on_changed = None
+    engines.clients[0]._on_changed = lambda: None
     stream = engines.submit(submission("long", 400))
     await anext(stream)
     process.signal(signal.SIGTERM)
