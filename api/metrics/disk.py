@@ -46,7 +46,8 @@ class DiskCollector(Collector):
         """Yields labels and space of each directory; the object store's is no replica's."""
         with contextlib.suppress(OSError):
             yield ("objects", ""), disk_space(self._objects)
-        for stats in self._stats():
+        latest = {stats.engine_id: stats for stats in self._stats()}
+        for stats in latest.values():
             if stats.disk_total_bytes:
                 space = DiskSpace(stats.disk_free_bytes, stats.disk_total_bytes)
                 yield ("engine", stats.engine_id), space

@@ -114,9 +114,12 @@ class EngineCollector(Collector):
         up = GaugeMetricFamily(
             "rootstock_engine_up", "1 while the engine is connected and serving.", labels=["replica"]
         )
+        serving: dict[str, bool] = {}
         for position, engine in enumerate(self._engines):
-            info = engine.info
-            up.add_metric([f"unknown-{position}" if info is None else info.engine_id], float(engine.ready))
+            name = f"unknown-{position}" if engine.info is None else engine.info.engine_id
+            serving[name] = serving.get(name, False) or engine.ready  # two may have one id by mistake
+        for name, is_serving in serving.items():
+            up.add_metric([name], float(is_serving))
         yield up
         # Read once: a family's samples are then of the same engines.
         latest = {stats.engine_id: stats for engine in self._engines if (stats := engine.stats) is not None}

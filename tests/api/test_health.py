@@ -182,7 +182,8 @@ async def test_every_replica_and_what_was_routed_to_it_is_shown(world: World) ->
     registry = CollectorRegistry()
     second = msgspec.structs.replace(STATS, engine_id="engine-1", running=7)
     unknown = SimpleNamespace(info=None, stats=None, ready=False)
-    engines: Any = [engine(0, STATS), engine(1, second), engine(2, None), unknown]
+    namesake = engine(0, None)
+    engines: Any = [engine(0, STATS), engine(1, second), engine(2, None), unknown, namesake]
     registry.register(EngineCollector(engines))
     counts = RoutingCounts({("engine-0", "adapter"): 5, ("engine-1", "spill"): 2}, rerouted=3)
     registry.register(RoutingCollector(SimpleNamespace(counts=counts)))  # type: ignore[arg-type]
@@ -197,7 +198,8 @@ async def test_every_replica_and_what_was_routed_to_it_is_shown(world: World) ->
         'rootstock_routed_total{reason="spill",replica="engine-1"} 2.0',
         "rootstock_rerouted_total 3.0",
     ):
-        assert line in shown.splitlines()
+        assert shown.splitlines().count(line) == 1
+    assert shown.count('rootstock_engine_up{replica="engine-0"}') == 1, "Prometheus refuses a series twice"
 
 
 async def test_no_label_names_a_key_a_tenant_or_an_adapter(client: httpx.AsyncClient, world: World) -> None:
