@@ -86,6 +86,10 @@ def up(
     tensor_parallel: Annotated[
         int, typer.Option(min=1, max=8, help="GPUs, or processes on a CPU, that share each step.")
     ] = 1,
+    replicas: Annotated[int, typer.Option(min=1, max=64, help="Engines; on GPUs, each has its own.")] = 1,
+    api_processes: Annotated[
+        int, typer.Option(min=1, max=64, help="API processes that share the address.")
+    ] = 1,
     demo: Annotated[
         bool, typer.Option("--demo", help="Create two tenants with keys and sapling's adapters.")
     ] = False,
@@ -94,7 +98,7 @@ def up(
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="With --showcase: stop afterwards.")] = False,
 ) -> None:
-    """Run everything on this machine: PostgreSQL, Redis, engine, API, workers.
+    """Run everything on this machine: PostgreSQL, Redis, engines, API, workers.
 
     ROOTSTOCK_DB_URL and ROOTSTOCK_REDIS_URL name servers to use instead of private ones.
     """
@@ -106,7 +110,20 @@ def up(
     if showcase and not demo:
         raise UsageError("--showcase needs the demo: pass --demo too")
     chosen = quantization.value if quantization else None
-    options = UpOptions(data, host, port, base, base_name, chosen, tensor_parallel, demo, showcase, once)
+    options = UpOptions(
+        data=data,
+        host=host,
+        port=port,
+        base=base,
+        base_name=base_name,
+        quantization=chosen,
+        tensor_parallel=tensor_parallel,
+        replicas=replicas,
+        api_processes=api_processes,
+        demo=demo,
+        showcase=showcase,
+        once=once,
+    )
     raise typer.Exit(run_up(options))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cli.demo import DEMO_BASE
 from cli.errors import CliError, UsageError
-from engine.device.capabilities import device_kind, refusal
+from engine.device.capabilities import device_kind, num_gpus, refusal
 
 _DEMO_QUANTIZATION = {"cpu": "int8", "cuda": "fp8"}
 
@@ -26,6 +26,9 @@ class UpOptions:
     """Weight format of the base model; None: `chosen_quantization` decides."""
     tensor_parallel: int = 1
     """Processes that share each step of the engine."""
+    replicas: int = 1
+    """Engines."""
+    api_processes: int = 1
     demo: bool = False
     showcase: bool = False
     once: bool = False
@@ -47,6 +50,31 @@ class UpOptions:
             "sapling" if self.demo and self.base is None else base.resolve().name.lower()
         )
         return base.resolve(), name
+
+    def chosen_gpus(self) -> list[str]:
+        """Returns the GPUs of each engine, as CUDA_VISIBLE_DEVICES names them; none for one engine, and on a
+        CPU. Raises `UsageError` when there are too few.
+        """
+        if self.replicas == 1 or device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto")) == "cpu":
+            return []
+        named = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+        names = named or [str(number) for number in range(num_gpus())]
+        each = self.tensor_parallel
+        if len(names) < self.replicas * each:
+            needed = "as many GPUs" if each == 1 else f"{each} GPUs for each (--tensor-parallel {each})"
+            raise UsageError(
+                f"--replicas {self.replicas} needs {needed}, and there are {len(names)}: "
+                f"pass --replicas {max(1, len(names) // each)}"
+            )
+        return [",".join(names[number * each : (number + 1) * each]) for number in range(self.replicas)]
+
+    def check_replicas(self) -> None:
+        """Raises `UsageError` when the environment gives several engines one address or name."""
+        for name in ("ROOTSTOCK_ENGINE_ENDPOINT", "ROOTSTOCK_ENGINE_ENGINE_ID"):
+            if self.replicas > 1 and name in os.environ:
+                raise UsageError(
+                    f"{name} is set, and --replicas {self.replicas} gives each engine its own: unset it"
+                )
 
     def chosen_quantization(self) -> str:
         """Returns the requested weight format, if the device supports it. The demo's default is the smallest

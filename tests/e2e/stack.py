@@ -94,7 +94,7 @@ class Stack:
     """The demo of one data directory, through all its restarts."""
 
     def __init__(self, data: Path, *options: str) -> None:
-        """`options`: more of `up`'s."""
+        """`options`: more of the command line of `up`."""
         self.data = data
         self._options = options
         self.demo: dict[str, Any] = {}
@@ -166,15 +166,17 @@ class Stack:
         """The base and every adapter."""
         return [self.demo["base"], *(self.model(name) for name in self.demo["adapters"])]
 
-    def pid_of(self, name: str) -> int | None:
-        """The process `up` runs under this name now."""
+    def pid_of(self, name: str, setting: str = "") -> int | None:
+        """The process `up` runs under this name now; of several, the one with `setting`, as NAME=VALUE."""
         for pid in descendants(self.process.pid):
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                settings = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if setting else []
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if COMMANDS[name].encode() in words and parent == self.process.pid:
+            is_ours = COMMANDS[name].encode() in words and parent == self.process.pid
+            if is_ours and (not setting or setting.encode() in settings):
                 return pid
         return None
 
@@ -247,14 +249,13 @@ class Stack:
             client.close()
 
     def counter(self, name: str) -> float:
-        """One figure of /metrics."""
-        shown = eventually(lambda: self._figure(name), 10, f"{name} in /metrics")
-        return float(shown[1])
+        """One figure of /metrics; of engines, the sum over the replicas."""
+        return float(sum(map(float, eventually(lambda: self._figures(name), 10, f"{name} in /metrics"))))
 
-    def _figure(self, name: str) -> re.Match[str] | None:
-        """Absent for the half second between the engine's answer and its first heartbeat."""
+    def _figures(self, name: str) -> list[str]:
+        """Empty for the half second between the engine's answer and its first heartbeat."""
         text = httpx.get(f"{self.url}/metrics", timeout=5).text
-        return re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+        return re.findall(rf'^{name}(?:{{replica="[^"]+"}})? (\S+)$', text, re.MULTILINE)
 
     def ledger(self) -> dict[str, Row]:
         """Every row of usage_records, by request id; fails when a request has two."""
