@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +49,8 @@ def test_every_section_is_measured(short: None, tmp_path: Path) -> None:
 
 def test_a_step_is_the_difference_over_its_tokens(short: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """First tokens take half a second, and every other a tenth: no adapters, bandwidth 1 GB/s."""
+    # Seven full collections, of up to a second and a half each after thousands of tests.
+    monkeypatch.setattr(decode, "gc", SimpleNamespace(collect=lambda: 0))
 
     class Engine:
         class model:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
+from tests.shipping.bytecode import share_bytecode
 from tests.shipping.checkout import ROOT, copy_to, tracked_files
 from tests.support.waiting import until
 
@@ -51,6 +52,7 @@ def command(wheel: Path, folder: Path) -> Path:
     environment = {"UV_TOOL_DIR": str(folder / "tools"), "UV_TOOL_BIN_DIR": str(folder / "bin")}
     constraints = ROOT / "constraints.txt"
     _uv("tool", "install", "-p", sys.executable, "-c", str(constraints), str(wheel), **environment)
+    share_bytecode(folder / "tools" / "rootstock")
     return folder / "bin" / "rootstock"
 
 

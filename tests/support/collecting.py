@@ -1,8 +1,9 @@
 """Makes collecting tests cheaper where several processes collect the same ones, each all of them.
 
-Nothing that collection makes becomes garbage: collecting garbage meanwhile is a fifth of its time. And in a
-fresh checkout every process would compile every file of tests, which takes longer than to load them: each
-imports a share of its own first, and finds the others' compiled.
+Nothing that collection makes becomes garbage: collecting garbage meanwhile is a fifth of its time, and with
+Python's default thresholds a tenth of the tests' own. And in a fresh checkout every process would compile
+every file of tests, which takes longer than to load them: each imports a share of its own first, and finds
+the others' compiled.
 """
 
 from __future__ import annotations
@@ -15,15 +16,23 @@ from pathlib import Path
 
 import pytest
 
+COLLECT_AFTER = (10_000, 20, 20)
+"""Thresholds of the garbage collector while tests run. Later imports, caches and documents make the heap so
+large that a full collection takes up to a second and a half; Python's defaults begin one every few tests.
+"""
+
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Leave what was made within to no later collection either: it stays until the process ends."""
+    """Leave what was made within to no later collection either: it stays until the process ends. Collect more
+    rarely afterwards.
+    """
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
+        gc.set_threshold(*COLLECT_AFTER)
         gc.enable()
 
 

@@ -31,6 +31,7 @@ _SCHEMA_STATE = """
       (SELECT count(*)::text || sum(xmin::text::bigint)::text FROM pg_constraint WHERE oid >= 16384),
       (SELECT count(*) FROM pg_statistic WHERE starelid >= 16384)
 """
+_SEQUENCES = "SELECT sequencename, start_value FROM pg_sequences WHERE schemaname = 'public'"
 _TABLES = """
     SELECT relname FROM pg_class
     WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' ORDER BY relname
@@ -67,15 +68,13 @@ class FileDatabase:
             self._create()
             return
         with self._connection.transaction():
-            # Without triggers and foreign keys: some tables refuse deletion, which is what tests prove.
-            self._connection.execute("SET LOCAL session_replication_role = replica")
             dirty = {name for (name,) in self._connection.execute(self._dirty_tables).fetchall()}
-            for name in sorted(dirty | self._seeds.keys()):
+            now = self._seed_state()
+            changed = {name for name in self._seeds if now[name] != self._as_seeded[name]}
+            for name in sorted(dirty | changed):
                 self._restore(name)
-            self._connection.execute(
-                "SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false)"
-                " FROM pg_sequences WHERE schemaname = 'public' AND last_value IS NOT NULL"
-            )
+            self._as_seeded |= {name: state for name, state in self._seed_state().items() if name in changed}
+            self._connection.execute(self._restart_sequences)
         self._as_copied = self._schema_state()
 
     def close(self) -> None:
@@ -93,7 +92,13 @@ class FileDatabase:
             )
         )
         url = self._url.set(drivername="postgresql", database=self.name)
-        self._connection = psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
+        # Without triggers and foreign keys: some tables refuse deletion, which is what tests prove. For the
+        # whole connection, since each change of this setting discards all plans of prepared statements.
+        self._connection = psycopg.connect(
+            url.render_as_string(hide_password=False),
+            autocommit=True,
+            options="-c session_replication_role=replica",
+        )
         tables = [name for (name,) in self._connection.execute(_TABLES).fetchall()]
         self._seeds = {name: rows for name in tables if (rows := self._rows(name))}
         self._dirty_tables = sql.SQL(" UNION ALL ").join(
@@ -101,7 +106,25 @@ class FileDatabase:
             for name in tables
             if name not in self._seeds
         )
+        self._restart_sequences = sql.SQL(" UNION ALL ").join(
+            sql.SQL("(SELECT setval({}::regclass, {}, false) FROM {} WHERE is_called)").format(
+                sql.Literal(f'public."{name}"'), sql.Literal(start), sql.Identifier(name)
+            )
+            for name, start in self._connection.execute(_SEQUENCES).fetchall()
+        )
+        # A row that was written or changed since has a larger xmin; fewer rows are fewer.
+        self._seed_states = sql.SQL(" UNION ALL ").join(
+            sql.SQL("SELECT {}, count(*), sum(xmin::text::bigint) FROM {}").format(
+                sql.Literal(name), sql.Identifier(name)
+            )
+            for name in self._seeds
+        )
+        self._as_seeded = self._seed_state()
         self._as_copied = self._schema_state()
+
+    def _seed_state(self) -> dict[str, tuple[object, ...]]:
+        """What differs for a seeded table as soon as one of its rows is not as it was."""
+        return {name: tuple(state) for name, *state in self._connection.execute(self._seed_states).fetchall()}
 
     def _rows(self, table: str) -> bytes:
         """What COPY writes of a table: what migrations put there is put back from it."""

@@ -108,8 +108,10 @@ class Nursery:
 
 def serve(modules: list[str]) -> Callable[[], object]:
     """Answer questions until there are no more; returns, in a fork only, the entry function to run."""
+    gc.disable()  # imports make no garbage
     for module in modules:
         importlib.import_module(module)
+    gc.enable()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages it looks at
     running: set[int] = set()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.collecting import files_to_collect, import_share, without_garbage_collection
+from tests.support.collecting import COLLECT_AFTER, files_to_collect, import_share, without_garbage_collection
 
 
 def config_of(root: Path, *arguments: str, **others: Any) -> Any:
@@ -27,6 +27,7 @@ def test_garbage_is_collected_again_afterwards() -> None:
     with without_garbage_collection():
         assert not gc.isenabled()
     assert gc.isenabled()
+    assert gc.get_threshold() == COLLECT_AFTER
 
 
 def test_processes_import_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
