@@ -120,7 +120,10 @@ async def test_an_operator_sees_what_runs_and_where_it_leads(site: Site, visitor
     resolved = await site.place.make_ready(await site.place.create("pirate"), "1")
     known = [Share(site.tenant_id, resolved.digest, "default", 4, 1, 500), Share("gone", None, "flex", 1)]
     slots = [SlotView(2, resolved.digest, 16, 2_000_000, False, True, False, 4, 0)]
-    site.engines.reports = [report(view=view(time.time(), shares=known, slots=slots))]
+    shown = report(view=view(time.time(), shares=known, slots=slots))
+    assert shown.info is not None
+    divided = msgspec.structs.replace(shown.info, engine_id="engine-1", tensor_parallel=4)
+    site.engines.reports = [shown]
     await operate(site, visitor)
     page = await visitor.get("/operator/engines")
     assert page.status_code == 200
@@ -138,6 +141,10 @@ async def test_an_operator_sees_what_runs_and_where_it_leads(site: Site, visitor
     (one,) = document["data"]
     assert one["view"]["slots"][0]["digest"] == resolved.digest
     assert one["adapters"][resolved.digest]["adapter"] == "pirate"
+    site.engines.reports = [report(key="engine-1", info=divided)]
+    assert "sapling on cuda:0, tensor parallel over 4, fp8" in words_of(
+        (await visitor.get("/operator/engines")).text
+    )
     assert one["view"]["seconds"][0]["decode_rows"] == [10, 30, 0]
     live = await visitor.get("/operator/engines/live?engine=engine-0")
     assert live.text.lstrip().startswith("<div")

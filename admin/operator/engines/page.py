@@ -232,6 +232,8 @@ def _lead(report: EngineReport) -> str:
     if info is None:
         return "Not reached yet."
     parts = [f"{info.base} on {info.device}"]
+    if info.tensor_parallel > 1:
+        parts.append(f"tensor parallel over {info.tensor_parallel}")
     if info.quantization != "none":
         parts.append(info.quantization)
     if report.view is not None and report.view.stats.kv_dtype:
