@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_PROCESSES ?= 4
 # Kernels that were compiled for a test once, by what they were made of: tests compile what has changed.
 TRITON_TEST_CACHE ?= $(CURDIR)/var/triton
-PACKAGES := adapters admin api batches billing cli conversations db engine kernels sla telemetry tenants tokenization worker benchmarks examples
+PACKAGES := adapters admin api batches billing cli conversations db engine kernels routing sla telemetry tenants tokenization worker benchmarks examples
 # Installed for the examples of docs/clients.md, each apart, since some need other versions of packages than we do.
 CLIENTS := instructor langchain pydantic-ai
 DEMO_DATA ?= var/demo
@@ -100,7 +100,7 @@ unit: .venv/.installed
 
 # What most mistakes break, for every commit: no servers of ours as processes, no browser, no model, few examples.
 QUICK := tests/adapters/inspection tests/api tests/architecture tests/billing tests/contracts tests/db tests/engine/lora \
-	tests/engine/plain tests/migrations tests/sla tests/telemetry tests/tenants tests/tokenization
+	tests/engine/plain tests/migrations tests/routing tests/sla tests/telemetry tests/tenants tests/tokenization
 NOT_QUICK := tests/adapters/inspection/test_sandbox.py tests/adapters/inspection/test_corpus.py tests/api/grammars \
 	tests/api/organization $(addprefix tests/api/responses/,test_agents.py test_background.py) \
 	$(addprefix tests/api/,test_adapters.py test_cursors.py test_every_route.py test_files.py test_isolation_matrix.py \

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -45,6 +45,7 @@ from engine.client import EngineClient
 from engine.lora.artifact import Dtype, artifact_path
 from engine.model.config import load_config
 from engine.protocol import AdapterRef, EngineInfo
+from routing.replica_set import ReplicaSet
 from tokenization.codec import TextCodec
 
 log = structlog.get_logger(__name__)
@@ -70,40 +71,46 @@ class AdapterSteps:
     """The steps of one process. A `pipeline.Steps`."""
 
     def __init__(
-        self, store: ObjectStore, sandbox: Sandbox, base: Base, artifacts_dir: Path, engine_endpoint: str
+        self, store: ObjectStore, sandbox: Sandbox, base: Base, artifacts_dir: Path, engines: Sequence[str]
     ) -> None:
+        """`engines`: the endpoints of all engines; calibration measures on the first."""
         self._store = store
         self._sandbox = sandbox
         self._base = base
         self._artifacts_dir = artifacts_dir
         self._shared = SharedScores(artifacts_dir / FOLDER)
-        self._engine_endpoint = engine_endpoint
+        self._endpoints = engines
         self._config = load_config(base.directory)
-        self._engine: EngineClient | None = None
+        self._engines: ReplicaSet | None = None
 
-    # The engine client is connected for the length of a job: between jobs its messages would go unread ------
+    # The engines are connected for the length of a job: between jobs their messages would go unread ---------
 
     async def open(self) -> None:
-        self._engine = EngineClient(self._engine_endpoint, "jobs")
-        await self._engine.start()
+        self._engines = ReplicaSet(self._endpoints, "jobs")
+        await self._engines.start()
 
     async def close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close()
+        engines, self._engines = self._engines, None
+        if engines is not None:
+            await engines.close()
+
+    @property
+    def _engine(self) -> EngineClient | None:
+        """The engine that calibration measures on."""
+        return None if self._engines is None else self._engines.clients[0]
 
     @property
     def ready(self) -> bool:
-        """Whether the engine answers. This, `info` and `prefetch` implement `pinning.Engine`."""
-        return self._engine is not None and self._engine.ready
+        """Whether an engine answers. This, `info` and `prefetch` implement `pinning.Engine`."""
+        return self._engines is not None and self._engines.ready
 
     @property
     def info(self) -> EngineInfo | None:
-        return None if self._engine is None else self._engine.info
+        return None if self._engines is None else self._engines.info
 
     def prefetch(self, adapter: AdapterRef, pinned: bool | None = None) -> None:
-        if self._engine is not None:
-            self._engine.prefetch(adapter, pinned)
+        if self._engines is not None:
+            self._engines.prefetch(adapter, pinned)
 
     # Inspecting ---------------------------------------------------------------------------------------------
 

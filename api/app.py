@@ -38,6 +38,7 @@ from api.metrics.engine import EngineCollector
 from api.metrics.quotas import QuotaCollector
 from api.metrics.refusals import RefusalCollector
 from api.metrics.request_metadata import MetadataCollector
+from api.metrics.routing import RoutingCollector
 from api.openai import models as model_routes
 from api.openai import routes as openai_routes
 from api.openai import tokenize as token_routes
@@ -198,7 +199,8 @@ def _document() -> dict[str, Any]:
 
 def _register_collectors(services: Services) -> None:
     registry = services.metrics.registry
-    registry.register(EngineCollector(lambda: services.engine.stats, lambda: services.engine.ready))
+    registry.register(EngineCollector(services.engine.clients))
+    registry.register(RoutingCollector(services.engine))
     registry.register(QuotaCollector(services.quotas))
     if services.refusals is not None:
         registry.register(RefusalCollector(services.refusals))

@@ -1,8 +1,8 @@
 """Collects reports of all engines in Redis while an operator has the engines page open.
 
-Each API process knows one engine, but a page shows all. So a process that serves the page sets a key in
-Redis; while it is fresh, every process inspects its engine once a second (one of several on the same engine)
-and stores the report in Redis, where pages read it. Without viewers, engines are not inspected.
+API processes may know different engines, but a page shows all. So a process that serves the page sets a key
+in Redis; while it is fresh, every process inspects its engines once a second (one of several on the same
+engine) and stores the reports in Redis, where pages read them. Without viewers, engines are not inspected.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import redis.asyncio
@@ -43,13 +43,16 @@ _decoder = msgspec.msgpack.Decoder(EngineReport)
 
 
 class EngineWatch:
-    """Reports this process's engine, and reads all engines' reports."""
+    """Reports this process's engines, and reads all engines' reports."""
 
     def __init__(
-        self, engine: EngineClient, cache: redis.asyncio.Redis, clock: Callable[[], float] = time.time
+        self,
+        engines: Sequence[EngineClient],
+        cache: redis.asyncio.Redis,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """`clock` gives Unix seconds."""
-        self._engine = engine
+        self._engines = engines
         self._cache = cache
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
@@ -99,11 +102,14 @@ class EngineWatch:
                 if await self._cache.exists(LOOKED):
                     await self.report()
             except RedisError as error:
-                log.warning("could not report the engine", error=str(error))
+                log.warning("could not report the engines", error=str(error))
 
     async def report(self) -> None:
-        """Stores a report of this process's engine, unless another process does or has a better view."""
-        engine = self._engine
+        """Stores a report of each of this process's engines."""
+        await asyncio.gather(*(self._report(engine) for engine in self._engines))
+
+    async def _report(self, engine: EngineClient) -> None:
+        """Stores a report of an engine, unless another process does or has a better view."""
         key = engine.endpoint if engine.info is None else engine.info.engine_id
         was_ready = engine.ready
         if was_ready and not await self._cache.set(TURN.format(key), 1, nx=True, px=_TURN_MS):

@@ -86,7 +86,8 @@ async def _serve(
             timeout_graceful_shutdown=settings.drain_timeout,
         )
         # Not uvicorn's own `fd`: it treats the socket as a Unix one and does not set TCP_NODELAY.
-        inherited = None if settings.listen_fd is None else [socket.socket(fileno=settings.listen_fd)]
+        passed = (settings.listen_fd, settings.own_fd)
+        inherited = [socket.socket(fileno=fd) for fd in passed if fd is not None] or None
         _allow_many_connections()
         # Objects that exist now stay: without them the collector scans a hundredth of the objects.
         gc.collect()

@@ -5,7 +5,7 @@ room, and the engine serves the same base model.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import redis.asyncio
@@ -15,8 +15,8 @@ from redis.exceptions import ResponseError
 from db.errors import DatabaseUnavailable, UnusableDatabase
 from db.schema import assert_fit_to_serve
 from db.session import Database
-from engine.client import EngineClient
 from engine.protocol import EngineStats
+from routing.replica_set import ReplicaSet
 from telemetry.disk import DiskSpace, disk_space, shortage
 
 log = structlog.get_logger(__name__)
@@ -52,17 +52,23 @@ class LocalDisk:
 
 
 class EngineDisk:
-    """The file system of the engine's usage spool has room, by the engine's latest heartbeat."""
+    """The file system of an engine's usage spool has room, by the engines' latest heartbeats. While one
+    engine's has, requests can be served.
+    """
 
-    def __init__(self, stats: Callable[[], EngineStats | None], min_free_bytes: int) -> None:
+    def __init__(self, stats: Callable[[], Iterable[EngineStats]], min_free_bytes: int) -> None:
         self._stats = stats
         self._min_free_bytes = min_free_bytes
 
     async def check(self) -> str | None:
-        stats = self._stats()
-        if stats is None or not stats.disk_total_bytes:  # an older engine does not send it
-            return None
-        return shortage(DiskSpace(stats.disk_free_bytes, stats.disk_total_bytes), self._min_free_bytes)
+        reason = None
+        for stats in self._stats():
+            if not stats.disk_total_bytes:  # an older engine does not send it
+                return None
+            reason = shortage(DiskSpace(stats.disk_free_bytes, stats.disk_total_bytes), self._min_free_bytes)
+            if reason is None:
+                return None
+        return reason
 
 
 class SchemaVersion:
@@ -104,7 +110,7 @@ class SchemaVersion:
 class SameBaseModel:
     """Checks that the engine serves the model whose tokenizer this process has loaded."""
 
-    def __init__(self, engine: EngineClient, base_name: str) -> None:
+    def __init__(self, engine: ReplicaSet, base_name: str) -> None:
         self._engine = engine
         self._base_name = base_name
 

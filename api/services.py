@@ -40,8 +40,9 @@ from conversations.background.service import BackgroundQueue
 from conversations.responses.service import ResponseService
 from conversations.service import ConversationService
 from db.outbox import Outbox
-from engine.client import EngineClient, EngineGone
+from engine.client import EngineGone
 from engine.protocol import EngineInfo
+from routing.replica_set import ReplicaSet
 from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
@@ -112,7 +113,8 @@ class BackgroundWork(Protocol):
 class Services:
     """Everything the routes use, built once by the process's main (or by a test)."""
 
-    engine: EngineClient
+    engine: ReplicaSet
+    """All engines, as one."""
     text: TextCodec
     keys: KeyResolver
     models: ModelResolver

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from routing.endpoints import parse_endpoints
+
 ReasoningEffort = Literal["minimal", "low", "medium", "high", "xhigh"]
 """OpenAI's efforts, without `none`."""
 
@@ -25,8 +27,12 @@ class ApiSettings(BaseSettings):
     """File descriptor of an inherited listening socket, used instead of host and port: its connections wait
     while this process restarts.
     """
+    own_fd: int | None = Field(default=None, ge=3)
+    """File descriptor of a second inherited listening socket, where several processes accept from the first.
+    This process alone answers there, so that Prometheus can read the metrics of each.
+    """
     engine_endpoint: str
-    """Where the engine listens, `ipc://...` or `tcp://...`."""
+    """Where the engines listen, `ipc://...` or `tcp://...`, separated by commas."""
     base_path: Path
     """The base model's directory: its tokenizer and chat template are read, its weights are not."""
     base_name: str = Field(pattern=r"^[a-z0-9._-]{1,64}$")
@@ -54,6 +60,17 @@ class ApiSettings(BaseSettings):
     """Seconds that open requests have to finish after SIGTERM."""
     log_level: str = "info"
     log_format: Literal["json", "console", "auto"] = "auto"
+
+    @property
+    def engine_endpoints(self) -> tuple[str, ...]:
+        return parse_endpoints(self.engine_endpoint)
+
+    @field_validator("engine_endpoint")
+    @classmethod
+    def _names_engines(cls, endpoints: str) -> str:
+        if not parse_endpoints(endpoints):
+            raise ValueError("names no engine: give at least one endpoint, ipc://PATH or tcp://HOST:PORT")
+        return endpoints
 
 
 class ConnectionSettings(BaseSettings):

@@ -152,17 +152,19 @@ def _change(
 
 @asynccontextmanager
 async def _pinning(services: Services) -> AsyncIterator[Pinning | None]:
-    """Yields a client that makes the engine load adapters early, or None when no engine answers soon: an
-    engine loads an adapter at its first request in any case.
+    """Yields what makes the engines load adapters early, or None when no engine answers soon: an engine loads
+    an adapter at its first request in any case.
     """
     from adapters.pinning import Pinning
-    from engine.client import EngineClient
+    from routing.endpoints import parse_endpoints
+    from routing.replica_set import ReplicaSet
 
-    endpoint = services.environment.get("ROOTSTOCK_ENGINE_ENDPOINT")
-    if not endpoint:
+    names = ("ROOTSTOCK_API_ENGINE_ENDPOINT", "ROOTSTOCK_ENGINE_ENDPOINT")
+    endpoints = next((services.environment[name] for name in names if services.environment.get(name)), "")
+    if not endpoints:
         yield None
         return
-    client = EngineClient(endpoint, "operator")
+    client = ReplicaSet(parse_endpoints(endpoints), "operator")
     await client.start()
     try:
         try:

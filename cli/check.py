@@ -23,7 +23,7 @@ from cli.checks.configuration import PREFIX, Configuration, read_configuration, 
 from cli.checks.features import check_features
 from cli.checks.findings import Finding, Status
 from cli.checks.process import Process
-from cli.checks.serving import check_agreement, check_base, check_disks, check_engine, redis_urls
+from cli.checks.serving import check_agreement, check_base, check_disks, check_engines, redis_urls
 from cli.checks.stores import check_postgres, check_redis, check_storage
 from cli.service_access import served_settings, silence_logs
 from db.settings import DatabaseSettings
@@ -80,7 +80,7 @@ async def _networked(configuration: Configuration) -> list[Finding]:
     if (storage := configuration.get(StorageSettings)) is not None:
         checks.append(check_storage(storage))
     base_name = next(iter(configuration.values("base_name", ApiSettings, JobsSettings).values()), None)
-    checks += [check_engine(endpoint, base_name) for endpoint in _engine_endpoints(configuration)]
+    checks.append(check_engines(_engine_endpoints(configuration), base_name))
     return [finding for group in await asyncio.gather(*checks) for finding in group]
 
 
@@ -88,9 +88,12 @@ def _engine_endpoints(configuration: Configuration) -> list[str]:
     """Returns the endpoints at which API and workers reach engines; an engine's own setting is the address it
     listens on.
     """
-    endpoints = [*configuration.values("engine_endpoint", ApiSettings, JobsSettings).values()]
-    worker = configuration.get(WorkerSettings)
-    return [*dict.fromkeys([*endpoints, *(worker.engines if worker is not None else ())])]
+    found: list[str] = []
+    if (api := configuration.get(ApiSettings)) is not None:
+        found += api.engine_endpoints
+    for settings in (configuration.get(JobsSettings), configuration.get(WorkerSettings)):
+        found += settings.engines if settings is not None else ()
+    return [*dict.fromkeys(found)]
 
 
 def _local(configuration: Configuration) -> Iterator[Finding]:

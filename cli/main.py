@@ -85,6 +85,12 @@ def up(
         Quantization | None,
         typer.Option(help="Weight format: none or int8 on a CPU; none, fp8 or int4 on a GPU."),
     ] = None,
+    replicas: Annotated[
+        int, typer.Option(min=1, max=64, help="Engines; on GPUs, each has one of its own.")
+    ] = 1,
+    api_processes: Annotated[
+        int, typer.Option(min=1, max=64, help="API processes that share the address.")
+    ] = 1,
     demo: Annotated[
         bool, typer.Option("--demo", help="Create two tenants with keys and sapling's adapters.")
     ] = False,
@@ -93,7 +99,7 @@ def up(
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="With --showcase: stop afterwards.")] = False,
 ) -> None:
-    """Run everything on this machine: PostgreSQL, Redis, engine, API, workers.
+    """Run everything on this machine: PostgreSQL, Redis, engines, API, workers.
 
     ROOTSTOCK_DB_URL and ROOTSTOCK_REDIS_URL name servers to use instead of private ones.
     """
@@ -105,7 +111,20 @@ def up(
     if showcase and not demo:
         raise UsageError("--showcase needs the demo: pass --demo too")
     chosen = quantization.value if quantization else None
-    raise typer.Exit(run_up(UpOptions(data, host, port, base, base_name, chosen, demo, showcase, once)))
+    options = UpOptions(
+        data=data,
+        host=host,
+        port=port,
+        base=base,
+        base_name=base_name,
+        quantization=chosen,
+        replicas=replicas,
+        api_processes=api_processes,
+        demo=demo,
+        showcase=showcase,
+        once=once,
+    )
+    raise typer.Exit(run_up(options))
 
 
 @app.command("serve-api")

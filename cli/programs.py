@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -42,25 +42,39 @@ class Service:
     is_demo: bool = False
     payments: Mapping[str, str] = field(default_factory=dict)
     """Settings of the demo's payment provider, if any."""
+    replicas: int = 1
+    """Engines."""
+    api_processes: int = 1
+    gpus: Sequence[str] = ()
+    """Names of the GPUs, as CUDA_VISIBLE_DEVICES lists them, of which each engine gets one; empty: every
+    engine chooses itself."""
 
     @property
-    def engine_endpoint(self) -> str:
-        """Returns a Unix socket that only this account reaches: every client of the socket can use the
+    def engine_endpoints(self) -> tuple[str, ...]:
+        """Returns Unix sockets that only this account reaches: every client of an engine's socket can use the
         engine.
         """
-        return f"ipc://{socket_directory(self.data.path, 'engine', 'zmq.sock', None) / 'zmq.sock'}"
+        names = ("engine", *(f"engine-{number}" for number in range(1, self.replicas)))
+        folders = (socket_directory(self.data.path, name, "zmq.sock", None) for name in names)
+        return tuple(f"ipc://{folder / 'zmq.sock'}" for folder in folders)
 
     @property
-    def engine_state(self) -> Path:
-        """Returns the folder of the engine's own files."""
+    def engine_states(self) -> list[Path]:
+        """Returns the folders of the engines' own files."""
         settings = self.environment()
-        engine_id = settings.get("ROOTSTOCK_ENGINE_ENGINE_ID", "engine-0")
-        return Path(settings["ROOTSTOCK_ENGINE_DATA_DIR"]) / "engine" / engine_id
+        folder = Path(settings["ROOTSTOCK_ENGINE_DATA_DIR"]) / "engine"
+        return [folder / self._engine_id(settings, number) for number in range(self.replicas)]
+
+    def _engine_id(self, settings: Mapping[str, str], number: int) -> str:
+        if self.replicas == 1:
+            return settings.get("ROOTSTOCK_ENGINE_ENGINE_ID", "engine-0")
+        return f"engine-{number}"
 
     def environment(self) -> dict[str, str]:
         """Returns the settings of all processes and of the operator's commands; the shell's settings take
         precedence.
         """
+        endpoints = self.engine_endpoints
         settings = {
             "ROOTSTOCK_DB_URL": self.db_url,
             OWNER_URL: self.db_owner_url,
@@ -69,17 +83,18 @@ class Service:
             "ROOTSTOCK_API_REDIS_URL": self.redis_url,
             "ROOTSTOCK_API_BASE_PATH": str(self.base),
             "ROOTSTOCK_API_BASE_NAME": self.base_name,
-            "ROOTSTOCK_API_ENGINE_ENDPOINT": self.engine_endpoint,
+            "ROOTSTOCK_API_ENGINE_ENDPOINT": ",".join(endpoints),
             "ROOTSTOCK_WORKER_REDIS_URL": self.redis_url,
+            "ROOTSTOCK_WORKER_ENGINE_ENDPOINTS": ",".join(endpoints),
             "ROOTSTOCK_JOBS_BASE_PATH": str(self.base),
             "ROOTSTOCK_JOBS_BASE_NAME": self.base_name,
-            "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": self.engine_endpoint,
+            "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": ",".join(endpoints),
             "ROOTSTOCK_JOBS_ARTIFACTS_DIR": str(self.data.artifacts),
             "ROOTSTOCK_STORAGE_URL": f"file://{quote(str(self.data.objects))}",
             "ROOTSTOCK_ENGINE_BASE": str(self.base),
             "ROOTSTOCK_ENGINE_BASE_NAME": self.base_name,
             "ROOTSTOCK_DEVICE_QUANTIZATION": self.quantization,
-            "ROOTSTOCK_ENGINE_ENDPOINT": self.engine_endpoint,
+            "ROOTSTOCK_ENGINE_ENDPOINT": endpoints[0],
             "ROOTSTOCK_ENGINE_REDIS_URL": self.redis_url,
             "ROOTSTOCK_ENGINE_DATA_DIR": str(self.data.path),
             "ROOTSTOCK_ENGINE_ARTIFACTS_DIR": str(self.data.artifacts),
@@ -92,12 +107,32 @@ class Service:
             name: value for name, value in os.environ.items() if name.startswith("ROOTSTOCK_")
         }
 
-    def engine(self) -> Program:
-        program = self._program("engine", "serve-engine", grace_s=_ENGINE_DRAIN_S + 15)
-        return dataclasses.replace(program, reason=self.engine_state / STOP_REASON)
+    def engines(self) -> list[Program]:
+        """Returns the engines: `engine`, or `engine-0`, `engine-1`... if there are several."""
+        return [self._engine(number) for number in range(self.replicas)]
 
-    def api(self, listener_fd: int) -> Program:
-        return self._program("api", "serve-api", grace_s=30, pass_fds=(listener_fd,))
+    def _engine(self, number: int) -> Program:
+        name = "engine" if self.replicas == 1 else f"engine-{number}"
+        program = self._program(name, "serve-engine", grace_s=_ENGINE_DRAIN_S + 15)
+        own = {}
+        if self.replicas > 1:
+            own["ROOTSTOCK_ENGINE_ENGINE_ID"] = self._engine_id(program.env, number)
+            own["ROOTSTOCK_ENGINE_ENDPOINT"] = self.engine_endpoints[number]
+        if self.gpus:
+            own["CUDA_VISIBLE_DEVICES"] = self.gpus[number]
+        reason = self.engine_states[number] / STOP_REASON
+        return dataclasses.replace(program, env={**program.env, **own}, reason=reason)
+
+    def apis(self, listener_fd: int, own_fds: Sequence[int] = ()) -> list[Program]:
+        """Returns the API processes, which accept from one socket: `api`, or `api-0`, `api-1`... if there are
+        several. `own_fds`: a second socket for each of several.
+        """
+        if self.api_processes == 1:
+            return [self._program("api", "serve-api", grace_s=30, pass_fds=(listener_fd,))]
+        return [
+            self._program(f"api-{number}", "serve-api", grace_s=30, pass_fds=(listener_fd, own_fds[number]))
+            for number in range(self.api_processes)
+        ]
 
     def worker(self) -> Program:
         """Returns the worker of short tasks: metering, schedule, relay."""
@@ -114,7 +149,8 @@ class Service:
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **self.environment()}
         environment.pop(OWNER_URL, None)  # processes that serve must not have the owner's rights
         if pass_fds:
-            environment["ROOTSTOCK_API_LISTEN_FD"] = str(pass_fds[0])
+            names = ("ROOTSTOCK_API_LISTEN_FD", "ROOTSTOCK_API_OWN_FD")
+            environment |= {name: str(fd) for name, fd in zip(names, pass_fds, strict=False)}
         return Program(
             name=name,
             argv=(sys.executable, "-m", "cli.main", *command),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from redis.asyncio import Redis
@@ -17,9 +17,9 @@ _METERING_S = 15.0
 
 
 async def finish_metering(
-    redis_url: str, engine_state: Path | None, is_worker_alive: Callable[[], bool]
+    redis_url: str, engine_states: Sequence[Path], is_worker_alive: Callable[[], bool]
 ) -> str:
-    """Waits, with a limit, until the worker has moved the engine's last usage from the journal to the ledger;
+    """Waits, with a limit, until the worker has moved the engines' last usage from the journal to the ledger;
     describes what is left.
 
     What is left is not lost: the journal is on disk, and the next start continues with it.
@@ -36,22 +36,23 @@ async def finish_metering(
         return "Redis is away: what it holds is metered after the next start"
     finally:
         await redis.aclose()
-    return not_in_ledger(engine_state, left)
+    return not_in_ledger(engine_states, left)
 
 
-def not_in_ledger(engine_state: Path | None, in_journal: int) -> str:
-    """Describes what is not billed yet: usage events in the journal, and what a killed engine left in its
-    folder.
+def not_in_ledger(engine_states: Sequence[Path], in_journal: int) -> str:
+    """Describes what is not billed yet: usage events in the journal, and what killed engines left in their
+    folders.
     """
     try:
-        on_disk = pending_usage(engine_state) if engine_state is not None else PendingUsage(0, 0)
+        pending = [pending_usage(folder) for folder in engine_states]
     except OSError as error:
-        return f"the engine's files cannot be read: {error}"
+        return f"an engine's files cannot be read: {error}"
+    on_disk = PendingUsage(sum(one.requests for one in pending), sum(one.events for one in pending))
     left = [
         f"{number} {what}"
         for number, what in (
-            (on_disk.requests, "requests in flight on the engine's disk"),
-            (on_disk.events, "usage events on the engine's disk"),
+            (on_disk.requests, "requests in flight on the engines' disk"),
+            (on_disk.events, "usage events on the engines' disk"),
             (in_journal, "usage events in the journal"),
         )
         if number

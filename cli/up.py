@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +34,7 @@ from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
 from cli.unbilled import finish_metering
 from cli.up_options import UpOptions
 from engine.client import EngineClient
+from engine.protocol import EngineInfo
 from telemetry.disk import DiskSettings, start_problem
 
 T = TypeVar("T")
@@ -47,12 +48,25 @@ def run_up(options: UpOptions) -> int:
     """
     base, base_name = options.chosen_base()
     quantization = options.chosen_quantization()
+    options.check_replicas()
+    gpus = options.chosen_gpus()
     silence_logs()
     problem = start_problem(options.data, settings_from_environment(DiskSettings).min_free_bytes)
     if problem is not None:
         raise CliError(problem)
     with DataDir(options.data.absolute()) as data, closing_display(open_display()) as display:
-        return asyncio.run(_Up(options, data, display, base, base_name, quantization).run())
+        service = Service(
+            data=data,
+            base=base,
+            base_name=base_name,
+            quantization=quantization,
+            redis_url="",
+            is_demo=options.demo,
+            replicas=options.replicas,
+            api_processes=options.api_processes,
+            gpus=gpus,
+        )
+        return asyncio.run(_Up(options, service, display).run())
 
 
 class _Stopped(Exception):
@@ -60,29 +74,26 @@ class _Stopped(Exception):
 
 
 class _Up:
-    def __init__(
-        self,
-        options: UpOptions,
-        data: DataDir,
-        display: Display,
-        base: Path,
-        base_name: str,
-        quantization: str,
-    ) -> None:
-        self._options, self._data, self._display = options, data, display
-        self._base, self._base_name, self._quantization = base, base_name, quantization
+    def __init__(self, options: UpOptions, service: Service, display: Display) -> None:
+        """`service` lacks the addresses of databases, which are known once these run."""
+        self._options, self._data, self._display = options, service.data, display
+        self._service = service
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
         self._supervisor = Supervisor(self._tell)
-        self._stores = Stores(data.path, display.note)
+        self._stores = Stores(self._data.path, display.note)
         self._restarts = RestartCounter(lambda: self._stores.redis.url)
         self._stores.restarted = lambda name: self._restarts.restarted(name.lower())
         self._listener: socket.socket | None = None
+        self._own: list[socket.socket] = []
+        """A second socket of each of several API processes, which otherwise answer in turn."""
         self._url = ""
         self._payments: PaymentsDouble | None = None
         self._watching: set[asyncio.Task[None]] = set()
-        self._engine_state: Path | None = None
-        """The folder of the engine that was started."""
+        self._engine_states: list[Path] = []
+        """The folders of the engines that were started."""
+        self._engines: dict[str, str] = {}
+        """Their endpoints, by the child's name."""
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -101,6 +112,11 @@ class _Up:
             await self._drain()
         return status
 
+    @property
+    def _api_urls(self) -> list[str]:
+        """An address of each API process."""
+        return [visiting_url(own) for own in self._own] or [self._url]
+
     def _told_to_stop(self) -> None:
         if self._stop.is_set():  # a second signal: stop now
             self._supervisor.kill_all()
@@ -109,7 +125,10 @@ class _Up:
     async def _serve(self) -> int:
         self._listener = listen(self._options.host, self._options.port)
         self._url = visiting_url(self._listener)
-        demo = Demo(self._data, self._base_name) if self._options.demo else None
+        port, count = self._options.port, self._options.api_processes
+        for number in range(count if count > 1 else 0):
+            self._own.append(listen("127.0.0.1", port + 1 + number if port else 0))
+        demo = Demo(self._data, self._service.base_name) if self._options.demo else None
         if demo is not None:
             if not demo.adapters:
                 raise CliError(f"{SAPLING} holds no adapters for --demo: reinstall Rootstock")
@@ -142,17 +161,16 @@ class _Up:
         assert self._listener is not None
         with self._display.step("Redis") as step:
             step.detail(self._stores.redis.start(self._data.path))
-        service = Service(
-            data=self._data,
-            base=self._base,
-            base_name=self._base_name,
-            quantization=self._quantization,
+        service = dataclasses.replace(
+            self._service,
             redis_url=self._stores.redis.url,
-            is_demo=self._options.demo,
             payments=self._payments.settings if self._payments is not None else {},
         )
-        self._engine_state = service.engine_state
-        engine = await self._launch(service.engine())  # loads its model while the database comes up
+        self._engine_states = service.engine_states
+        # They load their model while the database comes up.
+        engines = [await self._launch(program) for program in service.engines()]
+        names = [engine.program.name for engine in engines]
+        self._engines = dict(zip(names, service.engine_endpoints, strict=True))
         if self._payments is not None:
             await self._launch(self._payments.program())
         with self._display.step("PostgreSQL") as step:
@@ -160,27 +178,24 @@ class _Up:
         db_url, db_owner_url = self._stores.database_urls()
         service = dataclasses.replace(service, db_url=db_url, db_owner_url=db_owner_url)
         self._stores.keep_alive()
-        await run_together(self._start_engine(engine, service, demo), self._start_services(service))
+        await run_together(self._start_engines(engines, service, demo), self._start_services(service))
         if demo is not None:
             with self._display.step("Demo") as step:
                 await demo.populate(service)
                 step.detail(f"tenants {' and '.join(demo.tenants)}, {len(demo.adapters)} adapters")
         with self._display.step("Ready?"):
-            await self._bounded(health.wait_until_ready(self._url), *self._supervisor.children.values())
+            for url in self._api_urls:
+                await self._bounded(health.wait_until_ready(url), *self._supervisor.children.values())
         for child in self._supervisor.children.values():
             child.settle()
         self._restarts.begin([*self._supervisor.children, "redis", "postgresql"])
         self._welcome(service, demo)
 
-    async def _start_engine(self, engine: Child, service: Service, demo: Demo | None) -> None:
-        client = EngineClient(service.engine_endpoint, "up")
-        with self._display.step("Engine") as step:
-            step.detail(f"loading {self._base_name} ({self._quantization})")
-            await client.start()
-            try:
-                info = await self._bounded(client.wait_ready(), engine)
-            finally:
-                await client.close()
+    async def _start_engines(self, engines: Sequence[Child], service: Service, demo: Demo | None) -> None:
+        with self._display.step("Engine" if len(engines) == 1 else f"{len(engines)} engines") as step:
+            step.detail(f"loading {service.base_name} ({service.quantization})")
+            for endpoint in service.engine_endpoints:
+                info = await self._bounded(_engine_at(endpoint), *engines)
             step.detail(f"{info.base}, {info.quantization}, on {info.device}, context {info.context_length}")
         if demo is not None:
             with self._display.step("Adapters") as step:
@@ -194,8 +209,10 @@ class _Up:
         worker = await self._launch(service.worker())
         jobs = await self._launch(service.jobs())
         with self._display.step("API") as step:
-            api = await self._launch(service.api(self._listener.fileno()))
-            await self._bounded(health.wait_until_alive(self._url), api, worker, jobs)
+            own_fds = [own.fileno() for own in self._own]
+            programs = service.apis(self._listener.fileno(), own_fds)
+            apis = [await self._launch(program) for program in programs]
+            await self._bounded(health.wait_until_alive(self._url), *apis, worker, jobs)
             step.detail(self._url)
 
     async def _launch(self, program: Program) -> Child:
@@ -226,12 +243,12 @@ class _Up:
         write_private_json(self._data.serving_file, document)
         payments_url = self._payments.url if self._payments is not None else None
         facts = demo.publish(self._url, payments_url) if demo is not None else {}
-        model, prompt = demo.example() if demo is not None else (self._base_name, "Hello")
+        model, prompt = demo.example() if demo is not None else (service.base_name, "Hello")
         self._display.welcome(
             Welcome(
                 base_url=f"{self._url}/v1",
                 console_url=f"{self._url}/console",
-                metrics_url=f"{self._url}/metrics",
+                metrics_url=", ".join(f"{url}/metrics" for url in self._api_urls),
                 data_dir=str(self._options.data),
                 took_s=time.monotonic() - self._started_at,
                 model=model,
@@ -268,26 +285,31 @@ class _Up:
 
     async def _watch_return(self, name: str) -> None:
         since = time.monotonic()
-        await health.wait_until_ready(self._url)
+        if name in self._engines:  # with others, the service is ready without it
+            await _engine_at(self._engines[name])
+        for url in self._api_urls:
+            await health.wait_until_ready(url)
         self._display.note(f"{name} is back, all is ready again after {time.monotonic() - since:.1f} s")
 
     # Stop ---------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Stops everything: the API first, so that no new request comes in; jobs before the engine they
-        measure on; the worker after it, so that it meters the last usage.
+        """Stops everything: the API first, so that no new request comes in; jobs before the engines they
+        measure on; the worker after these, so that it meters the last usage.
         """
         await cancel(*self._watching)
         await self._restarts.close()
         self._data.serving_file.unlink(missing_ok=True)
-        if self._listener is not None:
-            self._listener.close()
-        for name in ("api", "jobs", "engine", "worker"):
-            if name in self._supervisor.children:
-                with self._display.step(f"stopping {name}", done="stopped") as step:
-                    if name == "worker":
+        for listener in (self._listener, *self._own):
+            if listener is not None:
+                listener.close()
+        for kind in ("api", "jobs", "engine", "worker"):
+            names = [name for name in self._supervisor.children if name.partition("-")[0] == kind]
+            if names:
+                with self._display.step(f"stopping {kind}", done="stopped") as step:
+                    if kind == "worker":
                         step.detail(await self._finish_metering())
-                    await self._supervisor.stop(name)
+                    await run_together(*(self._supervisor.stop(name) for name in names))
         await self._supervisor.stop_all()
         if self._payments is not None:
             self._payments.close()
@@ -296,4 +318,14 @@ class _Up:
     async def _finish_metering(self) -> str:
         worker = self._supervisor.children["worker"]
         redis_url = self._stores.redis.url
-        return await finish_metering(redis_url, self._engine_state, lambda: worker.pid is not None)
+        return await finish_metering(redis_url, self._engine_states, lambda: worker.pid is not None)
+
+
+async def _engine_at(endpoint: str) -> EngineInfo:
+    """Waits until an engine answers, and returns what it says of itself."""
+    client = EngineClient(endpoint, "up")
+    await client.start()
+    try:
+        return await client.wait_ready()
+    finally:
+        await client.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cli.demo import DEMO_BASE
 from cli.errors import CliError, UsageError
-from engine.device.capabilities import device_kind, refusal
+from engine.device.capabilities import device_kind, num_gpus, refusal
 
 _DEMO_QUANTIZATION = {"cpu": "int8", "cuda": "fp8"}
 
@@ -24,6 +24,9 @@ class UpOptions:
     base_name: str | None
     quantization: str | None
     """Weight format of the base model; None: `chosen_quantization` decides."""
+    replicas: int = 1
+    """Engines."""
+    api_processes: int = 1
     demo: bool = False
     showcase: bool = False
     once: bool = False
@@ -45,6 +48,29 @@ class UpOptions:
             "sapling" if self.demo and self.base is None else base.resolve().name.lower()
         )
         return base.resolve(), name
+
+    def chosen_gpus(self) -> list[str]:
+        """Returns the GPU of each engine, as CUDA_VISIBLE_DEVICES names it; none for one engine, and on a
+        CPU. Raises `UsageError` when there are too few.
+        """
+        if self.replicas == 1 or device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto")) == "cpu":
+            return []
+        named = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+        names = named or [str(number) for number in range(num_gpus())]
+        if len(names) < self.replicas:
+            raise UsageError(
+                f"--replicas {self.replicas} needs as many GPUs, and there are {len(names)}: "
+                f"pass --replicas {len(names)}"
+            )
+        return names[: self.replicas]
+
+    def check_replicas(self) -> None:
+        """Raises `UsageError` when the environment gives several engines one address or name."""
+        for name in ("ROOTSTOCK_ENGINE_ENDPOINT", "ROOTSTOCK_ENGINE_ENGINE_ID"):
+            if self.replicas > 1 and name in os.environ:
+                raise UsageError(
+                    f"{name} is set, and --replicas {self.replicas} gives each engine its own: unset it"
+                )
 
     def chosen_quantization(self) -> str:
         """Returns the requested weight format, if the device supports it. The demo's default is the smallest

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -89,6 +90,8 @@ class EngineClient:
         self._estimate = StartEstimate(time.monotonic())
         self._ready = asyncio.Event()
         self._generations: dict[str, Generation] = {}
+        self._on_changed: Callable[[], None] = lambda: None
+        self._on_drained: Callable[[Generation], bool] = lambda generation: False
         self._context: zmq.Context | None = None
         self._connection: Connection | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -112,6 +115,13 @@ class EngineClient:
     def num_open(self) -> int:
         """Generations that have not received their last message."""
         return len(self._generations)
+
+    def follow(self, on_changed: Callable[[], None], on_drained: Callable[[Generation], bool]) -> None:
+        """Calls `on_changed` when the engine is ready, has sent statistics, or is gone; in that case before
+        its generations fail. Calls `on_drained` with a generation that the engine rejected because it drains:
+        True means that the generation was submitted elsewhere (`resubmit`). Neither may raise.
+        """
+        self._on_changed, self._on_drained = on_changed, on_drained
 
     async def start(self) -> None:
         """Begins to connect, and keeps reconnecting until `close`."""
@@ -149,14 +159,22 @@ class EngineClient:
 
         Raises EngineGone when not ready, RequestRejected when its id is already open here.
         """
+        generation = Generation(self, request.request_id)
+        self.resubmit(request, generation)
+        return generation
+
+    def resubmit(self, request: Submit, generation: Generation) -> None:
+        """Sends a request whose output goes to a generation that has none yet: another engine rejected it.
+
+        Raises EngineGone when not ready, RequestRejected when its id is already open here.
+        """
         if not self.ready:
             raise EngineGone(f"engine at {self.endpoint} is not connected", self.ready_in)
         if request.request_id in self._generations:
             raise RequestRejected("duplicate", f"request_id {request.request_id!r} is already open")
-        generation = Generation(self, request.request_id)
+        generation._client = self
         self._generations[request.request_id] = generation
         self._send(request)
-        return generation
 
     def prefetch(self, adapter: AdapterRef, pinned: bool | None = None) -> None:
         """Asks the engine to load an adapter before its first request, and to pin or unpin it (`pinned`).
@@ -252,6 +270,7 @@ class EngineClient:
             log.warning(
                 "engine is gone", endpoint=self.endpoint, reason=reason, open_requests=len(self._generations)
             )
+            self._on_changed()
         generations, self._generations = self._generations, {}
         for generation in generations.values():
             gone = EngineGone(f"engine at {self.endpoint} is gone: {reason}", self.ready_in)
@@ -357,7 +376,7 @@ class EngineClient:
                 generation._close(finished.usage, None)
         for rejected in outputs.rejected:
             generation = generations.pop(rejected.request_id, None)
-            if generation is not None:
+            if generation is not None and not (rejected.code == "draining" and self._on_drained(generation)):
                 retry_after = rejected.retry_after
                 if retry_after is None and rejected.code == "draining":
                     retry_after = self.ready_in
@@ -373,12 +392,14 @@ class EngineClient:
         log.info(
             "engine is ready", endpoint=self.endpoint, engine=info.engine_id, incarnation=info.incarnation
         )
+        self._on_changed()
 
     def _on_stats(self, stats: EngineStats) -> None:
         if self.ready and self.info is not None and stats.incarnation != self.info.incarnation:
             self._disconnect(f"it was restarted as {stats.incarnation}")
             return
         self.stats = stats
+        self._on_changed()
 
     def _on_view(self, view: EngineView) -> None:
         waited, self._view = self._view, None

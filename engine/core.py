@@ -25,7 +25,7 @@ from typing import Protocol
 
 from engine.batch import Batch, LaunchedStep
 from engine.grammar.admission import GrammarAdmission
-from engine.inspection import build_view, create_history
+from engine.inspection import build_view, create_history, resident_adapters
 from engine.outputs import DeviceGauges, DeviceMemory, RunnerCounters, StepOutputs
 from engine.protocol import AdapterRef, EngineStats, EngineView, PriorityClass, Rejected, Submit
 from engine.scheduling.scheduler import Scheduler
@@ -209,6 +209,8 @@ class EngineCore:
             decode_tokens=counters.decode_tokens,
             step_bytes=counters.step_bytes,
             memory_bandwidth=self._memory.bandwidth,
+            prompt_rate=scheduler.prompt_rate,
+            resident=resident_adapters(slots),
         )
 
     def view(self, stats: EngineStats) -> EngineView:

@@ -7,6 +7,15 @@ from __future__ import annotations
 
 import msgspec
 
+KEY_BYTES = 8
+MAX_RESIDENT = 1024
+"""Adapters that a heartbeat names: it is sent to every client twice a second."""
+
+
+def adapter_key(digest: str) -> bytes:
+    """Returns the bytes by which heartbeats name an adapter: the first of its digest."""
+    return bytes.fromhex(digest[: 2 * KEY_BYTES])
+
 
 class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Gauges and monotonic counters, sent to every client twice a second: also the heartbeat."""
@@ -82,6 +91,11 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Unix seconds, the engine's clock; 0: not known."""
     journal_set_aside: int = 0
     """Damaged files of the journal that wait for an operator."""
+    prompt_rate: float = 0.0
+    """Prompt tokens computed per second, as measured lately; 0: not known."""
+    resident: bytes | None = None
+    """The `adapter_key` of each adapter that is loaded or loading, one after the other; of at most
+    MAX_RESIDENT, those in use first. None: from an engine that does not report them."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 
-from engine.gauges import EngineStats, EngineView, Share, SlotView
+from engine.gauges import MAX_RESIDENT, EngineStats, EngineView, Share, SlotView, adapter_key
 from engine.history import Levels, StepHistory, Totals
-from engine.lora.slots import SlotState
+from engine.lora.slots import SlotState, SlotTable
 from engine.protocol import PriorityClass
 from engine.request import CLASS_ORDER, Request
 from engine.scheduling.scheduler import Scheduler
@@ -44,6 +44,16 @@ def create_history(scheduler: Scheduler) -> StepHistory:
         return Levels(scheduler.pool.num_held, [queue.num_waiting(priority) for priority in PriorityClass])
 
     return StepHistory(totals, levels)
+
+
+def resident_adapters(slots: SlotTable) -> bytes:
+    """Returns the keys of adapters that are loaded or loading, as heartbeats have them: if there are too
+    many, those in use first.
+    """
+    held = [slot for slot in slots.slots if slot.ref is not None]
+    if len(held) > MAX_RESIDENT:
+        held.sort(key=lambda slot: not slot.references)
+    return b"".join(adapter_key(slot.ref.digest) for slot in held[:MAX_RESIDENT] if slot.ref is not None)
 
 
 def build_view(

@@ -214,7 +214,7 @@ def build_null_engine(
         incarnation=server.incarnation,
         base=settings.base_name,
         base_digest="0" * 64,
-        quantization="none",
+        quantization=device.quantization,
         device="null",
         context_length=limits.context_length,
         max_prompt_tokens=limits.context_length - 1,

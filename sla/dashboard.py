@@ -43,26 +43,36 @@ def _rate(metric: str, by: str = "", selector: str = "") -> str:
 
 
 def _engine(metric: str) -> str:
-    """Selects an engine's metric, which every API process exposes alike: the maximum is one of them."""
-    return f"max(rootstock_{metric})"
+    """Adds up a metric of engines. Every API process exposes it alike: the maximum is one of them."""
+    return f"sum(max by (replica) (rootstock_{metric}))"
 
 
 def _engine_rate(metric: str) -> str:
-    return f"max(rate(rootstock_{metric}_total[$__rate_interval]))"
+    return f"sum(max by (replica) (rate(rootstock_{metric}_total[$__rate_interval])))"
+
+
+def _largest(metric: str) -> str:
+    return f"max(rootstock_{metric})"
 
 
 _READ = _engine_rate("engine_step_bytes")
 _PEAK = "max(rootstock_engine_memory_bandwidth_bytes > 0)"
-"""No series where the bandwidth is unknown."""
+"""Of one engine. No series where the bandwidth is unknown."""
+_ALL_PEAKS = "sum(max by (replica) (rootstock_engine_memory_bandwidth_bytes > 0))"
 
 
 def _by_class(metric: str) -> list[tuple[str, str]]:
+    each = f"max by (service_tier, replica) (rootstock_{metric}{_TIER})"
+    return [(f"sum by (service_tier) ({each})", "{{service_tier}}")]
+
+
+def _longest_by_class(metric: str) -> list[tuple[str, str]]:
     return [(f"max by (service_tier) (rootstock_{metric}{_TIER})", "{{service_tier}}")]
 
 
 def _rate_by_class(metric: str) -> list[tuple[str, str]]:
-    rate = f"rate(rootstock_{metric}_total{_TIER}[$__rate_interval])"
-    return [(f"max by (service_tier) ({rate})", "{{service_tier}}")]
+    each = f"max by (service_tier, replica) (rate(rootstock_{metric}_total{_TIER}[$__rate_interval]))"
+    return [(f"sum by (service_tier) ({each})", "{{service_tier}}")]
 
 
 def _percentiles(metric: str) -> list[tuple[str, str]]:
@@ -123,7 +133,7 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
             Panel(
                 "Predicted wait",
                 "s",
-                _by_class("predicted_wait_seconds"),
+                _longest_by_class("predicted_wait_seconds"),
                 "For a short request that arrives now; above its tier's target, requests are refused.",
             ),
             Panel(
@@ -150,10 +160,7 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "Batch by service tier",
                 "short",
                 [
-                    (
-                        f"max by (service_tier) (rootstock_requests_running_by_class{_TIER})",
-                        "{{service_tier}}",
-                    ),
+                    *_by_class("requests_running_by_class"),
                     (_engine("batch_rows"), "capacity"),
                 ],
             ),
@@ -173,7 +180,7 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "percentunit",
                 [
                     (f"{_READ} / {_engine_rate('engine_step_seconds')} / {_PEAK}", "while steps run"),
-                    (f"{_READ} / {_PEAK}", "overall"),
+                    (f"{_READ} / {_ALL_PEAKS}", "overall"),
                 ],
                 "Bytes that steps must read at least (weights, keys and values, adapters) over the "
                 "bandwidth of the device's memory. Decoding is bound by it.",
@@ -188,7 +195,7 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
                 ],
                 stacked=True,
             ),
-            Panel("KV blocks in use", "percentunit", [(_engine("kv_occupancy_ratio"), "held")], most=1),
+            Panel("KV blocks in use", "percentunit", [(_largest("kv_occupancy_ratio"), "held")], most=1),
             Panel(
                 "Prompt tokens from the prefix cache",
                 "percentunit",
@@ -257,8 +264,8 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "Age of the oldest",
                 "s",
                 [
-                    (_engine("batch_oldest_seconds"), "batch"),
-                    (_engine("background_response_oldest_seconds"), "background response"),
+                    (_largest("batch_oldest_seconds"), "batch"),
+                    (_largest("background_response_oldest_seconds"), "background response"),
                 ],
             ),
         ),

@@ -103,6 +103,13 @@ def alerts() -> Iterator[Alert]:
 def _serving_alerts() -> Iterator[Alert]:
     yield Alert("EngineDown", "max(rootstock_engine_up) == 0", "page", "No engine serves.", "1m")
     yield Alert(
+        "ReplicaDown",
+        "max by (replica) (rootstock_engine_up) == 0",
+        "ticket",
+        "Engine {{ $labels.replica }} does not serve; others take its requests.",
+        "5m",
+    )
+    yield Alert(
         "UsageHeldBack",
         "max(rootstock_usage_events_spooled) > 0",
         "ticket",

@@ -33,6 +33,6 @@ async def open_pipeline(runtime: Runtime, settings: JobsSettings, opened: AsyncE
     sandbox = Sandbox()
     await sandbox.start()
     opened.push_async_callback(sandbox.close)
-    steps = AdapterSteps(runtime.store, sandbox, base, settings.artifacts_dir, settings.engine_endpoint)
+    steps = AdapterSteps(runtime.store, sandbox, base, settings.artifacts_dir, settings.engines)
     announcer = Announcer(runtime.redis, Pinning(runtime.database, steps, settings.base_name))
     return AdapterPipeline(steps, announcer, settings.base_name, settings.scratch_dir)

@@ -83,9 +83,8 @@ class Runtime:
 
     @property
     def engine_endpoints(self) -> tuple[str, ...]:
-        """All engines: those configured, else the one that jobs measure on."""
-        own = (self.jobs.engine_endpoint,) if self.jobs is not None else ()
-        return self.settings.engines or own
+        """All engines: those configured, else those that jobs use."""
+        return self.settings.engines or (self.jobs.engines if self.jobs is not None else ())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` on this process's loop and returns its result."""

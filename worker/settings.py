@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from db.tasks import QUEUE, QUEUES
+from routing.endpoints import parse_endpoints
 
 
 class WorkerSettings(BaseSettings):
@@ -43,7 +44,7 @@ class WorkerSettings(BaseSettings):
     """Seconds between two checks of spend, for alerts and for costs that no request reserved."""
     engine_endpoints: str = ""
     """The endpoints of all engines, separated by commas, whose disks the nightly reconciliation reads. Empty
-    means the one that jobs measure on.
+    means those of the jobs' setting.
     """
     log_level: str = "INFO"
 
@@ -61,7 +62,13 @@ class WorkerSettings(BaseSettings):
 
     @property
     def engines(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.engine_endpoints.split(",") if name.strip())
+        return parse_endpoints(self.engine_endpoints)
+
+    @field_validator("engine_endpoints")
+    @classmethod
+    def _are_endpoints(cls, endpoints: str) -> str:
+        parse_endpoints(endpoints)
+        return endpoints
 
 
 class JobsSettings(BaseSettings):
@@ -74,7 +81,8 @@ class JobsSettings(BaseSettings):
     base_name: str = Field(pattern=r"^[a-z0-9._-]{1,64}$")
     """The name of the base model in requests."""
     engine_endpoint: str
-    """The engine that calibration measures on, `ipc://...` or `tcp://...`."""
+    """The endpoints of all engines, `ipc://...` or `tcp://...`, separated by commas. Calibration measures on
+    the first; adapters are loaded early where the router sends their requests."""
     artifacts_dir: Path
     """The engine's directory of packed adapters."""
     threads: int | None = Field(default=None, ge=1, le=256)
@@ -85,3 +93,14 @@ class JobsSettings(BaseSettings):
     """Seconds after its worker's last heartbeat until a job is given to another."""
     max_attempts: int = Field(default=5, ge=1, le=100)
     """Attempts after which a job has failed."""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        return parse_endpoints(self.engine_endpoint)
+
+    @field_validator("engine_endpoint")
+    @classmethod
+    def _names_engines(cls, endpoints: str) -> str:
+        if not parse_endpoints(endpoints):
+            raise ValueError("names no engine: give at least one endpoint, ipc://PATH or tcp://HOST:PORT")
+        return endpoints

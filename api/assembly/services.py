@@ -64,7 +64,7 @@ from billing.window_usage import WindowUsage
 from billing.windows.usage_exists import UsageExists
 from db.session import Database
 from db.settings import DatabaseSettings
-from engine.client import EngineClient
+from routing.replica_set import ReplicaSet
 from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
@@ -109,7 +109,7 @@ class _Generation:
     refusals: RefusalRecorder
     request_metadata: MetadataRecorder
     quotas: Quotas
-    engine: EngineClient
+    engine: ReplicaSet
     watch: EngineWatch
     deferred_work: DeferredWork
     metrics: ServingMetrics
@@ -185,7 +185,7 @@ async def _start_generation(
     rows, cache = stores.database, stores.cache
     usage_exists = UsageExists(rows, WindowUsage(rows))
     opened.push_async_callback(usage_exists.close)
-    engine, metrics = EngineClient(settings.engine_endpoint, settings.name), ServingMetrics()
+    engine, metrics = ReplicaSet(settings.engine_endpoints, settings.name), ServingMetrics()
     generation = _Generation(
         text=text,
         keys=KeyResolver(rows, cache, tenants.key_secret.get_secret_value(), ttl=tenants.cache_seconds),
@@ -196,7 +196,7 @@ async def _start_generation(
         request_metadata=MetadataRecorder(cache, _sealer(tenants)),
         quotas=Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}", read_usage=usage_exists),
         engine=engine,
-        watch=EngineWatch(engine, cache),
+        watch=EngineWatch(engine.clients, cache),
         deferred_work=DeferredWork(LOG_DELAY_S),
         metrics=metrics,
         grammars=GrammarChecks(settings.base_path, metrics),
@@ -320,7 +320,7 @@ def _services(
         batches=BatchService(rows, stores.objects),
         incidents=Incidents(rows),
     )
-    services.metrics.registry.register(DiskCollector(stores.objects.scratch, lambda: generation.engine.stats))
+    services.metrics.registry.register(DiskCollector(stores.objects.scratch, generation.engine.latest_stats))
     return services
 
 
@@ -335,7 +335,7 @@ def _reasoning(text: TextCodec, settings: ApiSettings, tools: ToolFormat | None)
     return None if format is None else OfferedReasoning.of(format, budgets)
 
 
-def _checks(stores: _Stores, engine: EngineClient, base_name: str) -> dict[str, Check]:
+def _checks(stores: _Stores, engine: ReplicaSet, base_name: str) -> dict[str, Check]:
     min_free_bytes = DiskSettings().min_free_bytes
     return {
         "postgres": stores.database.ping,
@@ -343,5 +343,5 @@ def _checks(stores: _Stores, engine: EngineClient, base_name: str) -> dict[str, 
         "schema": stores.schema.check,
         "base": SameBaseModel(engine, base_name).check,
         "disk": LocalDisk(stores.objects.scratch, min_free_bytes).check,
-        "engine_disk": EngineDisk(lambda: engine.stats, min_free_bytes).check,
+        "engine_disk": EngineDisk(engine.latest_stats, min_free_bytes).check,
     }

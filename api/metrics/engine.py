@@ -1,8 +1,8 @@
-"""Maps the engine's latest statistics to Prometheus metrics, at each scrape of /metrics."""
+"""Maps the engines' latest statistics to Prometheus metrics, at each scrape of /metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -13,8 +13,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from engine.client import EngineClient
 from engine.protocol import EngineStats
 
+_Names = Mapping[str, tuple[str, str]]
+"""By field of EngineStats, the metric's name and help."""
 _GAUGES = {
     "running": ("requests_running", "Requests in the running batch."),
     "rows_total": ("batch_rows", "Requests that a batch has room for."),
@@ -77,67 +80,107 @@ _COUNTERS_BY_CLASS = {
 }
 
 
-class EngineCollector(Collector):
-    """Mirrors one engine. Without a heartbeat yet, only `rootstock_engine_up` is shown.
+_RATIOS = (
+    ("kv_occupancy_ratio", "Share of the KV blocks held by running requests.", "blocks_used", "blocks_total"),
+    (
+        "adapter_slot_residency_ratio",
+        "Share of the adapter slots that hold a loaded adapter.",
+        "slots_resident",
+        "slots_total",
+    ),
+    (
+        "prefix_hit_ratio",
+        "Share of all prompt tokens so far that came from the prefix cache.",
+        "cached_tokens",
+        "prompt_tokens",
+    ),
+)
+"""Name, help, and the fields of EngineStats that are divided."""
 
-    Args:
-        stats: the latest statistics, or None.
-        ready: whether the engine answers now.
+
+class EngineCollector(Collector):
+    """Mirrors the engines, each with its name as the label `replica`. Without a heartbeat yet, only
+    `rootstock_engine_up` is shown of an engine.
     """
 
-    def __init__(self, stats: Callable[[], EngineStats | None], ready: Callable[[], bool]) -> None:
-        self._stats = stats
-        self._ready = ready
+    def __init__(self, engines: Sequence[EngineClient]) -> None:
+        self._engines = engines
 
     def describe(self) -> list[Metric]:
-        """Returns nothing: at registration the engine may not have answered yet."""
+        """Returns nothing: at registration the engines may not have answered yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "rootstock_engine_up", "1 while the engine is connected and serving.", float(self._ready())
+        up = GaugeMetricFamily(
+            "rootstock_engine_up", "1 while the engine is connected and serving.", labels=["replica"]
         )
-        stats = self._stats()
-        if stats is None:
-            return
-        for field, (name, text) in _GAUGES.items():
-            yield GaugeMetricFamily(f"rootstock_{name}", text, float(getattr(stats, field)))
-        for field, (name, text) in _COUNTERS.items():
-            yield CounterMetricFamily(f"rootstock_{name}", text, float(getattr(stats, field)))
-        yield InfoMetricFamily(
-            "rootstock_engine",
-            "What the engine runs on and how it holds its numbers.",
-            {"device": stats.device, "quantization": stats.quantization, "kv_dtype": stats.kv_dtype},
-        )
-        for kind, by_class in (
-            (GaugeMetricFamily, _GAUGES_BY_CLASS),
-            (CounterMetricFamily, _COUNTERS_BY_CLASS),
-        ):
-            for field, (name, text) in by_class.items():
-                family = kind(f"rootstock_{name}", text, labels=["service_tier"])
+        serving: dict[str, bool] = {}
+        for position, engine in enumerate(self._engines):
+            name = f"unknown-{position}" if engine.info is None else engine.info.engine_id
+            serving[name] = serving.get(name, False) or engine.ready  # two may have one id by mistake
+        for name, is_serving in serving.items():
+            up.add_metric([name], float(is_serving))
+        yield up
+        # Read once: a family's samples are then of the same engines.
+        latest = {stats.engine_id: stats for engine in self._engines if (stats := engine.stats) is not None}
+        if latest:
+            yield from _of_engines(latest)
+            yield from _by_class(latest)
+            yield _queue_wait(latest)
+            yield from _ratios(latest)
+
+
+def _of_engines(latest: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    families: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], _Names], ...] = (
+        (GaugeMetricFamily, _GAUGES),
+        (CounterMetricFamily, _COUNTERS),
+    )
+    for kind, names in families:
+        for field, (name, text) in names.items():
+            family = kind(f"rootstock_{name}", text, labels=["replica"])
+            for replica, stats in latest.items():
+                family.add_metric([replica], float(getattr(stats, field)))
+            yield family
+    about = InfoMetricFamily(
+        "rootstock_engine", "What the engine runs on and how it holds its numbers.", labels=["replica"]
+    )
+    for replica, stats in latest.items():
+        facts = {"device": stats.device, "quantization": stats.quantization, "kv_dtype": stats.kv_dtype}
+        about.add_metric([replica], facts)
+    yield about
+
+
+def _by_class(latest: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    families: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], _Names], ...] = (
+        (GaugeMetricFamily, _GAUGES_BY_CLASS),
+        (CounterMetricFamily, _COUNTERS_BY_CLASS),
+    )
+    for kind, names in families:
+        for field, (name, text) in names.items():
+            family = kind(f"rootstock_{name}", text, labels=["service_tier", "replica"])
+            for replica, stats in latest.items():
                 for tier, value in getattr(stats, field).items():
-                    family.add_metric([tier], value)
-                yield family
-        wait = SummaryMetricFamily(
-            "rootstock_queue_wait_seconds",
-            "From submission to first admission to a batch.",
-            labels=["service_tier"],
-        )
+                    family.add_metric([tier, replica], value)
+            yield family
+
+
+def _queue_wait(latest: Mapping[str, EngineStats]) -> Metric:
+    wait = SummaryMetricFamily(
+        "rootstock_queue_wait_seconds",
+        "From submission to first admission to a batch.",
+        labels=["service_tier", "replica"],
+    )
+    for replica, stats in latest.items():
         for tier, count in stats.admitted.items():
-            wait.add_metric([tier], count_value=count, sum_value=stats.queue_seconds.get(tier, 0.0))
-        yield wait
-        yield GaugeMetricFamily(
-            "rootstock_kv_occupancy_ratio",
-            "Share of the KV blocks held by running requests.",
-            stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
-        )
-        yield GaugeMetricFamily(
-            "rootstock_adapter_slot_residency_ratio",
-            "Share of the adapter slots that hold a loaded adapter.",
-            stats.slots_resident / stats.slots_total if stats.slots_total else 0.0,
-        )
-        yield GaugeMetricFamily(
-            "rootstock_prefix_hit_ratio",
-            "Share of all prompt tokens so far that came from the prefix cache.",
-            stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0,
-        )
+            seconds = stats.queue_seconds.get(tier, 0.0)
+            wait.add_metric([tier, replica], count_value=count, sum_value=seconds)
+    return wait
+
+
+def _ratios(latest: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    for name, text, used, total in _RATIOS:
+        family = GaugeMetricFamily(f"rootstock_{name}", text, labels=["replica"])
+        for replica, stats in latest.items():
+            whole = getattr(stats, total)
+            family.add_metric([replica], getattr(stats, used) / whole if whole else 0.0)
+        yield family

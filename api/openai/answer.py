@@ -23,9 +23,10 @@ from api.openai.submission import Submission
 from api.openai.tool_calls import CallDelta, ToolCallReader
 from api.thinking_detokenizer import ThinkingDetokenizer
 from billing.request_metadata.recorder import MetadataRecorder
-from engine.client import EngineClient, Generation
+from engine.client import Generation
 from engine.protocol import FinishReason, Submit, TokenChunk, Usage
 from engine.stops import StopMatcher
+from routing.replica_set import ReplicaSet
 from telemetry.metrics import ServingMetrics
 from tokenization.codec import TextCodec
 
@@ -168,8 +169,8 @@ class Answer:
             for number in range(submission.n * len(submission.submits))
         ]
 
-    async def submit(self, engine: EngineClient, recorder: MetadataRecorder | None) -> None:
-        """Submits all prompts to the engine. The request's metadata is kept before: what is billed has its
+    async def submit(self, engine: ReplicaSet, recorder: MetadataRecorder | None) -> None:
+        """Submits all prompts to the engines. The request's metadata is kept before: what is billed has its
         metadata even if this process is killed.
 
         Raises:
@@ -180,7 +181,7 @@ class Answer:
             await recorder.keep(submission.metadata, submission.submits[0].tenant, submission.id)
         try:
             for submit in submission.submits:
-                self._generations.append(engine.submit(submit))
+                self._generations.append(engine.submit(submit, submission.session))
         except BaseException:
             self.abort()
             raise

@@ -4,9 +4,9 @@ Limits are checked while the JSON is decoded: a list that is too long is refused
 and `true` is not an integer. `api/openai/decoding.py` decodes them.
 
 There are three kinds of OpenAI fields: those that the engine honours; those that cannot change the answer,
-which are accepted and kept for the receipt (`metadata`...) or ignored (`prompt_cache_key`...); and those that
-would change it but are not supported. The last are typed so that only their neutral value passes; everything
-else is refused as `unsupported_parameter`, never ignored.
+which are accepted and kept for the receipt (`metadata`...), used for routing (`prompt_cache_key`) or ignored
+(`prompt_cache_retention`...); and those that would change it but are not supported. The last are typed so
+that only their neutral value passes; everything else is refused as `unsupported_parameter`, never ignored.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ class Submission(msgspec.Struct, frozen=True):
     """May precede every answer."""
     metadata: RequestMetadata | None = None
     """What the client named the request with, to be kept for its receipt."""
+    session: str | None = None
+    """Names requests that share a prefix: they go to one engine, if it has room."""
 
 
 def build_submission(
@@ -90,4 +92,5 @@ def build_submission(
         tools=request.tools,
         thinking=request.thinking,
         metadata=request.metadata,
+        session=request.session,
     )

@@ -46,6 +46,8 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     """What the client named the request with, if that may be stored."""
     reservation_id: str = ""
     """Under which quota is reserved, if not under `id`: for a request that is generated again."""
+    session: str | None = None
+    """The client's `prompt_cache_key`."""
 
 
 def validate_chat(
@@ -120,6 +122,7 @@ def _validated(
         is_streamed=bool(body.stream),
         grammar=None,
         metadata=_metadata(body, caller),
+        session=body.prompt_cache_key,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from adapters.storage.settings import StorageSettings
@@ -11,6 +11,7 @@ from api.settings import ApiSettings
 from cli.checks.configuration import OPERATOR_REDIS_URL, Configuration
 from cli.checks.findings import Finding, Status
 from cli.checks.stores import redis_address
+from engine.protocol import EngineInfo
 from engine.settings import EngineSettings
 from worker.settings import JobsSettings, WorkerSettings
 
@@ -59,8 +60,30 @@ def check_base(variable: str, directory: Path, *, needs_weights: bool) -> Findin
     return Finding(name, Status.OK, f"{directory} ({variable})")
 
 
-async def check_engine(endpoint: str, base_name: str | None) -> list[Finding]:
-    """Checks that an engine answers at `endpoint` and serves `base_name`; None accepts any base."""
+async def check_engines(endpoints: Sequence[str], base_name: str | None) -> list[Finding]:
+    """Checks that an engine answers at each endpoint and serves `base_name` (None accepts any base), and that
+    the engines can be replicas of one another.
+    """
+    answers = await asyncio.gather(*(_check_engine(endpoint, base_name) for endpoint in endpoints))
+    findings = [finding for finding, _ in answers]
+    infos = {one: info for one, (_, info) in zip(endpoints, answers, strict=True) if info is not None}
+    weights = {f"{info.base_digest[:12]} {info.quantization}" for info in infos.values()}
+    if len(weights) > 1:
+        shown = ", ".join(
+            f"{endpoint} {info.base_digest[:12]} as {info.quantization}" for endpoint, info in infos.items()
+        )
+        remedy = "start all on one base with one quantization"
+        findings.append(Finding("engines", Status.FAILED, f"{shown}: only one of them is used: {remedy}"))
+    ids = [info.engine_id for info in infos.values()]
+    if len(set(ids)) < len(ids):
+        remedy = "give each a ROOTSTOCK_ENGINE_ENGINE_ID of its own"
+        detail = f"{', '.join(infos)} have the ids {', '.join(ids)}: {remedy}"
+        findings.append(Finding("engines", Status.FAILED, detail))
+    return findings
+
+
+async def _check_engine(endpoint: str, base_name: str | None) -> tuple[Finding, EngineInfo | None]:
+    """Returns the finding on one engine, and what it says of itself if it serves."""
     from engine.client import EngineClient
 
     client = EngineClient(endpoint, "check")
@@ -70,17 +93,17 @@ async def check_engine(endpoint: str, base_name: str | None) -> list[Finding]:
             info = await client.wait_ready()
     except TimeoutError:
         if client.is_starting:
-            return [Finding("engine", Status.WARNING, f"{endpoint} is loading its model: check again later")]
+            detail = f"{endpoint} is loading its model: check again later"
+            return Finding("engine", Status.WARNING, detail), None
         remedy = "start `rootstock serve-engine`, or correct the endpoint"
-        return [Finding("engine", Status.WARNING, f"no engine answers at {endpoint}: {remedy}")]
+        return Finding("engine", Status.WARNING, f"no engine answers at {endpoint}: {remedy}"), None
     finally:
         await client.close()
     if base_name is not None and info.base != base_name:
         detail = f"{endpoint} serves {info.base!r}, ROOTSTOCK_API_BASE_NAME is {base_name!r}"
-        return [Finding("engine", Status.FAILED, f"{detail}: give both the same name")]
-    return [
-        Finding("engine", Status.OK, f"{endpoint} serves {info.base} on {info.device} ({info.engine_id})")
-    ]
+        return Finding("engine", Status.FAILED, f"{detail}: give both the same name"), info
+    detail = f"{endpoint} serves {info.base} on {info.device} ({info.engine_id})"
+    return Finding("engine", Status.OK, detail), info
 
 
 def check_disks(

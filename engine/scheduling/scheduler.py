@@ -292,6 +292,11 @@ class Scheduler:
         return {str(priority): self.load_shedder.predicted_wait(priority) for priority in PriorityClass}
 
     @property
+    def prompt_rate(self) -> float:
+        """Prompt tokens computed per second, as measured lately; 0: not known."""
+        return self._timing.prompt_rate or 0.0
+
+    @property
     def has_requests(self) -> bool:
         return bool(self._tracker)
 

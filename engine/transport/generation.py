@@ -79,6 +79,8 @@ class Generation:
         "_waiter",
         "error",
         "held_for",
+        "on_closed",
+        "on_first",
         "request_id",
         "scores",
         "usage",
@@ -94,6 +96,10 @@ class Generation:
         """Seconds that the engine buffered the first tokens, if the client does not stream."""
         self.scores: list[TokenLogprob] = []
         """Of the prompt's tokens from `score_from` on, if requested; complete before the first chunk."""
+        self.on_first: Callable[[Generation], None] | None = None
+        """Called once, at the first chunk; like `on_closed`, for the code that chose the engine."""
+        self.on_closed: Callable[[Generation], None] | None = None
+        """Called once, when nothing more will arrive."""
         self._client = client
         self._unread: list[TokenChunk] = []
         self._num_unread = 0
@@ -169,6 +175,9 @@ class Generation:
         are dropped.
         """
         num_tokens = len(chunk.token_ids)
+        if self.on_first is not None:
+            on_first, self.on_first = self.on_first, None
+            on_first(self)
         if self.error is not None:
             return 0
         unread = self._unread
@@ -197,6 +206,9 @@ class Generation:
     def _close(self, usage: Usage | None, error: EngineError | None) -> None:
         self.usage, self._closed = usage, True
         self.error = self.error or error
+        if self.on_closed is not None:
+            on_closed, self.on_closed = self.on_closed, None
+            on_closed(self)
         self._wake()
         if self._end_callback is not None:
             self._end_callback(self)

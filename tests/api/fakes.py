@@ -26,6 +26,7 @@ from engine.protocol import (
     TopLogprob,
     Usage,
 )
+from routing.replica_set import RoutingCounts
 from tenants.context import TenantContext
 from tenants.errors import InvalidApiKey
 from tenants.limits.kinds import Amounts, RateView
@@ -88,6 +89,9 @@ class FakeEngine:
         self.stats: EngineStats | None = None
         self.ready = True
         self.ready_in = 1.0
+        self.counts = RoutingCounts()
+        self.sessions: list[str | None] = []
+        """With each request that was submitted."""
         self.submitted: list[Submit] = []
         self.aborted: list[str] = []
         self.billed: dict[str, Usage] = {}
@@ -97,12 +101,20 @@ class FakeEngine:
         self._num_unread = 0
         """Kept by the generations."""
 
-    # What EngineClient offers -------------------------------------------------------------------------------
+    # What ReplicaSet offers ---------------------------------------------------------------------------------
 
-    def submit(self, request: Submit) -> Generation:
+    @property
+    def clients(self) -> list[FakeEngine]:
+        return [self]
+
+    def latest_stats(self) -> list[EngineStats]:
+        return [] if self.stats is None else [self.stats]
+
+    def submit(self, request: Submit, session: str | None = None) -> Generation:
         if not self.ready:
             raise EngineGone("not connected", self.ready_in)
         self.submitted.append(request)
+        self.sessions.append(session)
         generation = Generation(self, request.request_id)  # type: ignore[arg-type]
         self._open[request.request_id] = asyncio.create_task(self._play(request, generation))
         return generation

@@ -62,6 +62,7 @@ class Site:
             tools=None,
             thinking=None,
             metadata=None,
+            session=None,
         )
         booking: Any = SimpleNamespace(submission=submission, follow=lambda generations: None)
         nothing: Any = SimpleNamespace(add=lambda *args: None, first_token=None)
@@ -69,7 +70,7 @@ class Site:
         self.given: list[AnswerDelta] = []
         self.wants = True
 
-    def submit(self, request: Any) -> Any:
+    def submit(self, request: Any, session: str | None = None) -> Any:
         found = next(self._coming, None)
         if found is None or request.prompt_ids == [0]:
             raise EngineGone("not connected")

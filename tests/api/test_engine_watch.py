@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import msgspec
 import pytest
@@ -53,7 +54,7 @@ def clock() -> Clock:
 
 
 def watch(engine: Engine, cache: redis.asyncio.Redis, clock: Clock) -> EngineWatch:
-    return EngineWatch(engine, cache, clock)  # type: ignore[arg-type]
+    return EngineWatch([engine], cache, clock)  # type: ignore[arg-type]
 
 
 async def test_an_engine_is_asked_only_while_somebody_looks(
@@ -156,6 +157,17 @@ async def test_an_engine_goes_by_its_endpoint_until_it_says_who_it_is(
     await redis_client.delete(LOOKED)
     (report,) = await watching.look()
     assert (report.key, report.state) == ("engine-0", "serving")
+
+
+async def test_a_process_reports_all_of_its_engines(redis_client: redis.asyncio.Redis, clock: Clock) -> None:
+    engines: Any = [Engine(f"engine-{number}") for number in range(3)]
+    engines[1].ready = False
+    reports = await EngineWatch(engines, redis_client, clock).look()
+    assert [(report.key, report.state) for report in reports] == [
+        ("engine-0", "serving"),
+        ("engine-1", "gone"),
+        ("engine-2", "serving"),
+    ]
 
 
 async def test_what_cannot_be_read_is_left_out(redis_client: redis.asyncio.Redis, clock: Clock) -> None:

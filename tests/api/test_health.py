@@ -6,13 +6,20 @@ import asyncio
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api import health
 from api.app import create_app
+from api.metrics.engine import EngineCollector
+from api.metrics.routing import RoutingCollector
 from engine.protocol import EngineStats
+from routing.replica_set import RoutingCounts
 from tests.api.conftest import World
 from tests.api.fakes import KEY, RESTRICTED_KEY, Script
 
@@ -139,34 +146,60 @@ async def test_serving_is_measured(client: httpx.AsyncClient, world: World) -> N
     assert seen["rootstock_http_requests_total|POST|/v1/chat/completions|400"] == 1
     assert seen["rootstock_http_requests_total|GET|unmatched|404"] == 1
     assert seen["rootstock_open_streams"] == 0
-    assert seen["rootstock_engine_up"] == 1
+    assert seen["rootstock_engine_up|engine-0"] == 1
 
 
 async def test_the_engine_is_mirrored(client: httpx.AsyncClient, world: World) -> None:
     assert "rootstock_requests_running" not in await metrics_of(client)
     world.engine.stats = STATS
     seen = await metrics_of(client)
-    assert seen["rootstock_requests_running"] == 3
-    assert seen["rootstock_requests_waiting|flex"] == 5
-    assert seen["rootstock_kv_occupancy_ratio"] == 0.25
-    assert seen["rootstock_adapter_slot_residency_ratio"] == 0.75
-    assert seen["rootstock_prefix_hit_ratio"] == 0.25
-    assert seen["rootstock_preemptions_total"] == 4
-    assert seen["rootstock_queue_wait_seconds_count|default"] == 10
-    assert seen["rootstock_queue_wait_seconds_sum|default"] == 1.5
-    assert seen["rootstock_engine_info|cuda:0|bfloat16|fp8"] == 1
-    assert seen["rootstock_adapter_memory_bytes"] == 1000
-    assert seen["rootstock_adapter_memory_used_bytes"] == 400
-    assert seen["rootstock_adapter_load_seconds_total"] == 0.5
-    assert (seen["rootstock_engine_graph_replays_total"], seen["rootstock_engine_eager_steps_total"]) == (
-        90,
-        10,
-    )
-    assert seen["rootstock_engine_step_gap_seconds_total"] == 0.25
-    assert seen["rootstock_engine_step_bytes_total"] == 7_000_000_000
-    assert seen["rootstock_engine_memory_bandwidth_bytes"] == 4.0e12
+    assert seen["rootstock_requests_running|engine-0"] == 3
+    assert seen["rootstock_requests_waiting|engine-0|flex"] == 5
+    assert seen["rootstock_kv_occupancy_ratio|engine-0"] == 0.25
+    assert seen["rootstock_adapter_slot_residency_ratio|engine-0"] == 0.75
+    assert seen["rootstock_prefix_hit_ratio|engine-0"] == 0.25
+    assert seen["rootstock_preemptions_total|engine-0"] == 4
+    assert seen["rootstock_queue_wait_seconds_count|engine-0|default"] == 10
+    assert seen["rootstock_queue_wait_seconds_sum|engine-0|default"] == 1.5
+    assert seen["rootstock_engine_info|cuda:0|bfloat16|fp8|engine-0"] == 1
+    assert seen["rootstock_adapter_memory_bytes|engine-0"] == 1000
+    assert seen["rootstock_adapter_memory_used_bytes|engine-0"] == 400
+    assert seen["rootstock_adapter_load_seconds_total|engine-0"] == 0.5
+    assert seen["rootstock_engine_graph_replays_total|engine-0"] == 90
+    assert seen["rootstock_engine_eager_steps_total|engine-0"] == 10
+    assert seen["rootstock_engine_step_gap_seconds_total|engine-0"] == 0.25
+    assert seen["rootstock_engine_step_bytes_total|engine-0"] == 7_000_000_000
+    assert seen["rootstock_engine_memory_bandwidth_bytes|engine-0"] == 4.0e12
     world.engine.ready = False
-    assert (await metrics_of(client))["rootstock_engine_up"] == 0
+    assert (await metrics_of(client))["rootstock_engine_up|engine-0"] == 0
+
+
+async def test_every_replica_and_what_was_routed_to_it_is_shown(world: World) -> None:
+    def engine(number: int, stats: EngineStats | None) -> Any:
+        info = msgspec.structs.replace(world.engine.info, engine_id=f"engine-{number}")
+        return SimpleNamespace(info=info, stats=stats, ready=stats is not None)
+
+    registry = CollectorRegistry()
+    second = msgspec.structs.replace(STATS, engine_id="engine-1", running=7)
+    unknown = SimpleNamespace(info=None, stats=None, ready=False)
+    namesake = engine(0, None)
+    engines: Any = [engine(0, STATS), engine(1, second), engine(2, None), unknown, namesake]
+    registry.register(EngineCollector(engines))
+    counts = RoutingCounts({("engine-0", "adapter"): 5, ("engine-1", "spill"): 2}, rerouted=3)
+    registry.register(RoutingCollector(SimpleNamespace(counts=counts)))  # type: ignore[arg-type]
+    shown = generate_latest(registry).decode()
+    for line in (
+        'rootstock_engine_up{replica="engine-0"} 1.0',
+        'rootstock_engine_up{replica="engine-2"} 0.0',
+        'rootstock_engine_up{replica="unknown-3"} 0.0',
+        'rootstock_requests_running{replica="engine-0"} 3.0',
+        'rootstock_requests_running{replica="engine-1"} 7.0',
+        'rootstock_routed_total{reason="adapter",replica="engine-0"} 5.0',
+        'rootstock_routed_total{reason="spill",replica="engine-1"} 2.0',
+        "rootstock_rerouted_total 3.0",
+    ):
+        assert shown.splitlines().count(line) == 1
+    assert shown.count('rootstock_engine_up{replica="engine-0"}') == 1, "Prometheus refuses a series twice"
 
 
 async def test_no_label_names_a_key_a_tenant_or_an_adapter(client: httpx.AsyncClient, world: World) -> None:
@@ -178,7 +211,7 @@ async def test_no_label_names_a_key_a_tenant_or_an_adapter(client: httpx.AsyncCl
     for name in (KEY, RESTRICTED_KEY, "key_one", "ten_one", "pirate", "adp_1", "a" * 10):
         assert name not in text
     labels = set(re.findall(r'(\w+)="', "\n".join(line for line in text.split("\n") if "rootstock_" in line)))
-    device = {"device", "quantization", "kv_dtype"}
+    device = {"device", "quantization", "kv_dtype", "replica", "reason"}
     assert (
         labels
         <= {"service_tier", "outcome", "kind", "code", "result", "method", "route", "status", "le"} | device

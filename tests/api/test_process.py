@@ -167,7 +167,8 @@ async def test_the_service_from_start_to_drain(processes: Processes, account: Ac
     )
     next(iter(long))
     long.close()
-    wait_until(lambda: "rootstock_engine_aborted_total 1.0" in httpx.get(f"{processes.url}/metrics").text)
+    aborted = 'rootstock_engine_aborted_total{replica="engine-0"} 1.0'
+    wait_until(lambda: aborted in httpx.get(f"{processes.url}/metrics").text)
 
     # SIGTERM: nothing new is taken, what is open is finished, the exit is in order.
     open_stream = iter(

@@ -16,10 +16,10 @@ import pytest
 
 from api.app import create_app
 from api.openai.logprobs import LogprobTrail
-from engine.client import EngineClient
 from engine.protocol import TokenLogprob, TopLogprob
 from engine.vocabulary import Vocabulary
 from examples.sapling import BASE
+from routing.replica_set import ReplicaSet
 from tests.api.conftest import Served, build
 from tests.api.fakes import KEY, Script
 from tests.engine.process.engines import EngineProcess, billed, engine_process, journal_events
@@ -160,7 +160,7 @@ async def test_a_served_model_scores_prompts_as_its_own_forward_does(
     """From HTTP to the model and back: in one list, the prompt's tokens and the answer's."""
     text = TextCodec.load(BASE)
     world = build(text)
-    engine = EngineClient(sapling.endpoint, "test")
+    engine = ReplicaSet([sapling.endpoint], "test")
     await engine.start()
     async with asyncio.timeout(90):
         await engine.wait_ready()

@@ -19,8 +19,8 @@ from billing.repository import UsageRepository
 from billing.settling import ReservationSettlement
 from cli.local.redis import start_redis
 from db.session import Database
-from engine.client import EngineClient
 from engine.protocol import Submit, Usage
+from routing.replica_set import ReplicaSet
 from tenants.actors import OPERATOR
 from tenants.limits.kinds import Amounts
 from tenants.quotas.journal import JournalSettling, MeteredRequest
@@ -166,7 +166,7 @@ async def test_of_a_killed_engine_budgets_have_what_the_ledger_has(
     settings = {"base": base_dir, "base_name": "sapling", "context_length": 2048}
     for process in engine_process(folder, redis_url, **settings):
         process.start()
-        engine = EngineClient(process.endpoint, "test")
+        engine = ReplicaSet([process.endpoint], "test")
         await engine.start()
         async with quota_site(engine, codec, database, redis_url) as site:
             await asyncio.wait_for(engine.wait_ready(), 60)

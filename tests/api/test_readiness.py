@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry, generate_latest
@@ -48,7 +49,7 @@ async def test_a_redis_that_only_answers_pings_is_not_ready(
     "check_with",
     [
         lambda folder, least: LocalDisk(folder / "to-come", least),
-        lambda folder, least: EngineDisk(lambda: STATS, least),
+        lambda folder, least: EngineDisk(lambda: [STATS], least),
     ],
     ids=["here", "engine"],
 )
@@ -64,13 +65,21 @@ async def test_a_disk_below_the_minimum_is_not_ready(
 async def test_an_engine_that_does_not_tell_its_disk_is_not_held_against_it(
     stats: EngineStats | None,
 ) -> None:
-    assert await EngineDisk(lambda: stats, 1 << 62).check() is None
+    assert await EngineDisk(lambda: [] if stats is None else [stats], 1 << 62).check() is None
+
+
+async def test_while_one_engine_s_disk_has_room_requests_can_be_served() -> None:
+    roomy = msgspec.structs.replace(
+        STATS, engine_id="engine-1", disk_free_bytes=1 << 62, disk_total_bytes=1 << 63
+    )
+    assert await EngineDisk(lambda: [STATS, roomy], 1 << 40).check() is None
+    assert await EngineDisk(lambda: [STATS, STATS], 1 << 40).check() is not None
 
 
 def test_disks_are_exported(tmp_path: Path) -> None:
     registry = CollectorRegistry()
-    registry.register(DiskCollector(tmp_path / "to-come", lambda: STATS))
+    registry.register(DiskCollector(tmp_path / "to-come", lambda: [STATS]))
     shown = generate_latest(registry).decode()
-    assert 'rootstock_disk_free_bytes{directory="engine"} 3e+06' in shown
-    assert 'rootstock_disk_size_bytes{directory="engine"} 9e+06' in shown
-    assert 'rootstock_disk_size_bytes{directory="objects"}' in shown
+    assert 'rootstock_disk_free_bytes{directory="engine",replica="engine-0"} 3e+06' in shown
+    assert 'rootstock_disk_size_bytes{directory="engine",replica="engine-0"} 9e+06' in shown
+    assert 'rootstock_disk_size_bytes{directory="objects",replica=""}' in shown

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from api.grammars.checks import GrammarChecks
-from engine.client import EngineClient
+from routing.replica_set import ReplicaSet
 from telemetry.metrics import ServingMetrics
 from tests.api.conftest import Served, build, serving, wait_until
 from tests.api.fakes import KEY
@@ -55,7 +55,7 @@ def served(thinking_base: Path, folder: Path, redis_url: str) -> Iterator[Served
     settings = {"null": False, "base": thinking_base, "base_name": "sapling", "device": "cpu"}
     for process in engine_process(folder, redis_url, **settings, kv_bytes=64 << 20):
         process.start()
-        client = EngineClient(process.endpoint, "test")
+        client = ReplicaSet([process.endpoint], "test")
         world = build(codec, reasoning=OfferedReasoning.of(format, {"low": BUDGET}))
         world.services = replace(
             world.services, engine=client, grammars=GrammarChecks(thinking_base, ServingMetrics())
@@ -102,7 +102,7 @@ def test_budget_grammar_and_usage(served: Served, redis_url: str) -> None:
     assert {name: counted[name] for name in (*thought, off.id)} == thought | {off.id: 0}
 
 
-def _is_ready(client: EngineClient) -> bool:
+def _is_ready(client: ReplicaSet) -> bool:
     return client.ready and client.info is not None
 
 

@@ -143,3 +143,9 @@ async def test_flex_that_finds_no_room_is_asked_to_come_again_and_others_get_503
         assert answer.headers["x-should-retry"] == "true"
     assert len(world.quotas.cancelled) == 2
     assert world.quotas.num_held == 0
+
+
+async def test_requests_with_one_cache_key_belong_together(client: httpx.AsyncClient, world: World) -> None:
+    await ask(client)
+    await ask(client, prompt_cache_key="thread-7")
+    assert world.engine.sessions == [None, "thread-7"]

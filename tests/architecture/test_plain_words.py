@@ -26,6 +26,7 @@ PACKAGES = (
     "examples",
     "kernels",
     "migrations",
+    "routing",
     "sla",
     "telemetry",
     "tenants",

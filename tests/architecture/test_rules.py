@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "adapters", "admin", "api", "batches", "billing", "cli", "conversations", "db", "engine", "kernels",
-    "sla", "telemetry", "tenants", "tokenization", "worker",
+    "routing", "sla", "telemetry", "tenants", "tokenization", "worker",
 )  # fmt: skip
 FORBIDDEN_FOLDERS = {"utils", "common", "helpers", "core"}
 FORBIDDEN_NAME_ENDINGS = ("Manager", "Handler", "Helper", "Impl", "Utils")

@@ -26,6 +26,7 @@ from cli.checks.configuration import USERS, Configuration, read_configuration
 from cli.checks.findings import Finding, Status
 from cli.checks.process import Process
 from db.settings import DatabaseSettings
+from engine.protocol import EngineInfo
 from engine.settings import EngineSettings
 from telemetry.disk import DiskSettings
 from tests.cli.commands import run
@@ -380,9 +381,26 @@ def test_an_address_of_redis_has_no_password(url: str, shown: str) -> None:
 
 @pytest.mark.usefixtures("no_engine")
 async def test_an_engine_that_is_not_there(tmp_path: Path) -> None:
-    [finding] = await serving.check_engine(f"ipc://{tmp_path}/e.sock", "sapling")
+    [finding] = await serving.check_engines([f"ipc://{tmp_path}/e.sock"], "sapling")
     assert finding.status is Status.WARNING
     assert f"no engine answers at ipc://{tmp_path}/e.sock: start `rootstock serve-engine`" in finding.detail
+
+
+async def test_engines_that_cannot_be_replicas_of_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = {
+        "ipc:///a": EngineInfo("engine-0", "i", "sapling", "a" * 64, "none", "cpu", 512, 511, 100, "test"),
+        "ipc:///b": EngineInfo("engine-0", "i", "sapling", "b" * 64, "int8", "cpu", 512, 511, 100, "test"),
+    }
+
+    async def found(endpoint: str, base_name: str | None) -> tuple[Finding, EngineInfo]:
+        return Finding("engine", Status.OK, endpoint), engines[endpoint]
+
+    monkeypatch.setattr(serving, "_check_engine", found)
+    assert [one.status for one in await serving.check_engines(["ipc:///a"], None)] == [Status.OK]
+    findings = await serving.check_engines(list(engines), None)
+    assert [one.status for one in findings] == [Status.OK, Status.OK, Status.FAILED, Status.FAILED]
+    assert "start all on one base with one quantization" in findings[2].detail
+    assert "ROOTSTOCK_ENGINE_ENGINE_ID" in findings[3].detail
 
 
 @pytest.mark.parametrize(

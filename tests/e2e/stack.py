@@ -93,8 +93,10 @@ class Done:
 class Stack:
     """The demo of one data directory, through all its restarts."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, *options: str) -> None:
+        """`options`: more of the command line of `up`."""
         self.data = data
+        self._options = options
         self.demo: dict[str, Any] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -112,7 +114,7 @@ class Stack:
         """Start `up` and wait for demo.json."""
         with (self.data.parent / "up.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*ROOTSTOCK, "up", "--demo", "--port", "0", "--data", str(self.data)],
+                [*ROOTSTOCK, "up", "--demo", "--port", "0", "--data", str(self.data), *self._options],
                 cwd=CHECKOUT,
                 # Jobs stand behind those who are served. Other tests on these cores are not.
                 env=os.environ | {"ROOTSTOCK_WORKER_NICE": "0"},
@@ -164,15 +166,17 @@ class Stack:
         """The base and every adapter."""
         return [self.demo["base"], *(self.model(name) for name in self.demo["adapters"])]
 
-    def pid_of(self, name: str) -> int | None:
-        """The process `up` runs under this name now."""
+    def pid_of(self, name: str, setting: str = "") -> int | None:
+        """The process `up` runs under this name now; of several, the one with `setting`, as NAME=VALUE."""
         for pid in descendants(self.process.pid):
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                settings = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if setting else []
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if COMMANDS[name].encode() in words and parent == self.process.pid:
+            is_ours = COMMANDS[name].encode() in words and parent == self.process.pid
+            if is_ours and (not setting or setting.encode() in settings):
                 return pid
         return None
 
@@ -245,14 +249,13 @@ class Stack:
             client.close()
 
     def counter(self, name: str) -> float:
-        """One figure of /metrics."""
-        shown = eventually(lambda: self._figure(name), 10, f"{name} in /metrics")
-        return float(shown[1])
+        """One figure of /metrics; of engines, the sum over the replicas."""
+        return float(sum(map(float, eventually(lambda: self._figures(name), 10, f"{name} in /metrics"))))
 
-    def _figure(self, name: str) -> re.Match[str] | None:
-        """Absent for the half second between the engine's answer and its first heartbeat."""
+    def _figures(self, name: str) -> list[str]:
+        """Empty for the half second between the engine's answer and its first heartbeat."""
         text = httpx.get(f"{self.url}/metrics", timeout=5).text
-        return re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+        return re.findall(rf'^{name}(?:{{replica="[^"]+"}})? (\S+)$', text, re.MULTILINE)
 
     def ledger(self) -> dict[str, Row]:
         """Every row of usage_records, by request id; fails when a request has two."""

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import promql_parser
 import pytest
@@ -63,7 +65,8 @@ def exposed() -> set[str]:
         started_at=1.0,
     )
     mirrored = CollectorRegistry()
-    mirrored.register(EngineCollector(lambda: stats, lambda: True))
+    engine: Any = SimpleNamespace(info=None, stats=stats, ready=True)
+    mirrored.register(EngineCollector([engine]))
     payments = PaymentsCollector(Database("postgresql+psycopg://nobody@localhost/none"))
     payments._counts = dict.fromkeys(STATES, 1)
     mirrored.register(payments)
@@ -74,7 +77,7 @@ def exposed() -> set[str]:
     BatchMetrics(mirrored)
     BackgroundResponseMetrics(mirrored)
     mirrored.register(QuotaCollector(Quotas("redis://localhost", "nobody")))
-    mirrored.register(DiskCollector(Path("/"), lambda: stats))
+    mirrored.register(DiskCollector(Path("/"), lambda: [stats]))
     books = BooksCollector(None)  # type: ignore[arg-type]
     books._latest = Report("r", NOW, NOW, NOW, NOW, outcomes_of([], {}), 0, [])
     mirrored.register(books)

@@ -1,0 +1,15 @@
+"""Routing by counts: what replicas load when requests go to homes, and when they go anywhere."""
+
+from __future__ import annotations
+
+from benchmarks.cluster import Load, compare
+
+LOAD = Load(requests=1500)
+
+
+def test_the_router_loads_a_fifth_of_what_random_choices_load() -> None:
+    routed, random = compare(LOAD, ("router", "random"))
+    assert routed.requests == random.requests == LOAD.requests
+    assert 5 * routed.loads <= random.loads, (routed, random)
+    assert routed.loads >= LOAD.adapters * 0.9, "nearly every adapter was in demand"
+    assert max(routed.by_replica.values()) < 0.6 * LOAD.requests, "and no replica has most of the work"
