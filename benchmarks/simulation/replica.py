@@ -5,8 +5,8 @@ the replica's progress has grown by k: an event per request and not per token. A
 long as its tokens add to steps; prompts are computed in the order they came. Step times come from
 `cli.capacity.step_model`, for the number of rows and of distinct adapters, at one mean context.
 
-Adapters are read by several threads and loaded one at a time into slots, the least recently used idle one is evicted, and what is evicted
-stays in host memory. Keys and values of conversations stay until others need their room.
+Adapters are read by several threads and loaded one at a time into slots; the least recently used idle one is
+evicted and stays in host memory. Keys and values of conversations stay until others need their room.
 
 Left out: service classes and fairness, refusal of load, preemption, grammars, the API processes' own time,
 and that a request's later prompt pieces share steps with others (a prompt's time is counted once, as a
