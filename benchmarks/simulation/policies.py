@@ -1,6 +1,6 @@
 """Chooses replicas in a simulation: by the service's own router, at random, or by open requests.
 
-Every policy is one router process: it knows what it was told of replicas, and what it routed itself.
+Every policy is one router process: it knows what replicas reported, and what it routed itself.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ from cli.capacity.step_model import StepModel, StepWork
 from cli.capacity.workload import PROMPT_SIGMA, AdapterLoad, EngineLimits, Load
 
 Floats = NDArray[np.float64]
+NUM_READERS = 4
+"""Threads of an engine that read adapters from disk; one thread loads them into slots."""
 _ITERATIONS = 60
 _QUANTILES = (np.arange(24) + 0.5) / 24
 
@@ -102,9 +104,8 @@ class ReplicaQueue:
         """Returns what the replica does with `requests_per_s` of the load."""
         most = self._max_requests_per_s()
         steps, _ = self._step_times(requests_per_s)
-        loader = requests_per_s * (
-            self._misses * self._memory.load_s + self._disk_misses * self._memory.read_s
-        )
+        reading = self._disk_misses * self._memory.read_s / NUM_READERS
+        loader = requests_per_s * max(self._misses * self._memory.load_s, reading)
         utilisation = requests_per_s / most
         if utilisation >= 1 or loader >= 1:
             return self._overloaded(utilisation, most, loader)
