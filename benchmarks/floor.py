@@ -13,7 +13,8 @@
                        (`kernels.timing.copy_bandwidth`)
 
 Activations, embeddings and logits are left out: under 2 % of the bytes at 256 rows. So is arithmetic, which
-hides behind the bytes at all batches measured. The floor is a bound, not a promise.
+hides behind the bytes at all batches measured. The floor is a bound, not a promise: `cli.capacity.step_model`
+predicts how long a step takes.
 
 Loads no torch.
 """
@@ -22,39 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cli.capacity.byte_counts import KV_BYTES as KV_BYTES
+from cli.capacity.byte_counts import WEIGHT_BYTES as WEIGHT_BYTES
+from cli.capacity.byte_counts import adapter_bytes as adapter_bytes
+from cli.capacity.byte_counts import head_bytes, kv_token_bytes, linear_bytes
 from engine.model.config import ModelConfig
-
-WEIGHT_BYTES = {"none": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 128}
-KV_BYTES = {"auto": 2, "fp8": 1}
-RANK_ROW_SCALE_BYTES = 4
-
-
-def linear_bytes(config: ModelConfig, quantization: str) -> float:
-    """Returns the bytes of all linears of all layers."""
-    weights = sum(rows * columns for rows, columns in config.linear_shapes.values())
-    return config.num_layers * weights * WEIGHT_BYTES[quantization]
-
-
-def head_bytes(config: ModelConfig) -> int:
-    return config.vocab_size * config.hidden_size * 2
-
-
-def kv_token_bytes(config: ModelConfig, kv_dtype: str) -> int:
-    """Keys and values of one token in all layers."""
-    return config.num_layers * 2 * config.kv_size * KV_BYTES[kv_dtype]
 
 
 def mean_context(prompt_len: int, num_steps: int) -> float:
     """Tokens attended to by a decode step, on average over the first `num_steps` after the prompt."""
     return prompt_len + (num_steps + 1) / 2
-
-
-def adapter_bytes(config: ModelConfig, rank: int, dtype: str) -> int:
-    """Returns the bytes of one adapter of `rank` on all seven linears of every layer."""
-    elements = rank * sum(rows + columns for rows, columns in config.linear_shapes.values())
-    if dtype == "fp8":
-        return config.num_layers * (elements + rank * len(config.linear_shapes) * RANK_ROW_SCALE_BYTES)
-    return config.num_layers * elements * 2
 
 
 def step_bytes(

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
+from cli.capacity.shapes import published_shape
 from engine.model.config import ModelConfig, RopeScaling
 
 SHAPES: dict[str, ModelConfig] = {
-    "llama-3.1-8b": ModelConfig(
-        architecture="llama",
-        num_layers=32,
-        hidden_size=4096,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=14336,
-        vocab_size=128_256,
-        rope_theta=500_000.0,
-        rope_scaling=RopeScaling("llama3", factor=8.0, original_max_position=8192),
-        rms_eps=1e-5,
-        max_position=131_072,
-        eos_ids=(128_001,),
-    ),
+    "llama-3.1-8b": published_shape("llama-3.1-8b"),
     "random-300m": ModelConfig(
         architecture="llama",
         num_layers=12,

@@ -17,6 +17,7 @@ import typer
 from cli.account_commands import audit_app, key_app, project_app, tenant_app, user_app
 from cli.adapter_commands import adapter_app, plan_app
 from cli.billing import billing_app
+from cli.capacity.command import capacity_app
 from cli.checks.process import Process
 from cli.errors import CliError, UsageError
 from cli.invoices import credit_app, invoice_app
@@ -53,6 +54,7 @@ app.add_typer(user_app, name="user")
 app.add_typer(operator_app, name="operator")
 app.add_typer(audit_app, name="audit")
 app.add_typer(sla_app, name="sla")
+app.add_typer(capacity_app)
 
 
 class Quantization(StrEnum):
