@@ -18,7 +18,7 @@ from engine.device.capabilities import host_memory
 from engine.device.cpu_runner import ModelRunner
 from engine.device.memory import MemoryPlan, MemoryRequest, adapter_bytes, plan_cpu, plan_gpu
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
-from engine.lora.loader import AdapterLoader, OnDone
+from engine.lora.loader import NUM_READERS_ON_GPU, AdapterLoader, OnDone
 from engine.lora.pool import AdapterPool
 from engine.model.cache import KVCache
 from engine.model.model import Model
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 BLOCK_SIZE = 16
-NUM_READERS_ON_GPU = 4
-"""Threads that read adapters from disk into host memory: one verifies about a gigabyte per second."""
 PROGRESS_SECONDS = 2.0
 """Between two log lines on a long operation."""
 
@@ -88,13 +86,7 @@ def cpu_parts(
         cache = (plan.num_blocks, BLOCK_SIZE)
         leader.begin(Begin(*cache, sizes.max_rows, sizes.context_length, sizes.num_slots))
     local = ModelRunner(model, pool, plan.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.context_length)
-    runner: Runner = local
-    loader: AdapterLoader[Any] | ParallelLoader
-    if leader is None:
-        loader = make_loader(server.adapter_loaded)
-    else:
-        loader = leader.loader(server.adapter_loaded, make_loader)
-        runner = leader.runner(local)
+    runner, loader = _with_ranks(local, make_loader, server, leader)
 
     def gauges() -> DeviceGauges:
         return DeviceGauges(
@@ -150,13 +142,7 @@ def gpu_parts(
         leader.begin(_begin(sizes, plan, device_settings))
     local = DeviceRunner(model, pool, CacheLayout(plan.num_blocks, BLOCK_SIZE, kv_dtype), limits, options)
     _capture(local, model.device, options)
-    runner: Runner = local
-    loader: AdapterLoader[Any] | ParallelLoader
-    if leader is None:
-        loader = make_loader(server.adapter_loaded)
-    else:
-        loader = leader.loader(server.adapter_loaded, make_loader)
-        runner = leader.runner(local)
+    runner, loader = _with_ranks(local, make_loader, server, leader)
 
     def gauges() -> DeviceGauges:
         return DeviceGauges(
@@ -171,6 +157,19 @@ def gpu_parts(
     shares = {"weights": used_bytes, "scratch": scratch_bytes, "kv": plan.kv_bytes}
     shares["rest"] = max(0, total_bytes - sum(shares.values()) - plan.adapter_bytes)
     return Parts(runner, loader, plan.num_blocks, gauges, DeviceMemory(shares))
+
+
+def _with_ranks(
+    local: Runner,
+    make_loader: Callable[[OnDone], AdapterLoader[Any]],
+    server: EngineServer,
+    leader: Leader | None,
+) -> tuple[Runner, AdapterLoader[Any] | ParallelLoader]:
+    """Returns the runner and the loader, which involve the other ranks where there are any."""
+    if leader is None:
+        return local, make_loader(server.adapter_loaded)
+    loader = leader.loader(server.adapter_loaded, make_loader)
+    return leader.runner(local), loader
 
 
 def _begin(sizes: Sizes, plan: MemoryPlan, settings: DeviceSettings) -> Begin:

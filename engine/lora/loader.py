@@ -22,6 +22,8 @@ OnDone = Callable[[int, str, str | None], None]
 """(slot, digest, None or the error), called on a loader's thread, or by `refuse` on the caller's."""
 
 MAX_KNOWN_SIZES = 65_536
+NUM_READERS_ON_GPU = 4
+"""Threads that read adapters from disk into host memory: one verifies about a gigabyte per second."""
 
 
 class HasManifest(Protocol):

@@ -12,7 +12,7 @@ from engine.device.batch_state import Ints
 from engine.device.cpu_forward import CpuForward
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.device.scoring import score_requests
-from engine.lora.loader import AdapterLoader, OnDone
+from engine.lora.loader import NUM_READERS_ON_GPU, AdapterLoader, OnDone
 from engine.lora.pool import AdapterPool
 from engine.model.config import load_config
 from engine.model.model import Model
@@ -21,9 +21,6 @@ from engine.parallel.messages import Begin, RankTask, Step, batch_of
 
 if TYPE_CHECKING:
     from engine.device.gpu_forward import PreparedForward
-
-NUM_READERS_ON_GPU = 4
-"""Threads that read adapters from disk into host memory: one verifies about a gigabyte per second."""
 
 
 class CpuRankEngine:
