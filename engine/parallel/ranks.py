@@ -87,6 +87,8 @@ class Ranks:
     def wait_ready(self) -> None:
         """Waits until every rank has loaded its weights and allocated its memory. Raises RankLost."""
         self._wait_for_all(self._ready, "were not ready")
+        # All are connected and none connects again: an engine that is killed leaves no folder behind.
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_for_all(self, heard: Collection[int], what: str) -> None:
         with self._changed:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -48,8 +49,13 @@ def test_a_killed_rank_while_steps_run(base: Path, tmp_path: Path) -> None:
         assert time.monotonic() - began < 5
 
 
-def test_a_killed_rank_while_nothing_runs(base: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_while_nothing_runs(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
     with engine_of(2, base, tmp_path, **SIZES) as group:
+        assert not list((tmp_path / "t").glob("rs-ranks-*")), "engines leave nothing behind"
         os.kill(group.rank_pids[0], signal.SIGKILL)
         until(lambda: group.server.failures, 5, "the loss is reported")
         assert [str(error) for error in group.server.failures] == ["rank 1 of 2 ended with signal 9"]
