@@ -43,6 +43,8 @@ class Projection:
     y_TN: Tensor
     scale_T: Tensor | None = None
     """fp32; None where y is the true value already."""
+    is_part: bool = False
+    """The true value is the sum over the ranks of a group, which the op that reads it computes."""
 
 
 def quantize_rows(x_TK: Tensor, quantized_TK: Tensor, scale_T: Tensor) -> None:

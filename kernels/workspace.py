@@ -34,12 +34,14 @@ class Workspace:
         numel = math.prod(shape)
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.numel() < numel:
-            buffer = torch.empty(numel, dtype=dtype, device=self.device)
-            self._buffers[name, dtype] = buffer
+            buffer = self._buffers[name, dtype] = self._allocate(numel, dtype)
             self._views.clear()  # some are of the buffer it replaces
         elif len(self._views) >= MAX_VIEWS:
             self._views.clear()
         return buffer[:numel].view(shape)
+
+    def _allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(numel, dtype=dtype, device=self.device)
 
     @property
     def num_bytes(self) -> int:

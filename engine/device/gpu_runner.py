@@ -70,7 +70,10 @@ class DeviceRunner:
         inputs = self._inputs = StepInputs(device)
         forward = self._forward = DeviceForward(model, pool, cache, limits, options, inputs)
         max_rows = forward.max_rows
-        self._sampler = DeviceSampler(inputs, max_rows, config.vocab_size, config.eos_ids, device)
+        next_ids_R = None if model.group is None else model.group.shared_ids(max_rows + 1, device)
+        self._sampler = DeviceSampler(
+            inputs, max_rows, config.vocab_size, config.eos_ids, device, next_ids_R=next_ids_R
+        )
         forward.next_ids_R = self._sampler.next_ids_R
         self._constraints = RowConstraints(limits.max_rows)
         self._masks = DeviceMasks(MaskFiller(options.mask_threads), max_rows, config.vocab_size, device)
@@ -122,9 +125,9 @@ class DeviceRunner:
             self._share_draws()
 
     def _share_draws(self) -> None:
-        """Queues the copy of what was drawn to the other ranks, whose next step reads it."""
+        """Queues the copy of what was drawn to the other ranks, unless their next step reads it here."""
         if self._group is not None:
-            self._group.broadcast(self._sampler.next_ids_R)
+            self._group.share(self._sampler.next_ids_R)
 
     def _apply(self, batch: Batch) -> None:
         """Applies a plan's changes of what rows are sampled with."""

@@ -104,9 +104,15 @@ class DeviceSampler:
         vocab_size: int,
         eos_ids: Sequence[int],
         device: torch.device | str,
+        *,
+        next_ids_R: Tensor | None = None,
     ) -> None:
-        """Registers its fields among the inputs, which are frozen later."""
+        """Registers its fields among the inputs, which are frozen later. `next_ids_R`: int32 [max_rows + 1],
+        where drawn ids go; by default memory of its own.
+        """
         self._device = torch.device(device)
+        if next_ids_R is None:
+            next_ids_R = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self._params = SamplingRows(max_rows, vocab_size)
         self._shaping = ShapedRows(max_rows, vocab_size, eos_ids, device)
         self._plain = _SamplingFields(inputs, "sampler.plain", max_rows, max_rows)
@@ -121,7 +127,7 @@ class DeviceSampler:
         self._drawn = ops.Drawn(
             self._results[: 4 * max_rows].view(torch.int32),
             self._results[4 * max_rows :],
-            torch.zeros(max_rows + 1, dtype=torch.int32, device=device),
+            next_ids_R,
         )
         self._scratch = ops.Scratch(max_rows, vocab_size, self._device)
         self._ring = [LaunchedDraws(max_rows, self._device) for _ in range(RING)]

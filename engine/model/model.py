@@ -7,7 +7,7 @@ implementation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from torch import Tensor
 from engine.model.cache import KVCache
 from engine.model.collectives import ShardGroup
 from engine.model.config import GROUPS, ModelConfig
+from engine.model.exchange import Exchange
 from engine.model.quantization import Linear
 from engine.model.rope import RotaryTable
-from engine.model.shards import vocabulary_part
 from kernels.activation import Activation, Projection
 from kernels.attention import AttentionMetadata, AttentionPlan, DeviceStep, paged_attention
 from kernels.embedding import embed
@@ -34,6 +34,11 @@ Adapters = LoraContext | DeviceLora
 MIN_ROWS = 4
 """Rows to which every product on a CPU is padded: with fewer the BLAS sums in another order, and a lone
 request would get other bits than the same request in a batch."""
+
+PARTS = ("o", "down")
+"""Products that the ranks of a group sum."""
+PART_INPUTS = ("mixed", "inner")
+"""Their inputs, whose scales are the products'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,8 @@ class Model:
         self._head_HV = head_VH.t()
         self._rotary = RotaryTable(config, self.device)
         self._workspace = Workspace(self.device)
+        self._exchange = None if group is None else Exchange(group, config.vocab_size, self._workspace)
+        self._parts = self._workspace if self._exchange is None else self._exchange.parts
         self._side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._widths = {
             group: tuple(config.linear_shapes[module][0] for module in modules)
@@ -173,12 +180,16 @@ class Model:
         """
         num_tokens = len(ids_T)
         residual = self._take("residual", (num_tokens, self.config.hidden_size))
-        first = 0
-        if self.group is not None:
-            first, _ = vocabulary_part(self.config.vocab_size, self.group.shard)
-        embed(ids_T, plan.rows_T, next_ids_R, self._embedding_VH, residual, first)
-        if self.group is not None:
-            self.group.sum(residual)
+        delta: Projection | None = None
+        if self._exchange is None:
+            embed(ids_T, plan.rows_T, next_ids_R, self._embedding_VH, residual)
+        else:
+            self._exchange.begin()
+            embedded_TH, delta = self._exchange.embedded(residual)
+            first = self._exchange.first_id
+            embed(ids_T, plan.rows_T, next_ids_R, self._embedding_VH, embedded_TH, first)
+            if delta is None:
+                self._exchange.sum(residual)
         step = Step(
             num_tokens=num_tokens,
             num_rows=num_tokens,
@@ -188,7 +199,7 @@ class Model:
             cache=kv.layers,
             lora=lora,
         )
-        return self._decode(step, residual)
+        return self._decode(step, residual, delta)
 
     def hidden(self, num_tokens: int) -> Tensor:
         """Returns [T, H] of the last `forward_on_device` with that many tokens; a replay of it leaves them
@@ -202,53 +213,41 @@ class Model:
 
         In a group they are on rank 0; other ranks take part, and get [S, 0].
         """
-        part_SV = self._logits_here(hidden_SH)
-        if self.group is None:
-            return part_SV
-        shard, vocab_size = self.group.shard, self.config.vocab_size
-        if shard.rank:
-            self.group.gather(part_SV, None)
-            return part_SV[:, :0]
-        take = self._workspace.take
-        parts_RSV = take("logits.parts", (shard.size, *part_SV.shape), torch.float32)
-        self.group.gather(part_SV, parts_RSV)
-        whole_SV = take("logits.whole", (len(part_SV), vocab_size), torch.float32)
-        for rank, gathered_SV in enumerate(parts_RSV):
-            first, end = vocabulary_part(vocab_size, replace(shard, rank=rank))
-            whole_SV[:, first:end].copy_(gathered_SV[:, : end - first])
-        return whole_SV
-
-    def _logits_here(self, hidden_SH: Tensor) -> Tensor:
-        """Returns logits of this rank's part of the vocabulary."""
-        num_rows = len(hidden_SH)
+        if self._exchange is not None:
+            return self._exchange.logits(hidden_SH, self._head)
+        shape = len(hidden_SH), self.config.vocab_size
         if self.device.type == "cuda":
-            out = self._workspace.take("logits", (num_rows, self._head_HV.shape[1]), torch.float32)
+            out_SV = self._workspace.take("logits", shape, torch.float32)
+        else:
+            out_SV = torch.empty(shape)
+        self._head(hidden_SH, out_SV)
+        return out_SV
+
+    def _head(self, hidden_SH: Tensor, out_SV: Tensor) -> None:
+        """Computes logits of this rank's part of the vocabulary."""
+        num_rows, head_HV = len(hidden_SH), self._head_HV[:, : out_SV.shape[1]]
+        if self.device.type == "cuda":
             for rows in self._product_slices(num_rows):
-                torch.mm(hidden_SH[rows], self._head_HV, out_dtype=torch.float32, out=out[rows])
-            return out
+                torch.mm(hidden_SH[rows], head_HV, out_dtype=torch.float32, out=out_SV[rows])
+            return
         if num_rows < MIN_ROWS:
             hidden_SH = torch.cat((hidden_SH, hidden_SH.new_zeros(MIN_ROWS - num_rows, hidden_SH.shape[1])))
-        return torch.mm(hidden_SH, self._head_HV)[:num_rows].float()
+        out_SV.copy_(torch.mm(hidden_SH, head_HV)[:num_rows])
 
     def _embed(self, ids_T: Tensor, out_TH: Tensor) -> None:
-        if self.group is None:
+        exchange = self._exchange
+        if exchange is None:
             torch.index_select(self._embedding_VH, 0, ids_T, out=out_TH)
             return
-        first, end = vocabulary_part(self.config.vocab_size, self.group.shard)
-        is_elsewhere_T = (ids_T < first) | (ids_T >= end)
-        here_T = (ids_T - first).masked_fill(is_elsewhere_T, 0)
+        is_elsewhere_T = (ids_T < exchange.first_id) | (ids_T >= exchange.end_id)
+        here_T = (ids_T - exchange.first_id).masked_fill(is_elsewhere_T, 0)
         torch.index_select(self._embedding_VH, 0, here_T, out=out_TH)
         out_TH.masked_fill_(is_elsewhere_T[:, None], 0)
-        self.group.sum(out_TH)
+        exchange.sum(out_TH)
 
     def _summed(self, partial: Projection) -> Projection:
         """Sums a row-parallel product over the ranks."""
-        if self.group is None:
-            return partial
-        if partial.scale_T is not None:
-            partial.y_TN.mul_(partial.scale_T[:, None])  # each rank's rows have scales of their own
-        self.group.sum(partial.y_TN)
-        return Projection(partial.y_TN)
+        return partial if self._exchange is None else self._exchange.summed(partial)
 
     def _step_on_host(
         self, positions_T: Tensor, attention: AttentionMetadata, kv: KVCache, lora: Adapters | None
@@ -268,8 +267,7 @@ class Model:
             lora=lora if lora is not None and lora.active else None,
         )
 
-    def _decode(self, step: Step, residual: Tensor) -> Tensor:
-        delta: Projection | None = None
+    def _decode(self, step: Step, residual: Tensor, delta: Projection | None = None) -> Tensor:
         for index, layer in enumerate(self._layers):
             x = self._norm(delta, layer.input_norm_H, residual, self._input("x", residual, layer.qkv, step))
             delta = self._attention(index, layer, x, step)
@@ -327,7 +325,8 @@ class Model:
     def _linear(self, index: int, group: str, linear: Linear, x: Activation, step: Step) -> Projection:
         """Computes the fused base linear of a group, and the adapters beside it."""
         widths, lora = self._widths[group], step.lora
-        out_TN = self._take(group, (step.num_rows, sum(widths)))
+        workspace = self._parts if group in PARTS else self._workspace
+        out_TN = workspace.take(group, (step.num_rows, sum(widths)), self.dtype)
         if lora is None:
             return self._product(linear, x, out_TN)
         assert x.x_TK is not None
@@ -360,6 +359,10 @@ class Model:
         self, delta: Projection | None, weight_H: Tensor, residual: Tensor, x: Activation
     ) -> Activation:
         """Semantics: residual += delta (what the last block computed); x = norm(residual)."""
+        if delta is not None and delta.is_part:
+            assert self._exchange is not None
+            self._exchange.norm(delta, weight_H, self.config.rms_eps, residual, x)
+            return x
         source, into, scale_T = (
             (residual, None, None) if delta is None else (delta.y_TN, residual, delta.scale_T)
         )
@@ -380,11 +383,11 @@ class Model:
         shape = tuple(like.shape)
         if not linear.wants_fp8:
             return Activation(self._take(name, shape))
-        take = self._workspace.take
+        scales = self._parts if name in PART_INPUTS else self._workspace
         return Activation(
             None if step.lora is None else self._take(name, shape),
-            take(f"{name}.fp8", shape, torch.float8_e4m3fn),
-            take(f"{name}.scale", shape[:1], torch.float32),
+            self._workspace.take(f"{name}.fp8", shape, torch.float8_e4m3fn),
+            scales.take(f"{name}.scale", shape[:1], torch.float32),
         )
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
+import torch
 from torch import distributed as dist
 
 from engine.model.collectives import ShardGroup
@@ -29,7 +30,7 @@ def connect_store(port: int) -> dist.TCPStore:
     return dist.TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=JOIN_SECONDS))
 
 
-def join(store: dist.TCPStore, shard: Shard, backend: str) -> ShardGroup:
+def join(store: dist.TCPStore, shard: Shard, backend: str, device: torch.device) -> ShardGroup:
     """Waits for all ranks. `backend`: nccl where each has a GPU of its own, else gloo. Raises RuntimeError
     when they do not come.
     """
@@ -42,7 +43,14 @@ def join(store: dist.TCPStore, shard: Shard, backend: str) -> ShardGroup:
         world_size=shard.size,
         timeout=timedelta(seconds=SUM_SECONDS),
     )
-    return ShardGroup(shard, dist.group.WORLD)
+    group = dist.group.WORLD
+    if backend != "nccl":
+        return ShardGroup(shard, group)
+    from engine.model.peer_memory import PeerMemory, are_linked
+
+    if not are_linked(group, device, shard.size):
+        return ShardGroup(shard, group)
+    return ShardGroup(shard, group, PeerMemory(f"ranks-{store.port}", group, shard, device))
 
 
 def leave() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+import torch
 
 from engine.core import Runner
 from engine.lora.loader import AdapterLoader, OnDone
@@ -19,7 +20,7 @@ from engine.model.config import ModelConfig
 from engine.model.shards import Shard, check_divides
 from engine.parallel import joining
 from engine.parallel.messages import Begin, RankTask
-from engine.parallel.ranks import RankLost, Ranks
+from engine.parallel.ranks import PROGRAM, RankLost, Ranks
 from engine.parallel.runner import ParallelLoader, ParallelRunner
 
 log = structlog.get_logger(__name__)
@@ -36,10 +37,12 @@ class Leader:
         quantization: str,
         artifacts_dir: Path,
         threads: int,
+        program: Sequence[str] = PROGRAM,
     ) -> None:
         """Starts the other ranks and waits for them to join. They load their weights while rank 0 does.
 
-        `devices`: each rank's, such as "cuda:1". Raises: ValueError when the base cannot be divided over as
+        `devices`: each rank's, such as "cuda:1"; `program`: the interpreter's arguments for the other ranks.
+        Raises: ValueError when the base cannot be divided over as
         many ranks; RankLost.
         """
         size = len(devices)
@@ -66,10 +69,10 @@ class Leader:
                 backend=backend,
             )
 
-        self._ranks = Ranks(task, size)
+        self._ranks = Ranks(task, size, program)
         try:
             self._ranks.wait_started()
-            self.group: ShardGroup = joining.join(store, Shard(0, size), backend)
+            self.group: ShardGroup = joining.join(store, Shard(0, size), backend, torch.device(devices[0]))
         except BaseException:
             self._ranks.close()
             raise

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,8 +21,10 @@ import structlog
 import torch
 import zmq
 
+from engine.lora.loader import OnDone
 from engine.model.collectives import ShardGroup
 from engine.model.loading import load_model
+from engine.model.model import Model
 from engine.model.shards import Shard
 from engine.parallel import joining
 from engine.parallel.messages import (
@@ -41,7 +44,7 @@ from engine.parallel.messages import (
     decoder,
     encode,
 )
-from engine.parallel.rank_engines import CpuRankEngine, DeviceRankEngine
+from engine.parallel.rank_engines import RankEngine, make_engine
 from engine.protocol import AdapterRef
 from telemetry import logs
 
@@ -69,7 +72,17 @@ class Reports:
             self._socket.close()
 
 
-def run(task: RankTask) -> None:
+LoadModel = Callable[[RankTask, ShardGroup], Model]
+MakeEngine = Callable[[RankTask, Model, Begin, OnDone], RankEngine]
+
+
+def load_base(task: RankTask, group: ShardGroup) -> Model:
+    """Loads the rank's part of the base."""
+    dtype = torch.float32 if task.device == "cpu" else torch.bfloat16
+    return load_model(Path(task.base), task.quantization, dtype, task.device, group)
+
+
+def run(task: RankTask, load: LoadModel, make: MakeEngine) -> None:
     """Serves rank 0 until it says Stop or is gone."""
     context = zmq.Context()
     reports = Reports(context, task.reports)
@@ -81,8 +94,8 @@ def run(task: RankTask) -> None:
         if task.device != "cpu":
             torch.cuda.set_device(torch.device(task.device))
         store = joining.connect_store(task.store_port)
-        group = joining.join(store, Shard(task.rank, task.size), task.backend)
-        _serve(task, group, steps, reports)
+        group = joining.join(store, Shard(task.rank, task.size), task.backend, torch.device(task.device))
+        _serve(task, load(task, group), make, steps, reports)
     except Exception as error:  # the process's edge: rank 0 says why the engine ends
         log.exception("rank failed", rank=task.rank, reason=str(error))
         reports.send(Failed(task.rank, str(error)))
@@ -91,13 +104,10 @@ def run(task: RankTask) -> None:
         reports.close()
 
 
-def _serve(task: RankTask, group: ShardGroup, steps: zmq.Socket, reports: Reports) -> None:
-    is_cpu = task.device == "cpu"
-    dtype = torch.float32 if is_cpu else torch.bfloat16
-    model = load_model(Path(task.base), task.quantization, dtype, task.device, group)
+def _serve(task: RankTask, model: Model, make: MakeEngine, steps: zmq.Socket, reports: Reports) -> None:
     log.info("weights loaded", rank=task.rank, of=task.size, device=task.device)
     decode = decoder(ToRank).decode
-    engine: CpuRankEngine | DeviceRankEngine | None = None
+    engine: RankEngine | None = None
 
     def loaded(slot: int, digest: str, error: str | None) -> None:
         reports.send(AdapterDone(task.rank, slot, digest, error))
@@ -105,7 +115,7 @@ def _serve(task: RankTask, group: ShardGroup, steps: zmq.Socket, reports: Report
     while True:
         message = decode(steps.recv())
         if isinstance(message, Begin):
-            engine = (CpuRankEngine if is_cpu else DeviceRankEngine)(task, model, message, loaded)
+            engine = make(task, model, message, loaded)
             gc.collect()
             gc.freeze()  # as in rank 0's process
             reports.send(Ready(task.rank))
@@ -135,13 +145,14 @@ def _keep_alive(reports: Reports, task: RankTask) -> None:
         reports.send(Alive(task.rank))
 
 
-def main() -> int:
+def main(load: LoadModel = load_base, make: MakeEngine = make_engine) -> int:
+    """Runs the rank that standard input describes, with the model and the engine of these functions."""
     # The kernel ends this process with its parent, whatever it is doing then.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # A terminal's Ctrl-C reaches the whole group of processes: rank 0 decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logs.configure("engine")
-    run(msgspec.json.decode(sys.stdin.buffer.read(), type=RankTask))
+    run(msgspec.json.decode(sys.stdin.buffer.read(), type=RankTask), load, make)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -21,15 +21,44 @@ from engine.parallel.messages import Begin, RankTask, Step, batch_of
 
 if TYPE_CHECKING:
     from engine.device.gpu_forward import PreparedForward
+    from engine.lora.device_pool import DevicePool
+
+
+class RankEngine(Protocol):
+    """Computes steps in the order in which rank 0 decided them."""
+
+    loader: AdapterLoader[Any]
+
+    def step(self, step: Step) -> None:
+        """Computes a step with the other ranks."""
+        ...
+
+
+def make_engine(task: RankTask, model: Model, begin: Begin, on_loaded: OnDone) -> RankEngine:
+    """Allocates what the rank keeps besides the model, and prepares its steps."""
+    whole, shard, artifacts = (
+        load_config(Path(task.base)),
+        Shard(task.rank, task.size),
+        Path(task.artifacts_dir),
+    )
+    if begin.device is None:
+        pool = AdapterPool(whole, begin.num_slots, model.device, model.dtype, shard)
+        return CpuRankEngine(model, pool, AdapterLoader(artifacts, pool, on_loaded), begin)
+    from engine.lora.device_pool import DevicePool
+
+    sizes = begin.device
+    device_pool = DevicePool(
+        whole, begin.num_slots, sizes.adapter_bytes, sizes.adapter_cache_bytes, model.device, shard=shard
+    )
+    loader = AdapterLoader(artifacts, device_pool, on_loaded, num_readers=NUM_READERS_ON_GPU)
+    return DeviceRankEngine(model, device_pool, loader, begin)
 
 
 class CpuRankEngine:
     """The rank's part of the model, its keys and values, and its parts of adapters."""
 
-    def __init__(self, task: RankTask, model: Model, begin: Begin, on_loaded: OnDone) -> None:
-        whole, shard = load_config(Path(task.base)), Shard(task.rank, task.size)
-        pool = AdapterPool(whole, begin.num_slots, model.device, model.dtype, shard)
-        self.loader: AdapterLoader[Any] = AdapterLoader(Path(task.artifacts_dir), pool, on_loaded)
+    def __init__(self, model: Model, pool: AdapterPool, loader: AdapterLoader[Any], begin: Begin) -> None:
+        self.loader = loader
         cache = CacheLayout(begin.num_blocks, begin.block_size)
         self._forward = CpuForward(model, pool, cache, begin.max_rows, begin.max_len)
         self._drawing: Ints | None = None
@@ -49,27 +78,15 @@ class CpuRankEngine:
 class DeviceRankEngine:
     """The same on a GPU. Nothing waits for a step, as on rank 0."""
 
-    def __init__(self, task: RankTask, model: Model, begin: Begin, on_loaded: OnDone) -> None:
+    def __init__(self, model: Model, pool: DevicePool, loader: AdapterLoader[Any], begin: Begin) -> None:
         from engine.device.gpu_forward import DeviceForward
-        from engine.lora.device_pool import DevicePool
         from kernels.step_inputs import StepInputs
 
         sizes = begin.device
         assert sizes is not None
         assert model.group is not None
-        whole, shard = load_config(Path(task.base)), Shard(task.rank, task.size)
-        self._model, self._group = model, model.group
-        self._pool = DevicePool(
-            whole,
-            begin.num_slots,
-            sizes.adapter_bytes,
-            sizes.adapter_cache_bytes,
-            model.device,
-            shard=shard,
-        )
-        self.loader: AdapterLoader[Any] = AdapterLoader(
-            Path(task.artifacts_dir), self._pool, on_loaded, num_readers=NUM_READERS_ON_GPU
-        )
+        self.loader = loader
+        self._model, self._group, self._pool = model, model.group, pool
         kv_dtype = torch.float8_e4m3fn if sizes.has_fp8_cache else model.dtype
         self._inputs = StepInputs(model.device)
         self._forward = DeviceForward(
@@ -80,9 +97,7 @@ class DeviceRankEngine:
             RunnerOptions(sizes.cuda_graphs, sizes.max_graph_rows, sizes.batch_invariant),
             self._inputs,
         )
-        self._forward.next_ids_R = torch.zeros(
-            self._forward.max_rows + 1, dtype=torch.int32, device=model.device
-        )
+        self._forward.next_ids_R = model.group.shared_ids(self._forward.max_rows + 1, model.device)
         self._inputs.freeze()
         self._forward.capture()
 
@@ -99,7 +114,7 @@ class DeviceRankEngine:
             if batch.scored:
                 self._score(prepared, batch.scored)
             if shares.samples.any():
-                self._group.broadcast(forward.next_ids_R)
+                self._group.share(forward.next_ids_R)
         forward.state.advance(shares)
 
     def _score(self, prepared: PreparedForward, scored: list[Scored]) -> None:

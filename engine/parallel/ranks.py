@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,6 +34,7 @@ from engine.parallel.messages import (
 
 log = structlog.get_logger(__name__)
 
+PROGRAM = ("-m", "engine.parallel.rank")
 START_SECONDS = 600.0
 """For all ranks to load their weights."""
 SILENT_SECONDS = 5.0
@@ -49,9 +50,11 @@ class RankLost(RuntimeError):
 class Ranks:
     """The ranks 1 to `size` - 1. `send` is called by the step loop and the slot table, in order."""
 
-    def __init__(self, make_task: Callable[[int, str, str], RankTask], size: int) -> None:
+    def __init__(
+        self, make_task: Callable[[int, str, str], RankTask], size: int, program: Sequence[str] = PROGRAM
+    ) -> None:
         """Starts the processes. `make_task(rank, steps, reports)` returns a rank's task, with the endpoints
-        of its messages.
+        of its messages; `program`: the interpreter's arguments.
         """
         self.on_lost: Callable[[RankLost], None] = lambda _: None
         """Called once, from the watching thread."""
@@ -76,7 +79,7 @@ class Ranks:
             socket.linger = 0
             socket.sndhwm = 0
             socket.connect(steps)
-            self._processes[rank] = _start(make_task(rank, steps, reports))
+            self._processes[rank] = _start(make_task(rank, steps, reports), program)
         self._watch = threading.Thread(target=self._keep_watching, name="ranks", daemon=True)
         self._watch.start()
 
@@ -178,8 +181,8 @@ class Ranks:
         self.on_lost(self._lost)
 
 
-def _start(task: RankTask) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-m", "engine.parallel.rank"], stdin=subprocess.PIPE)
+def _start(task: RankTask, program: Sequence[str]) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, *program], stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(task))
     process.stdin.close()

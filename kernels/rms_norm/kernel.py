@@ -21,6 +21,43 @@ def _sum_and_max(sum_a, max_a, sum_b, max_b):
 
 
 @triton.jit
+def store_norm(
+    y,
+    weight_H,
+    out_at,
+    quantized_ptr,
+    quantized_scale_ptr,
+    rows_T,
+    columns_H,
+    valid_T,
+    mask,
+    eps,
+    out_type: tl.constexpr,
+    H: tl.constexpr,
+    FP8_MAX: tl.constexpr,
+    SMALLEST_SCALE: tl.constexpr,
+):
+    """Norms rows `y` [T, H] that are in registers, and stores them as they are, quantised, or both."""
+    weighted = y * weight_H[None, :]
+    # Rounding and scaling keep the order of magnitudes: the largest before them is the largest after.
+    squares_T, largest_T = tl.reduce((y * y, tl.abs(weighted)), 1, _sum_and_max)
+    inverse_T = 1.0 / tl.sqrt(squares_T / H + eps)
+    normed = weighted * inverse_T[:, None]
+    rounded = normed.to(out_type)
+    if out_at is not None:
+        tl.store(out_at, rounded, mask=mask)
+    if quantized_ptr is not None:
+        largest_T = (largest_T * inverse_T).to(out_type).to(tl.float32)
+        row_scale_T = tl.maximum(largest_T * (1.0 / FP8_MAX), SMALLEST_SCALE)
+        tl.store(quantized_scale_ptr + rows_T, row_scale_T, mask=valid_T)
+        divided = rounded.to(tl.float32) * (1.0 / row_scale_T)[:, None]
+        # 8 bytes a thread, as the loads have it: with 16 the row would cross shared memory first.
+        at_H = tl.max_contiguous(columns_H, 8)
+        quantized_at = quantized_ptr + rows_T[:, None] * H + at_H[None, :]
+        tl.store(quantized_at, divided.to(quantized_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def rms_norm_kernel(
     x_ptr,
     residual_ptr,
@@ -81,25 +118,25 @@ def rms_norm_kernel(
         tl.store(residual_at, stored, mask=mask)
         y = stored.to(tl.float32)  # what the next norm will find there
 
-    weighted = y * weight_H[None, :]
-    # Rounding and scaling keep the order of magnitudes: the largest before them is the largest after.
-    squares_T, largest_T = tl.reduce((y * y, tl.abs(weighted)), 1, _sum_and_max)
-    inverse_T = 1.0 / tl.sqrt(squares_T / H + eps)
-    normed = weighted * inverse_T[:, None]
-    out_type = x_ptr.dtype.element_ty
-    rounded = normed.to(out_type)
+    out_at = None
     if out_ptr is not None:
         out_at = out_ptr + (outer_T * out_outer + inner_T * out_inner)[:, None] + columns_H[None, :]
-        tl.store(out_at, rounded, mask=mask)
-    if quantized_ptr is not None:
-        largest_T = (largest_T * inverse_T).to(out_type).to(tl.float32)
-        row_scale_T = tl.maximum(largest_T * (1.0 / FP8_MAX), SMALLEST_SCALE)
-        tl.store(quantized_scale_ptr + rows_T, row_scale_T, mask=valid_T)
-        divided = rounded.to(tl.float32) * (1.0 / row_scale_T)[:, None]
-        # 8 bytes a thread, as the loads have it: with 16 the row would cross shared memory first.
-        at_H = tl.max_contiguous(columns_H, 8)
-        quantized_at = quantized_ptr + rows_T[:, None] * H + at_H[None, :]
-        tl.store(quantized_at, divided.to(quantized_ptr.dtype.element_ty), mask=mask)
+    store_norm(
+        y,
+        weight_H,
+        out_at,
+        quantized_ptr,
+        quantized_scale_ptr,
+        rows_T,
+        columns_H,
+        valid_T,
+        mask,
+        eps,
+        x_ptr.dtype.element_ty,
+        H,
+        FP8_MAX,
+        SMALLEST_SCALE,
+    )
 
 
 def tile(hidden: int) -> tuple[int, int, int]:

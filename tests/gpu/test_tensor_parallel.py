@@ -1,5 +1,6 @@
-"""Two ranks that share one GPU, over gloo: slow, but every part of a step that several GPUs would run, except
-graphs.
+"""Two ranks, each with a GPU of its own where there are two: they read one another's memory, in graphs.
+
+With one GPU both share it, over gloo: slow, but every part of a step that does not need linked GPUs.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from adapters.packing import pack
 from engine.model.config import load_config
@@ -18,6 +20,7 @@ from tests.engine.parallel.group import engine_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
+OWN_GPUS = torch.cuda.device_count() >= 2
 PER_TASK = 6
 MODEL_CARD_ACCURACY = 0.93
 SIZES = {
@@ -28,7 +31,7 @@ SIZES = {
     "adapter_cache_bytes": 64 << 20,
     "kv_bytes": 64 << 20,
     "memory_share": 0.5,
-    "cuda_graphs": False,
+    "cuda_graphs": OWN_GPUS,
 }
 
 
@@ -60,7 +63,7 @@ def test_saplings_adapters_answer_at_their_model_cards_accuracy(
         for key, (_, example) in examples.items()
     ]
     sizes = SIZES | {"quantization": quantization} | more
-    with engine_of(2, BASE, folder, device="cuda", is_sapling=True, **sizes) as group:
+    with engine_of(2, BASE, folder, device="cuda", is_sapling=True, own_gpus=OWN_GPUS, **sizes) as group:
         answers = group.run(submits).answers
     right = [
         task.check(example, encoder.decode(answers[key, 0].token_ids))
@@ -89,7 +92,9 @@ def test_every_kind_of_request_as_on_one_rank(packed: tuple[Path, dict[str, Adap
     submits.append(Submit("held", "t", prompt, SamplingParams(40, seed=1), grammar=pattern))
     runs = []
     for ranks in (1, 2):
-        with engine_of(ranks, BASE, folder, device="cuda", is_sapling=True, **SIZES) as group:
+        with engine_of(
+            ranks, BASE, folder, device="cuda", is_sapling=True, own_gpus=OWN_GPUS, **SIZES
+        ) as group:
             runs.append(group.run(submits))
     _, there = runs
     assert there.answers["held", 0].finish_reason == "stop"

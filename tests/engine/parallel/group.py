@@ -97,10 +97,11 @@ def engine_of(
     *,
     device: str = "cpu",
     is_sapling: bool = False,
+    own_gpus: bool = False,
     **sizes: int | str | bool,
 ) -> Iterator[Group]:
-    """An engine on this machine's CPU, or with all ranks on one GPU. `sizes` are settings of engine and
-    device.
+    """An engine on this machine's CPU, or with all ranks on one GPU, or each on its own. `sizes` are settings
+    of engine and device.
     """
     server = Server()
     leaders: list[Leader] = []
@@ -118,9 +119,10 @@ def engine_of(
     device_settings = DeviceSettings(device=device, tensor_parallel=ranks, **device_sizes)
     vocabulary = create_autospec(Vocabulary, token_bytes=[b"x"] * VOCAB_SIZE)
     load = Vocabulary.load if is_sapling else lambda _: vocabulary
+    devices = assembly._rank_devices if own_gpus else lambda found, size: [str(found)] * size
     with (
         mock.patch.object(assembly, "Leader", Recorded),
-        mock.patch.object(assembly, "_rank_devices", lambda found, size: [str(found)] * size),
+        mock.patch.object(assembly, "_rank_devices", devices),
         mock.patch.object(assembly.Vocabulary, "load", load),
         mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}),
     ):

@@ -1,0 +1,78 @@
+"""Allocates memory that the ranks' GPUs read and write directly, where all of them are linked.
+
+torch's symmetric memory: every rank allocates the same buffers in the same order, and gets the others'
+addresses.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory
+from torch.distributed import _symmetric_memory as symmetric_memory
+
+from engine.model.shards import Shard
+from kernels.peer_sum import MAX_PROGRAMS, Meeting, meet
+from kernels.workspace import Workspace
+
+MAX_READ_ROWS = 8192
+"""Rows that a rank reads of all others together in one sum. Beyond, and with more than two ranks, it is less
+to read if each rank sums a part of the rows and hands it out, as NCCL does."""
+
+
+def are_linked(group: Any, device: torch.device, size: int) -> bool:
+    """Returns whether each rank's GPU can read all others': the same on all ranks. Rank r has GPU r."""
+    own = device.index
+    linked = all(torch.cuda.can_device_access_peer(own, other) for other in range(size) if other != own)
+    everywhere = torch.tensor([int(linked)], device=device)
+    dist.all_reduce(everywhere, dist.ReduceOp.MIN, group=group)
+    return bool(everywhere.item())
+
+
+class PeerMemory(Workspace):
+    """Scratch tensors by name, as in a workspace. All ranks take the same ones in the same order."""
+
+    def __init__(self, name: str, group: Any, shard: Shard, device: torch.device) -> None:
+        """`name` is one that no other group of this process had: torch remembers groups by it."""
+        super().__init__(device)
+        # Multicast needs a fabric manager that hands out groups; nothing here uses it.
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        _register_process_group(name, group)
+        self._name, self._size = name, shard.size
+        self._handles: dict[int, Any] = {}
+        self._addresses: dict[int, Tensor] = {}
+        signals = self.take("signals", (MAX_PROGRAMS, shard.size), torch.int32)
+        signals.zero_()
+        counts = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
+        torch.cuda.synchronize(device)
+        self._handles[signals.data_ptr()].barrier()  # nobody signals into memory that is still to be zeroed
+        torch.cuda.synchronize(device)
+        self.meeting = Meeting(shard.rank, self.addresses(signals), counts)
+
+    def meet(self) -> None:
+        """Queues a wait until all ranks have come here: what they queued before is then done."""
+        meet(self.meeting)
+
+    def addresses(self, taken: Tensor) -> Tensor:
+        """Returns int64 [R]: where the ranks have what was taken under the same name."""
+        return self._addresses[taken.data_ptr()]
+
+    def of_rank(self, taken: Tensor, rank: int) -> Tensor:
+        """Returns a rank's tensor of the same name, shape and type."""
+        found: Tensor = self._handles[taken.data_ptr()].get_buffer(rank, taken.shape, taken.dtype)
+        return found
+
+    def reads(self, num_rows: int) -> bool:
+        """Returns whether sums of so many rows are read from the other ranks, rather than sent around."""
+        return self._size == 2 or num_rows * (self._size - 1) <= MAX_READ_ROWS
+
+    def _allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
+        buffer = symmetric_memory.empty(numel, dtype=dtype, device=self.device)
+        handle = _SymmetricMemory.rendezvous(buffer, self._name)
+        self._handles[buffer.data_ptr()] = handle
+        self._addresses[buffer.data_ptr()] = torch.tensor(handle.buffer_ptrs, device=self.device)
+        return buffer

@@ -1,0 +1,98 @@
+"""Sums what GPUs of one host computed, each reading the others' memory, and norms the sum.
+
+Semantics: residual[t] += sum_r part_r[t] * scale_r[t];
+    out[t] = residual[t] / sqrt(mean(residual[t]^2) + eps) * weight;
+    quantized[t] = out[t] / s[t], s[t] = max |out[t]| / 448
+
+All ranks add in the same order, so that the residual is the same bits on all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+MAX_PROGRAMS = 128
+"""Of a kernel that meets other ranks': fewer than multiprocessors, so that all run at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where one rank's kernels meet those of the others. All ranks launch the same ones in the same order."""
+
+    rank: int
+    signals_R: Tensor
+    """int64, by rank: the address of its signals, int32 [MAX_PROGRAMS, R] and 0 at first."""
+    counts: Tensor
+    """int32 [MAX_PROGRAMS], 0 at first: how often this rank's programs have met the others'."""
+
+
+def meet(meeting: Meeting) -> None:
+    """Queues a wait until all ranks have come here: what they queued before is then done, and seen by all."""
+    from kernels.peer_sum.kernel import meet_triton
+
+    meet_triton(meeting.signals_R, meeting.counts, meeting.rank)
+
+
+def sum_norm(
+    parts_R: Tensor,
+    scales_R: Tensor | None,
+    meeting: Meeting | None,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor | None,
+    quantized: Tensor | None = None,
+    quantized_scale_T: Tensor | None = None,
+) -> None:
+    """Semantics: see the module. Only on GPUs, where the ranks meet first, and interpreted.
+
+    A rank may write its part again once all have met again.
+
+    Args:
+        parts_R: int64, by rank: the address of its part, of the residual's type, `[T, H]`; multiples
+            of 16.
+        scales_R: int64, by rank: the address of what the rows of its part were divided by, fp32 `[T]`. None
+            where they were not.
+        meeting: None where all parts are written already.
+        residual: `[T, H]`, updated in place.
+        weight: `[H]`.
+        out, quantized, quantized_scale_T: as in `kernels.rms_norm`.
+
+    Source: the one-shot sum of vLLM's and TensorRT-LLM's custom all-reduce kernels, with the norm behind it.
+    """
+    _check(residual, weight, out, quantized, quantized_scale_T)
+    from kernels.peer_sum.kernel import sum_norm_triton
+
+    sum_norm_triton(
+        parts_R,
+        scales_R,
+        None if meeting is None else (meeting.signals_R, meeting.counts, meeting.rank),
+        residual,
+        weight,
+        eps,
+        out,
+        quantized,
+        quantized_scale_T,
+    )
+
+
+def _check(
+    residual: Tensor,
+    weight: Tensor,
+    out: Tensor | None,
+    quantized: Tensor | None,
+    quantized_scale_T: Tensor | None,
+) -> None:
+    if residual.dim() != 2 or weight.shape != residual.shape[1:] or not residual.is_contiguous():
+        raise ValueError(f"sum_norm: residual {tuple(residual.shape)}, weight {tuple(weight.shape)}")
+    if out is None and quantized is None:
+        raise ValueError("sum_norm: neither out nor quantized is asked for")
+    if (quantized is None) != (quantized_scale_T is None):
+        raise ValueError("sum_norm: quantized and quantized_scale_T go together")
+    for name, rows in (("out", out), ("quantized", quantized)):
+        if rows is not None and (rows.shape != residual.shape or not rows.is_contiguous()):
+            raise ValueError(
+                f"sum_norm: {name} {tuple(rows.shape)} is not like residual {tuple(residual.shape)}"
+            )

@@ -1,0 +1,251 @@
+"""Sums rows over GPUs that read one another's memory, and norms them: one kernel, no copy in between.
+
+Programs of the same number meet before they read: each says in the others' memory that it has come, and waits
+for them in its own. All programs of a launch run at the same time, since there are at most `MAX_PROGRAMS`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.activation import FP8_MAX, SMALLEST_SCALE
+from kernels.backend import INTERPRETING
+from kernels.compilation import Compilation
+from kernels.overlap import starts_early
+from kernels.peer_sum import MAX_PROGRAMS
+from kernels.rms_norm.kernel import store_norm, tile
+
+# Thread r of a program deals with rank r. `.sys`: what this GPU wrote before is seen by the others, and the
+# reverse. A rank may be one meeting ahead: it has left this one before another has seen it arrive.
+_ARRIVE_AND_WAIT = tl.constexpr(
+    """
+    {
+        .reg .pred is_rank, is_late;
+        .reg .u32 rank, seen;
+        .reg .u64 at;
+        mov.u32 rank, %tid.x;
+        setp.lt.u32 is_rank, rank, $4;
+        @!is_rank bra done;
+        mad.wide.u32 at, rank, 8, $1;
+        ld.global.u64 at, [at];
+        add.u64 at, at, $2;
+        st.release.sys.global.u32 [at], $5;
+        mad.wide.u32 at, rank, 4, $3;
+    wait:
+        ld.acquire.sys.global.u32 seen, [at];
+        sub.u32 seen, seen, $5;
+        setp.lt.s32 is_late, seen, 0;
+        @is_late bra wait;
+    done:
+        mov.u32 $0, 0;
+    }
+    """
+)
+
+
+@triton.jit
+def _meet(signals_ptr, meetings_ptr, RANK: tl.constexpr, SIZE: tl.constexpr):
+    """Waits until this program has come here on all GPUs."""
+    program = tl.program_id(0)
+    number = tl.load(meetings_ptr + program) + 1
+    own = tl.load(signals_ptr + RANK) + program * SIZE * 4
+    tl.inline_asm_elementwise(
+        _ARRIVE_AND_WAIT,
+        "=r,l,l,l,r,r",
+        [signals_ptr, (program * SIZE + RANK).to(tl.int64) * 4, own, SIZE, number],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    tl.debug_barrier()  # for the other threads, which did not wait themselves
+    tl.store(meetings_ptr + program, number)
+
+
+@triton.jit
+def meet_kernel(signals_ptr, meetings_ptr, RANK: tl.constexpr, SIZE: tl.constexpr):
+    """Waits until all GPUs have come here: what they queued before is then done and seen.
+
+    Args:
+        signals_ptr: int64 [SIZE], addresses of each rank's signals, int32 [MAX_PROGRAMS, SIZE].
+        meetings_ptr: int32 [MAX_PROGRAMS], how often each of this GPU's programs has met others.
+    """
+    _meet(signals_ptr, meetings_ptr, RANK, SIZE)
+
+
+@triton.jit
+def sum_norm_kernel(
+    parts_ptr,
+    scales_ptr,
+    signals_ptr,
+    meetings_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    quantized_ptr,
+    quantized_scale_ptr,
+    num_rows,
+    eps,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    H: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
+    FP8_MAX: tl.constexpr,
+    SMALLEST_SCALE: tl.constexpr,
+):
+    """Semantics: residual[t] += sum_r part_r[t] * scale_r[t], summed in the order of the ranks;
+        out[t] = residual[t] / sqrt(mean(residual[t]^2) + eps) * weight;
+        quantized[t] = out[t] / s[t], s[t] = max |out[t]| / 448
+
+    Args:
+        parts_ptr: int64 [SIZE], addresses of each rank's part: of the residual's type, [num_rows, H].
+        scales_ptr: int64 [SIZE], addresses of fp32 [num_rows]; None for scales of 1.
+        signals_ptr, meetings_ptr: as in `meet_kernel`. None: all parts are there, nobody is waited for.
+        residual_ptr, out_ptr: bf16 or fp32 [num_rows, H]; out_ptr and quantized_ptr may be None.
+        quantized_ptr, quantized_scale_ptr: e4m3 [num_rows, H], fp32 [num_rows].
+    """
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    columns_H = tl.arange(0, BLOCK_H)
+    inside_H = columns_H < H
+    weight_H = tl.load(weight_ptr + columns_H, mask=inside_H, other=0.0).to(tl.float32)
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
+    if signals_ptr is not None:
+        _meet(signals_ptr, meetings_ptr, RANK, SIZE)
+
+    kind: tl.constexpr = residual_ptr.dtype.element_ty
+    for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
+        rows_T = (row + tl.arange(0, 1)).to(tl.int64)
+        at = rows_T[:, None] * H + columns_H[None, :]
+        mask = (rows_T < num_rows)[:, None] & inside_H[None, :]
+        y = tl.zeros((1, BLOCK_H), tl.float32)
+        for rank in tl.static_range(SIZE):
+            part_ptr = tl.load(parts_ptr + rank).to(tl.pointer_type(kind))
+            part_at = part_ptr + at
+            if H % 8 == 0:  # rows begin on multiples of 16 bytes, which a loaded address does not say
+                part_at = tl.multiple_of(part_at, (1, 16))
+            part = tl.load(part_at, mask=mask, other=0.0).to(tl.float32)
+            if scales_ptr is not None:
+                scale_ptr = tl.load(scales_ptr + rank).to(tl.pointer_type(tl.float32))
+                part *= tl.load(scale_ptr + rows_T)[:, None]
+            y += part
+        y += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        stored = y.to(kind)
+        tl.store(residual_ptr + at, stored, mask=mask)
+        out_at = None
+        if out_ptr is not None:
+            out_at = out_ptr + at
+        store_norm(
+            stored.to(tl.float32),
+            weight_H,
+            out_at,
+            quantized_ptr,
+            quantized_scale_ptr,
+            rows_T,
+            columns_H,
+            rows_T < num_rows,
+            mask,
+            eps,
+            kind,
+            H,
+            FP8_MAX,
+            SMALLEST_SCALE,
+        )
+
+
+def sum_norm_triton(
+    parts_R: Tensor,
+    scales_R: Tensor | None,
+    meeting: tuple[Tensor, Tensor, int] | None,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor | None,
+    quantized: Tensor | None,
+    quantized_scale_T: Tensor | None,
+) -> None:
+    """Launches `sum_norm_kernel`. `meeting`: signals, meetings and this GPU's rank."""
+    num_rows, hidden = residual.shape
+    _, block_h, num_warps = tile(hidden)
+    early = starts_early(residual)
+    signals_R, meetings, rank = meeting or (None, None, 0)
+    written = quantized
+    if INTERPRETING and quantized is not None:  # its conversion to e4m3 loses the carry of a rounding
+        written = torch.empty_like(quantized, dtype=torch.float32)
+    sum_norm_kernel[(min(num_rows, MAX_PROGRAMS),)](
+        parts_R,
+        scales_R,
+        signals_R,
+        meetings,
+        residual,
+        weight,
+        out,
+        written,
+        quantized_scale_T,
+        num_rows,
+        eps,
+        RANK=rank,
+        SIZE=len(parts_R),
+        H=hidden,
+        BLOCK_H=block_h,
+        STARTS_EARLY=early,
+        FP8_MAX=FP8_MAX,
+        SMALLEST_SCALE=SMALLEST_SCALE,
+        num_warps=num_warps,
+        **({"launch_pdl": True} if early else {}),
+    )
+    if quantized is not None and written is not quantized:
+        quantized.copy_(written)
+
+
+def meet_triton(signals_R: Tensor, meetings: Tensor, rank: int) -> None:
+    """Launches `meet_kernel`."""
+    meet_kernel[(1,)](signals_R, meetings, RANK=rank, SIZE=len(signals_R), num_warps=1)
+
+
+def _compilation(size: int, quantizes: bool, keeps: bool) -> Compilation:
+    _, block_h, num_warps = tile(8192)
+    pointers = {
+        "parts_ptr": "*i64",
+        "scales_ptr": "*i64" if quantizes else None,
+        "signals_ptr": "*i64",
+        "meetings_ptr": "*i32",
+        "residual_ptr": "*bf16",
+        "weight_ptr": "*bf16",
+        "out_ptr": "*bf16" if keeps else None,
+        "quantized_ptr": "*fp8e4nv" if quantizes else None,
+        "quantized_scale_ptr": "*fp32" if quantizes else None,
+    }
+    signature = {name: kind for name, kind in pointers.items() if kind is not None}
+    return Compilation(
+        sum_norm_kernel,
+        signature | {"num_rows": "i32", "eps": "fp32"},
+        {name: None for name, kind in pointers.items() if kind is None}
+        | {
+            "RANK": 1,
+            "SIZE": size,
+            "H": 8192,
+            "BLOCK_H": block_h,
+            "STARTS_EARLY": quantizes,
+            "FP8_MAX": FP8_MAX,
+            "SMALLEST_SCALE": SMALLEST_SCALE,
+        },
+        num_warps=num_warps,
+        architectures=(90, 100) if quantizes else (80, 90, 100),
+    )
+
+
+COMPILATIONS = [
+    *(
+        _compilation(size, quantizes, keeps)
+        for size in (2, 8)
+        for quantizes, keeps in ((False, True), (True, True), (True, False))
+    ),
+    Compilation(
+        meet_kernel, {"signals_ptr": "*i64", "meetings_ptr": "*i32"}, {"RANK": 1, "SIZE": 8}, num_warps=1
+    ),
+]
