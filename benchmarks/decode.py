@@ -40,6 +40,7 @@ from benchmarks.random_base import random_base
 from benchmarks.report import write_report
 from benchmarks.shapes import SHAPES, shape
 from benchmarks.step_profile import profile_steps
+from engine.model.config import ModelConfig
 from kernels.timing import copy_bandwidth
 
 PROMPT_LEN = 128
@@ -70,10 +71,17 @@ class Bench:
     """One engine, and the requests it runs."""
 
     def __init__(
-        self, engine: InProcessEngine, quantization: str, bandwidth: float, repeats: int, seed: int = 0
+        self,
+        engine: InProcessEngine,
+        quantization: str,
+        bandwidth: float,
+        repeats: int,
+        seed: int = 0,
+        whole: ModelConfig | None = None,
     ) -> None:
+        """`whole`: the model of which the engine's is one rank's part. `bandwidth`: of all ranks together."""
         self._engine = engine
-        self._config = engine.model.config
+        self._config = whole or engine.model.config
         self._quantization = quantization
         self._bandwidth = bandwidth
         self._repeats = repeats
@@ -305,7 +313,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _batches(text: str) -> list[tuple[int, int]]:
+def batches(text: str) -> list[tuple[int, int]]:
     pairs = [tuple(int(part) for part in pair.split(":")) for pair in text.split(",")]
     for pair in pairs:
         if len(pair) != 2 or not 0 <= pair[1] <= pair[0]:
@@ -336,7 +344,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     option("--kv-dtype", default="auto", choices=list(floor.KV_BYTES))
     option("--rank", "--ranks", dest="ranks", default=["16"], type=_list(ranks), help="such as 8,16,mixed")
     option("--adapter-dtype", dest="adapter_dtypes", default=["bf16"], type=_list(["bf16", "fp8"]))
-    option("--batches", type=_batches, default=list(ROWS), help="BATCH:DISTINCT,...")
+    option("--batches", type=batches, default=list(ROWS), help="BATCH:DISTINCT,...")
     option("--sections", type=_list(SECTIONS), default=list(SECTIONS), help=f"of {','.join(SECTIONS)}")
     option("--repeats", type=int, default=3, help="timed runs of each kind, of which the median counts")
     option("--max-batch-tokens", type=int, default=8192)

@@ -26,8 +26,13 @@ from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import BlockPool
+from engine.lora.loader import OnDone
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
+from engine.model.shards import WHOLE
+from engine.parallel.leader import Leader
+from engine.parallel.messages import Begin, DeviceSizes
+from engine.parallel.runner import ParallelLoader
 from engine.protocol import SamplingParams, Submit, TokenChunk
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
@@ -69,14 +74,19 @@ class InProcessEngine:
         sizes: Sizes,
         options: RunnerOptions = DEFAULT_OPTIONS,
         tokenizer: LLTokenizer | None = None,
+        leader: Leader | None = None,
     ) -> None:
-        """With a `tokenizer`, requests may have grammars and think."""
+        """With a `tokenizer`, requests may have grammars and think. With a `leader`, `model` is rank 0's
+        part of one.
+        """
         self.model = model
+        self._leader = leader
         self.sizes = sizes
         self.library = library
         self.capture_s = 0.0
         self._wake = threading.Event()
         self._num_requests = 0
+        self._loader: LibraryLoader | ParallelLoader
         config = model.config
         runner = self._on_gpu(options) if model.device.type == "cuda" else self._on_cpu()
         scheduler = Scheduler(
@@ -104,17 +114,29 @@ class InProcessEngine:
     def _on_cpu(self) -> Runner:
         sizes, model = self.sizes, self.model
         self._pool: Any = LibraryPool(self.library, model.config, sizes.num_slots, model.device, model.dtype)
-        self._loader = LibraryLoader(self.library, self._pool, self._loaded)
+        self._local_loader = LibraryLoader(self.library, self._pool, self._loaded)
+        self._loader = self._local_loader
         return ModelRunner(model, self._pool, sizes.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.max_len)
 
     def _on_gpu(self, options: RunnerOptions) -> Runner:
         from engine.device.gpu_runner import DeviceRunner
 
         sizes, model = self.sizes, self.model
+        leader = self._leader
+        whole, shard = (model.config, WHOLE) if leader is None else (leader.config, leader.group.shard)
         self._pool = LibraryDevicePool(
-            self.library, model.config, sizes.num_slots, sizes.adapter_bytes, model.device
+            self.library, whole, sizes.num_slots, sizes.adapter_bytes, model.device, shard
         )
-        self._loader = LibraryLoader(self.library, self._pool, self._loaded)
+
+        def make_loader(on_done: OnDone) -> LibraryLoader:
+            self._local_loader = LibraryLoader(self.library, self._pool, on_done)
+            return self._local_loader
+
+        if leader is None:
+            self._loader = make_loader(self._loaded)
+        else:
+            self._loader = leader.loader(self._loaded, make_loader)
+            leader.begin(_begin(sizes, options))
         kv_dtype = torch.float8_e4m3fn if sizes.kv_dtype == "fp8" else model.dtype
         runner = DeviceRunner(
             model,
@@ -126,7 +148,7 @@ class InProcessEngine:
         began = time.perf_counter()
         runner.capture()
         self.capture_s = time.perf_counter() - began
-        return runner
+        return runner if leader is None else leader.runner(runner)
 
     def __enter__(self) -> InProcessEngine:
         # What is there now stays: collections between runs need not look at it.
@@ -138,7 +160,7 @@ class InProcessEngine:
         gc.unfreeze()
         if self.model.device.type == "cuda":
             torch.cuda.synchronize()
-        self._loader.close()
+        self._local_loader.close()
         self._pool.close()
 
     def submit(self, prompt_ids: list[int], output_len: int, adapter: Registered | None = None) -> str:
@@ -213,6 +235,20 @@ class InProcessEngine:
         """On the loader's thread."""
         self.core.adapter_loaded(slot, digest, error)
         self._wake.set()
+
+
+def _begin(sizes: Sizes, options: RunnerOptions) -> Begin:
+    """What the other ranks allocate."""
+    device = DeviceSizes(
+        sizes.max_batch_tokens,
+        sizes.kv_dtype == "fp8",
+        sizes.adapter_bytes,
+        0,
+        options.cuda_graphs,
+        options.max_graph_rows,
+        options.batch_invariant,
+    )
+    return Begin(sizes.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.max_len, sizes.num_slots, device)
 
 
 def _token_bytes(tokenizer: LLTokenizer) -> list[bytes]:

@@ -23,8 +23,10 @@ from engine.lora.image import device_manifest, image_bytes, lay_out_image
 from engine.lora.loader import AdapterLoader
 from engine.lora.pool import AdapterPool
 from engine.lora.ranges import rounded
+from engine.lora.shards import shard_manifest
 from engine.lora.transfers import PageLocked
 from engine.model.config import ModelConfig
+from engine.model.shards import WHOLE, Shard
 from engine.protocol import AdapterRef
 
 
@@ -68,8 +70,10 @@ class LibraryDevicePool(DevicePool):
         num_slots: int,
         num_bytes: int,
         device: torch.device | str,
+        shard: Shard = WHOLE,
     ) -> None:
-        super().__init__(config, num_slots, num_bytes, 0, device)
+        """`config` is the whole base's; the pool holds `shard`'s part of each adapter."""
+        super().__init__(config, num_slots, num_bytes, 0, device, shard=shard)
         self._library = library
         self._images: dict[str, HostImage] = {}
         self._blocks: dict[str, PageLocked] = {}
@@ -90,7 +94,8 @@ class LibraryDevicePool(DevicePool):
             block.close()
 
     def _window(self, adapter: Registered, block: torch.Tensor) -> HostImage:
-        manifest = device_manifest(self._library.manifest(adapter.ref.rank, adapter.dtype))
+        stored = self._library.manifest(adapter.ref.rank, adapter.dtype)
+        manifest = device_manifest(shard_manifest(stored, self._config, self._shard))
         start = adapter.number * STRIDE * self._library.numbers(adapter.dtype).itemsize
         image = HostImage(adapter.ref.digest, 0, block[start : start + image_bytes(manifest)])
         image.manifest = manifest

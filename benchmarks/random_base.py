@@ -18,9 +18,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.model.collectives import ShardGroup
 from engine.model.config import GROUPS, ModelConfig
 from engine.model.model import Layer, Model
 from engine.model.quantization import check_quantization, make_linear
+from engine.model.shards import sharded_config
 
 RESIDUAL_GROUPS = ("o", "down")
 """Linears whose outputs are added to the residual stream."""
@@ -106,8 +108,10 @@ def random_base(
     *,
     outliers: bool = False,
     seed: int = 0,
+    group: ShardGroup | None = None,
 ) -> Model:
-    """`dtype` is what the model computes in: bf16 on a GPU and fp32 on a CPU, if not said.
+    """`dtype` is what the model computes in: bf16 on a GPU and fp32 on a CPU, if not said. With `group`, the
+    model has the sizes of this rank's part, and numbers of its own.
 
     The weights before quantisation depend on the seed, the device's kind and the type alone: two bases of
     different quantisation are the same model.
@@ -116,12 +120,16 @@ def random_base(
     check_quantization(quantization, device)
     if dtype is None:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    num_ids = config.vocab_size
+    if group is not None:
+        config, num_ids = sharded_config(config, group.shard.size), -(-num_ids // group.shard.size)
+        seed += 2 * group.shard.rank
     weights: Weights = (Outliers if outliers else Plain)(device, dtype, seed)
-    embedding_VH = Plain(device, dtype, seed + 1).normal(config.vocab_size, config.hidden_size)
+    embedding_VH = Plain(device, dtype, seed + 1).normal(num_ids, config.hidden_size)
     layers = [_layer(config, quantization, weights) for _ in range(config.num_layers)]
     norm_H = Plain(device, dtype).norm(config.hidden_size)
-    head_VH = weights.head(config.vocab_size, config.hidden_size)
-    return Model(config, quantization, embedding_VH, layers, norm_H, head_VH)
+    head_VH = weights.head(num_ids, config.hidden_size)
+    return Model(config, quantization, embedding_VH, layers, norm_H, head_VH, group)
 
 
 def _layer(config: ModelConfig, quantization: str, weights: Weights) -> Layer:

@@ -7,6 +7,7 @@ from engine.model.config import ModelConfig, RopeScaling
 
 SHAPES: dict[str, ModelConfig] = {
     "llama-3.1-8b": published_shape("llama-3.1-8b"),
+    "llama-3.1-70b": published_shape("llama-3.1-70b"),
     "random-300m": ModelConfig(
         architecture="llama",
         num_layers=12,
