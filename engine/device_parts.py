@@ -114,6 +114,7 @@ def gpu_parts(
     from engine.lora.device_pool import DevicePool
 
     config = model.config
+    whole, shard = (config, WHOLE) if leader is None else (leader.config, leader.group.shard)
     limits = BatchLimits(sizes.max_rows, sizes.context_length, sizes.max_batch_tokens)
     kv_dtype = kv_dtype_of(model, device_settings)
     free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
@@ -126,11 +127,10 @@ def gpu_parts(
         scratch_bytes=scratch_bytes,
         block_bytes=KVCache.block_bytes(config, BLOCK_SIZE, kv_dtype),
         useful_blocks=_useful_blocks(sizes),
-        typical_adapter_bytes=adapter_bytes(config),
+        typical_adapter_bytes=adapter_bytes(whole) // shard.size,
         host_bytes=host_memory() // device_settings.tensor_parallel,
     )
     _log_plan(plan, kv_dtype)
-    whole, shard = (config, WHOLE) if leader is None else (leader.config, leader.group.shard)
     adapters = (plan.adapter_bytes, plan.adapter_cache_bytes)
     pool = DevicePool(whole, sizes.num_slots, *adapters, device=model.device, shard=shard)
 

@@ -44,7 +44,8 @@ class CpuForward:
         self._device = torch.device(model.device)
         self._block_size = cache.block_size
         self._kv = KVCache(model.config, cache.num_blocks, cache.block_size, model.device, model.dtype)
-        self._lora = None if pool is None else LoraContext(pool, model.device)
+        sum_over_ranks = None if model.group is None else model.group.sum
+        self._lora = None if pool is None else LoraContext(pool, model.device, sum_over_ranks)
         self.state = BatchState(max_rows, max_len, cache.block_size)
 
     def apply(self, batch: Batch) -> Shares:

@@ -18,8 +18,8 @@ from engine.device.batch_state import BatchState, Shares
 from engine.device.graphs import Bucket, StepGraphs, row_buckets, token_buckets
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.lora.device_pool import DevicePool
+from engine.lora.shards import adapter_widths
 from engine.model.cache import KVCache
-from engine.model.config import ModelConfig
 from engine.model.model import Model
 from kernels.attention import AttentionGeometry, DevicePlan
 from kernels.lora.device import DeviceLora
@@ -95,8 +95,9 @@ class DeviceForward:
                 pool.table,
                 inputs,
                 self.max_tokens,
-                _widths_in(config),
+                adapter_widths(config, 1 if model.group is None else model.group.shard.size),
                 batch_invariant=options.batch_invariant,
+                sums=model.exchange,
             )
         )
         self._row_slots = np.full(self.max_tokens, NO_SLOT, np.int64)
@@ -236,11 +237,6 @@ class DeviceForward:
             self._row_slots[:] = NO_SLOT
             self._lora.begin(self._row_slots)
         self._inputs.send()
-
-
-def _widths_in(config: ModelConfig) -> list[int]:
-    """Returns the columns of each group's input."""
-    return sorted({in_features for _, in_features in config.linear_shapes.values()})
 
 
 def _rounded_up(num_tokens: int) -> int:

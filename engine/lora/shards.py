@@ -1,8 +1,12 @@
-"""Divides adapters like the model: a rank has the part of each A and B that meets its part of the base.
+"""Divides adapters over the ranks of a group: each has an even part of every A and every B.
 
-Of column-parallel modules (q, k, v, gate, up) a rank has all of A and its outputs' columns of B; of
-row-parallel ones (o, down) its inputs' columns of A and all of B. Their products are parts of the sums that
-the base's products are summed in anyway, so adapters add no communication.
+A rank has the columns of A for a part of the module's inputs, and the columns of B for a part of its outputs.
+What its part of A makes of a row is summed over the ranks, a few numbers a row; with the sum each rank adds
+the adapter to its part of the outputs. Of column-parallel modules (q, k, v, gate, up) those are the outputs
+that the rank computes, of row-parallel ones (o, down) some of those that are summed anyway.
+
+Source: after S-LoRA (Sheng et al., arXiv 2311.03285, section 6), which divides the A of column-parallel
+modules by ranks.
 """
 
 from __future__ import annotations
@@ -10,7 +14,24 @@ from __future__ import annotations
 from engine.lora.artifact import LoraPair, PackedAdapter
 from engine.lora.manifest import SCALED, Manifest, ModuleShape, lay_out
 from engine.model.config import ModelConfig
-from engine.model.shards import Shard, weight_part
+from engine.model.shards import ROW_PARALLEL, Shard, weight_part
+
+
+def adapter_part(config: ModelConfig, module: str, shard: Shard) -> tuple[slice, slice]:
+    """Returns the outputs of a linear for which a rank has B, and the inputs for which it has A.
+
+    `config` is the whole model's.
+    """
+    outputs, inputs = weight_part(config, module, shard)
+    if module in ROW_PARALLEL:
+        return shard.part(config.hidden_size), inputs
+    return outputs, shard.part(config.hidden_size)
+
+
+def adapter_widths(config: ModelConfig, num_ranks: int) -> list[int]:
+    """Returns the different numbers of inputs that a rank's adapters read. `config` is the rank's."""
+    widths = {config.hidden_size // num_ranks}
+    return sorted(widths | {config.linear_shapes[module][1] for module in ROW_PARALLEL})
 
 
 def shard_manifest(manifest: Manifest, config: ModelConfig, shard: Shard) -> Manifest:
@@ -38,7 +59,7 @@ def shard_adapter(packed: PackedAdapter, config: ModelConfig, shard: Shard) -> P
         scales = packed.scales(layer, group) if manifest.dtype == SCALED else None
         begin = 0
         for name, module in entry.modules.items():
-            outputs, inputs = weight_part(config, name, shard)
+            outputs, inputs = adapter_part(config, name, shard)
             ranks = slice(begin, begin + module.rank)
             begin += module.rank
             layers[layer][name] = LoraPair(
@@ -53,6 +74,6 @@ def shard_adapter(packed: PackedAdapter, config: ModelConfig, shard: Shard) -> P
 
 def _shape(config: ModelConfig, name: str, shard: Shard, rank: int, scale: float) -> ModuleShape:
     out_features, in_features = config.linear_shapes[name]
-    outputs, inputs = weight_part(config, name, shard)
+    outputs, inputs = adapter_part(config, name, shard)
     num_outputs, num_inputs = len(range(out_features)[outputs]), len(range(in_features)[inputs])
     return ModuleShape(rank, num_inputs, num_outputs, scale)

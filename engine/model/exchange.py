@@ -1,4 +1,5 @@
-"""What the ranks of a group exchange in a forward pass: sums of partial products, and logits.
+"""What the ranks of a group exchange in a forward pass: sums of partial products, of what adapters make of a
+row, and logits.
 
 Where their GPUs read one another's memory, a product stays where it was computed and the next norm reads all
 ranks' parts of it; tokens and logits are read and written where rank 0 has them. Elsewhere torch.distributed
@@ -16,7 +17,7 @@ from torch import Tensor
 from engine.model.collectives import ShardGroup
 from engine.model.shards import vocabulary_part
 from kernels.activation import Activation, Projection
-from kernels.peer_sum import sum_norm
+from kernels.peer_sum import sum_norm, sum_parts
 from kernels.workspace import Workspace
 
 Product = Callable[[Tensor, Tensor], None]
@@ -31,6 +32,7 @@ class Exchange:
         self._workspace = workspace
         self._peers = group.peers
         self._vocab_size = vocab_size
+        self._adapter_sums = 0
         self.first_id, self.end_id = vocabulary_part(vocab_size, group.shard)
         """This rank's part of the vocabulary."""
 
@@ -83,6 +85,30 @@ class Exchange:
             quantized=x.quantized_TK,
             quantized_scale_T=x.scale_T,
         )
+
+    def adapter_parts(self, x_TK: Tensor, out_TN: Tensor, *, is_summed: bool) -> tuple[Tensor, Tensor]:
+        """Returns the columns of a linear's input that this rank's adapters read, and of its output to which
+        they add. `is_summed`: the linear is row-parallel, its input this rank's and its output all ranks'.
+        """
+        shard = self.group.shard
+        if is_summed:
+            return x_TK, out_TN[:, shard.part(out_TN.shape[1])]
+        return x_TK[:, shard.part(x_TK.shape[1])], out_TN
+
+    def part(self, shape: tuple[int, int]) -> Tensor:
+        """Returns fp32 memory for this rank's part of a sum: other memory than the last one's, which other
+        ranks may still read.
+        """
+        self._adapter_sums += 1
+        return self.parts.take(f"shrunk-{self._adapter_sums % 2}", shape, torch.float32)
+
+    def sum_parts(self, part: Tensor, out: Tensor) -> None:
+        """Queues out = the sum of all ranks' parts; may run beside a product."""
+        if self._reads(len(part)):
+            assert self._peers is not None
+            sum_parts(self._peers.addresses(part), self._peers.side_meeting, out)
+        else:
+            self.group.sum(out.copy_(part))
 
     def logits(self, hidden_SH: Tensor, product: Product) -> Tensor:
         """Returns [S, V] fp32 on rank 0, [S, 0] on the others. `product` is called once."""

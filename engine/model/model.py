@@ -104,8 +104,8 @@ class Model:
         self._head_HV = head_VH.t()
         self._rotary = RotaryTable(config, self.device)
         self._workspace = Workspace(self.device)
-        self._exchange = None if group is None else Exchange(group, config.vocab_size, self._workspace)
-        self._parts = self._workspace if self._exchange is None else self._exchange.parts
+        self.exchange = None if group is None else Exchange(group, config.vocab_size, self._workspace)
+        self._parts = self._workspace if self.exchange is None else self.exchange.parts
         self._side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._widths = {
             group: tuple(config.linear_shapes[module][0] for module in modules)
@@ -181,15 +181,15 @@ class Model:
         num_tokens = len(ids_T)
         residual = self._take("residual", (num_tokens, self.config.hidden_size))
         delta: Projection | None = None
-        if self._exchange is None:
+        if self.exchange is None:
             embed(ids_T, plan.rows_T, next_ids_R, self._embedding_VH, residual)
         else:
-            self._exchange.begin()
-            embedded_TH, delta = self._exchange.embedded(residual)
-            first = self._exchange.first_id
+            self.exchange.begin()
+            embedded_TH, delta = self.exchange.embedded(residual)
+            first = self.exchange.first_id
             embed(ids_T, plan.rows_T, next_ids_R, self._embedding_VH, embedded_TH, first)
             if delta is None:
-                self._exchange.sum(residual)
+                self.exchange.sum(residual)
         step = Step(
             num_tokens=num_tokens,
             num_rows=num_tokens,
@@ -213,8 +213,8 @@ class Model:
 
         In a group they are on rank 0; other ranks take part, and get [S, 0].
         """
-        if self._exchange is not None:
-            return self._exchange.logits(hidden_SH, self._head)
+        if self.exchange is not None:
+            return self.exchange.logits(hidden_SH, self._head)
         shape = len(hidden_SH), self.config.vocab_size
         if self.device.type == "cuda":
             out_SV = self._workspace.take("logits", shape, torch.float32)
@@ -235,7 +235,7 @@ class Model:
         out_SV.copy_(torch.mm(hidden_SH, head_HV)[:num_rows])
 
     def _embed(self, ids_T: Tensor, out_TH: Tensor) -> None:
-        exchange = self._exchange
+        exchange = self.exchange
         if exchange is None:
             torch.index_select(self._embedding_VH, 0, ids_T, out=out_TH)
             return
@@ -247,7 +247,7 @@ class Model:
 
     def _summed(self, partial: Projection) -> Projection:
         """Sums a row-parallel product over the ranks."""
-        return partial if self._exchange is None else self._exchange.summed(partial)
+        return partial if self.exchange is None else self.exchange.summed(partial)
 
     def _step_on_host(
         self, positions_T: Tensor, attention: AttentionMetadata, kv: KVCache, lora: Adapters | None
@@ -330,18 +330,22 @@ class Model:
         if lora is None:
             return self._product(linear, x, out_TN)
         assert x.x_TK is not None
+        reads_TK, adds_TN = x.x_TK, out_TN
+        if self.exchange is not None:
+            reads_TK, adds_TN = self.exchange.adapter_parts(reads_TK, adds_TN, is_summed=group in PARTS)
+            widths = (adds_TN.shape[1],) if group in PARTS else widths
         if self._side is None:
-            lora.shrink(index, group, x.x_TK)
+            lora.shrink(index, group, reads_TK)
             out = self._product(linear, x, out_TN)
         else:
             # The shrink does not depend on the product: both run at once.
             here = torch.cuda.current_stream()
             self._side.wait_stream(here)
             with torch.cuda.stream(self._side):
-                lora.shrink(index, group, x.x_TK)
+                lora.shrink(index, group, reads_TK)
             out = self._product(linear, x, out_TN)
             here.wait_stream(self._side)
-        lora.expand(index, group, out_TN, widths, out.scale_T)
+        lora.expand(index, group, adds_TN, widths, out.scale_T)
         return out
 
     def _product(self, linear: Linear, x: Activation, out_TN: Tensor) -> Projection:
@@ -360,8 +364,8 @@ class Model:
     ) -> Activation:
         """Semantics: residual += delta (what the last block computed); x = norm(residual)."""
         if delta is not None and delta.is_part:
-            assert self._exchange is not None
-            self._exchange.norm(delta, weight_H, self.config.rms_eps, residual, x)
+            assert self.exchange is not None
+            self.exchange.norm(delta, weight_H, self.config.rms_eps, residual, x)
             return x
         source, into, scale_T = (
             (residual, None, None) if delta is None else (delta.y_TN, residual, delta.scale_T)

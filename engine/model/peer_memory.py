@@ -45,13 +45,19 @@ class PeerMemory(Workspace):
         self._name, self._size = name, shard.size
         self._handles: dict[int, Any] = {}
         self._addresses: dict[int, Tensor] = {}
-        signals = self.take("signals", (MAX_PROGRAMS, shard.size), torch.int32)
+        self.meeting = self._new_meeting("signals", shard)
+        """Of kernels of the steps' own stream."""
+        self.side_meeting = self._new_meeting("side signals", shard)
+        """Of kernels that run beside them."""
+
+    def _new_meeting(self, name: str, shard: Shard) -> Meeting:
+        signals = self.take(name, (MAX_PROGRAMS, shard.size), torch.int32)
         signals.zero_()
-        counts = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
-        torch.cuda.synchronize(device)
+        counts = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=self.device)
+        torch.cuda.synchronize(self.device)
         self._handles[signals.data_ptr()].barrier()  # nobody signals into memory that is still to be zeroed
-        torch.cuda.synchronize(device)
-        self.meeting = Meeting(shard.rank, self.addresses(signals), counts)
+        torch.cuda.synchronize(self.device)
+        return Meeting(shard.rank, self.addresses(signals), counts)
 
     def meet(self) -> None:
         """Queues a wait until all ranks have come here: what they queued before is then done."""

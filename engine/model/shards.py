@@ -52,6 +52,8 @@ def check_divides(config: ModelConfig, size: int) -> None:
         refuse("num_key_value_heads", config.num_kv_heads)
     if config.intermediate_size % size:
         refuse("intermediate_size", config.intermediate_size)
+    if config.hidden_size % size:
+        refuse("hidden_size", config.hidden_size)
 
 
 def sharded_config(config: ModelConfig, size: int) -> ModelConfig:

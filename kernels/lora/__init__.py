@@ -8,7 +8,7 @@ Source: Hu et al., "LoRA", arXiv 2106.09685; batching as in Chen et al., "Punica
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,17 @@ from kernels.lora_work import LoraPool, LoraWork
 class LoraContext:
     """The adapters of a running model: created once, given each step's rows, applied by every layer."""
 
-    def __init__(self, pool: LoraPool, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        pool: LoraPool,
+        device: torch.device | str = "cpu",
+        sum_over_ranks: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        """`sum_over_ranks` replaces a tensor by its sum over the ranks of a tensor-parallel group, each of
+        which has a part of every A's inputs.
+        """
         self._pool = pool
+        self._sum = sum_over_ranks
         self._device = torch.device(device)
         self._work = LoraWork()
         self._residents = Residents()
@@ -139,9 +148,9 @@ class LoraContext:
             return
         for position, rows in self._segments:
             if stack.holds[position]:
-                add_segment(x_TK, stack, position, rows, out_TN)
+                add_segment(x_TK, stack, position, rows, out_TN, self._sum)
         if self._items is not None:
-            add_items(x_TK, stack, self._items, out_TN, self._scratch_for(self._items, x_TK))
+            add_items(x_TK, stack, self._items, out_TN, self._scratch_for(self._items, x_TK), self._sum)
 
     def _scratch_for(self, items: Items, like: Tensor) -> ItemScratch:
         shape = (items.num_positions, len(items.gather))

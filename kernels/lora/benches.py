@@ -82,7 +82,7 @@ class Bench:
             got, expected = base.clone(), base.clone()
             run.add(x, got, widths, scale)
             lora = run.lora
-            shrink_reference(x, lora._work, table, 0, lora._scratch)
+            shrink_reference(x, lora._work, table, 0, lora._scratch.shrunk)
             expand_reference(expected, widths, scale, lora._work, table, 0, lora._scratch)
             torch.testing.assert_close(got, expected, rtol=2e-2, atol=0.1)
 

@@ -7,6 +7,7 @@ slot that a row names.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,18 @@ from kernels.lora.scratch import Scratch
 from kernels.lora.table import MAX_MODULES, AdapterTable
 from kernels.lora.table_reference import expand_reference, shrink_reference
 from kernels.step_inputs import StepInputs
+
+
+class RankSums(Protocol):
+    """Sums what the ranks of a tensor-parallel group have shrunk, each with its part of every A."""
+
+    def part(self, shape: tuple[int, int]) -> Tensor:
+        """Returns fp32 memory for this rank's part of the next sum."""
+        ...
+
+    def sum_parts(self, part: Tensor, out: Tensor) -> None:
+        """Queues out = the sum of all ranks' parts."""
+        ...
 
 
 class DeviceLora:
@@ -37,6 +50,7 @@ class DeviceLora:
         *,
         batch_invariant: bool = False,
         early: bool = True,
+        sums: RankSums | None = None,
     ) -> None:
         """Registers fields: before `inputs.freeze`.
 
@@ -45,12 +59,14 @@ class DeviceLora:
             widths_in: columns of each group's input.
             batch_invariant: every product on tensor cores, in one tile shape.
             early: kernels may start before the last kernel of their stream has ended (`kernels/overlap.py`).
+            sums: where the ranks of a group have a part of each A's inputs.
         """
         self._table = table
         self._work = DeviceWork(inputs, max_tokens, table.num_slots, batch_invariant)
         self._scratch = Scratch(self._work, MAX_MODULES * table.max_rank, widths_in, table.device)
         self._widths_in = frozenset(widths_in)
         self._early = early
+        self._sums = sums
         self._shrunk: int | None = None
         """Place of the last shrink."""
 
@@ -82,12 +98,16 @@ class DeviceLora:
             raise ValueError(f"lora: x {tuple(x_TK.shape)}")
         place = self._place(layer, group)
         self._shrunk = place
+        whole = self._scratch.shrunk[: len(x_TK)]
+        shrunk = whole if self._sums is None else self._sums.part((len(whole), whole.shape[1]))
         if uses_triton(x_TK):
             from kernels.lora.kernel import shrink_triton
 
-            shrink_triton(x_TK, self._work, self._table, place, self._scratch, self._early)
+            shrink_triton(x_TK, self._work, self._table, place, self._scratch, shrunk, self._early)
         else:
-            shrink_reference(x_TK, self._work, self._table, place, self._scratch)
+            shrink_reference(x_TK, self._work, self._table, place, shrunk)
+        if self._sums is not None:
+            self._sums.sum_parts(shrunk, whole)
 
     def expand(
         self,

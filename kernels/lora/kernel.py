@@ -171,13 +171,19 @@ def _launch(
 
 
 def shrink_triton(
-    x_TK: Tensor, work: DeviceWork, table: AdapterTable, place: int, scratch: Scratch, early: bool
+    x_TK: Tensor,
+    work: DeviceWork,
+    table: AdapterTable,
+    place: int,
+    scratch: Scratch,
+    shrunk: Tensor,
+    early: bool,
 ) -> None:
-    """As `shrink_reference`."""
+    """As `shrink_reference`. `early`: kernels may start before the last kernel of the stream has ended."""
     bucket, width_in = x_TK.shape
     limits, arena = work.limits(bucket), table.arena
     given = (
-        *(x_TK, scratch.shrunk, scratch.partials, scratch.counters),
+        *(x_TK, shrunk, scratch.partials, scratch.counters),
         *(arena, arena.view(torch.bfloat16), arena.view(torch.float32), table.offsets, table.ranks),
         work.counts.device,
     )

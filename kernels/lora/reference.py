@@ -6,6 +6,7 @@ on its batch mates, its bits do not (README).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +16,20 @@ from kernels.lora.stack import StackedGroup
 
 
 def add_segment(
-    x_TK: Tensor, stack: StackedGroup, position: int, rows: slice | Tensor, out_TN: Tensor
+    x_TK: Tensor,
+    stack: StackedGroup,
+    position: int,
+    rows: slice | Tensor,
+    out_TN: Tensor,
+    sum_over_ranks: Callable[[Tensor], None] | None = None,
 ) -> None:
-    """Semantics: out[rows, columns of m] += (scale * x[rows] A^T)[ranks of m] B[m], one slot's rows."""
+    """Semantics: out[rows, columns of m] += (scale * x[rows] A^T)[ranks of m] B[m], one slot's rows.
+
+    `sum_over_ranks` is applied to what is multiplied with B.
+    """
     shrunk = torch.mm(x_TK[rows], stack.a_PKR[position]).mul_(stack.scale_P1R[position])
+    if sum_over_ranks is not None:
+        sum_over_ranks(shrunk)
     rank_start, column = 0, 0
     for rank, width, b_PrN in zip(stack.ranks, stack.widths, stack.b_PrN, strict=True):
         if rank:
@@ -83,12 +94,21 @@ class ItemScratch:
         return self._deltas[ranks, widths]
 
 
-def add_items(x_TK: Tensor, stack: StackedGroup, items: Items, out_TN: Tensor, scratch: ItemScratch) -> None:
+def add_items(
+    x_TK: Tensor,
+    stack: StackedGroup,
+    items: Items,
+    out_TN: Tensor,
+    scratch: ItemScratch,
+    sum_over_ranks: Callable[[Tensor], None] | None = None,
+) -> None:
     """Semantics: as `add_segment`, for P slots at once."""
     x, x_PMK = scratch.inputs(x_TK.shape[1])
     torch.index_select(x_TK, 0, items.gather, out=x)
     shrunk, of_module = scratch.shrunk(stack.ranks)
     torch.bmm(x_PMK, stack.a_PKR, out=shrunk).mul_(stack.scale_P1R)
+    if sum_over_ranks is not None:
+        sum_over_ranks(shrunk)
     delta, delta_of_module = scratch.delta(stack.ranks, stack.widths)
     for rank, part, b_PrN, columns in zip(stack.ranks, of_module, stack.b_PrN, delta_of_module, strict=True):
         if rank:

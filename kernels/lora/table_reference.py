@@ -16,17 +16,14 @@ from kernels.lora.scratch import Scratch
 from kernels.lora.table import BF16, DTYPE, MAX_MODULES, RANK_SCALES, A, AdapterTable, B
 
 
-def shrink_reference(
-    x_TK: Tensor, work: DeviceWork, table: AdapterTable, place: int, scratch: Scratch, early: bool = False
-) -> None:
+def shrink_reference(x_TK: Tensor, work: DeviceWork, table: AdapterTable, place: int, shrunk: Tensor) -> None:
     """Semantics: shrunk[p, r] = f[slot of p][r] * x[order[p]] . A[slot of p][r], r < sum of ranks.
 
     Args:
         x_TK: T is the bucket.
         work: the step's lists.
         place: layer * number of groups + group.
-        scratch: its `shrunk` is written at the places and ranks in use, nowhere else.
-        early: of no meaning here; kernels may start before the last kernel of the stream has ended.
+        shrunk: fp32 [places, rank stride], written at the places and ranks in use, nowhere else.
     """
     for slot, first, rows in _pieces(work, len(x_TK)):
         rank = sum(_ranks(table, place, slot))
@@ -34,7 +31,7 @@ def shrink_reference(
         x = x_TK[work.order.device[first : first + rows].long()].float()
         offset = int(_offsets(table, place, slot)[RANK_SCALES])
         factors = table.arena[offset : offset + 4 * rank].view(torch.float32)
-        scratch.shrunk[first : first + rows, :rank] = (x @ a.t()) * factors
+        shrunk[first : first + rows, :rank] = (x @ a.t()) * factors
 
 
 def expand_reference(
@@ -45,7 +42,6 @@ def expand_reference(
     table: AdapterTable,
     place: int,
     scratch: Scratch,
-    early: bool = False,
 ) -> None:
     """Semantics: out[order[p], n] += sum over r of shrunk[p, r] * B[slot of p][r, n] / scale[order[p]], r
         running over the ranks of n's module.
@@ -54,7 +50,8 @@ def expand_reference(
         out_TN: what the base wrote, the modules' columns side by side; updated in place.
         widths: columns of each module.
         scale_T: fp32, or None for 1.
-        work, table, place, scratch, early: as in `shrink_reference`.
+        work, table, place: as in `shrink_reference`.
+        scratch: its `shrunk` is read.
     """
     for slot, first, rows in _pieces(work, len(out_TN)):
         row = work.order.device[first : first + rows].long()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 MAX_PROGRAMS = 128
@@ -68,7 +69,7 @@ def sum_norm(
     sum_norm_triton(
         parts_R,
         scales_R,
-        None if meeting is None else (meeting.signals_R, meeting.counts, meeting.rank),
+        None if meeting is None else _places(meeting),
         residual,
         weight,
         eps,
@@ -76,6 +77,25 @@ def sum_norm(
         quantized,
         quantized_scale_T,
     )
+
+
+def sum_parts(parts_R: Tensor, meeting: Meeting | None, out: Tensor) -> None:
+    """Semantics: out = sum_r part_r, in the order of the ranks.
+
+    Args:
+        parts_R: int64, by rank: the address of its part, as large as `out` and fp32; multiples of 16.
+        meeting: as in `sum_norm`.
+        out: fp32, contiguous.
+    """
+    if out.dtype != torch.float32 or not out.is_contiguous():
+        raise ValueError(f"sum_parts: out {tuple(out.shape)} {out.dtype}: contiguous fp32")
+    from kernels.peer_sum.kernel import sum_parts_triton
+
+    sum_parts_triton(parts_R, None if meeting is None else _places(meeting), out)
+
+
+def _places(meeting: Meeting) -> tuple[Tensor, Tensor, int]:
+    return meeting.signals_R, meeting.counts, meeting.rank
 
 
 def _check(

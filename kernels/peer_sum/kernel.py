@@ -18,6 +18,10 @@ from kernels.overlap import starts_early
 from kernels.peer_sum import MAX_PROGRAMS
 from kernels.rms_norm.kernel import store_norm, tile
 
+PARTS_BLOCK = 1024
+MAX_SIDE_PROGRAMS = 32
+"""Of a kernel beside a product: each takes a place of the product's for as long as it waits."""
+
 # Thread r of a program deals with rank r. `.sys`: what this GPU wrote before is seen by the others, and the
 # reverse. A rank may be one meeting ahead: it has left this one before another has seen it arrive.
 _ARRIVE_AND_WAIT = tl.constexpr(
@@ -157,6 +161,32 @@ def sum_norm_kernel(
         )
 
 
+@triton.jit
+def sum_parts_kernel(
+    parts_ptr,
+    signals_ptr,
+    meetings_ptr,
+    out_ptr,
+    count,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Semantics: out[i] = sum_r part_r[i], in the order of the ranks.
+
+    Args: as in `sum_norm_kernel`; parts and out are fp32 [count].
+    """
+    if signals_ptr is not None:
+        _meet(signals_ptr, meetings_ptr, RANK, SIZE)
+    for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
+        at = block * BLOCK + tl.arange(0, BLOCK)
+        total = tl.zeros((BLOCK,), tl.float32)
+        for rank in tl.static_range(SIZE):
+            part_ptr = tl.load(parts_ptr + rank).to(tl.pointer_type(tl.float32))
+            total += tl.load(tl.multiple_of(part_ptr + at, 16), mask=at < count, other=0.0)
+        tl.store(out_ptr + at, total, mask=at < count)
+
+
 def sum_norm_triton(
     parts_R: Tensor,
     scales_R: Tensor | None,
@@ -202,6 +232,23 @@ def sum_norm_triton(
         quantized.copy_(written)
 
 
+def sum_parts_triton(parts_R: Tensor, meeting: tuple[Tensor, Tensor, int] | None, out: Tensor) -> None:
+    """Launches `sum_parts_kernel`. `meeting`: as in `sum_norm_triton`."""
+    signals_R, meetings, rank = meeting or (None, None, 0)
+    count = out.numel()
+    sum_parts_kernel[(min(triton.cdiv(count, PARTS_BLOCK), MAX_SIDE_PROGRAMS),)](
+        parts_R,
+        signals_R,
+        meetings,
+        out,
+        count,
+        RANK=rank,
+        SIZE=len(parts_R),
+        BLOCK=PARTS_BLOCK,
+        num_warps=4,
+    )
+
+
 def meet_triton(signals_R: Tensor, meetings: Tensor, rank: int) -> None:
     """Launches `meet_kernel`."""
     meet_kernel[(1,)](signals_R, meetings, RANK=rank, SIZE=len(signals_R), num_warps=1)
@@ -244,6 +291,17 @@ COMPILATIONS = [
         _compilation(size, quantizes, keeps)
         for size in (2, 8)
         for quantizes, keeps in ((False, True), (True, True), (True, False))
+    ),
+    Compilation(
+        sum_parts_kernel,
+        {
+            "parts_ptr": "*i64",
+            "signals_ptr": "*i64",
+            "meetings_ptr": "*i32",
+            "out_ptr": "*fp32",
+            "count": "i32",
+        },
+        {"RANK": 1, "SIZE": 8, "BLOCK": PARTS_BLOCK},
     ),
     Compilation(
         meet_kernel, {"signals_ptr": "*i64", "meetings_ptr": "*i32"}, {"RANK": 1, "SIZE": 8}, num_warps=1

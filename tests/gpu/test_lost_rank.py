@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.client import EngineClient
+from engine.client import EngineClient, EngineGone
 from engine.protocol import SamplingParams, Submit
 from examples.sapling import BASE
 
@@ -44,6 +44,14 @@ def settings(folder: Path) -> dict[str, str]:
     return {f"ROOTSTOCK_{name}": str(value) for name, value in engine.items()}
 
 
+def rank_of(engine: subprocess.Popen[bytes]) -> int:
+    """The process id of its rank 1."""
+    tasks = Path(f"/proc/{engine.pid}/task").glob("*/children")
+    children = [pid for task in tasks for pid in task.read_text().split()]
+    [rank] = [pid for pid in children if b"parallel.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return int(rank)
+
+
 async def decode_until(stopped: asyncio.Event, endpoint: str) -> None:
     """Keeps steps running; says when the first token is there."""
     client = EngineClient(endpoint, "test")
@@ -57,7 +65,7 @@ async def decode_until(stopped: asyncio.Event, endpoint: str) -> None:
     try:
         async for _ in generation:
             pass
-    except Exception:  # the engine is gone
+    except EngineGone:
         return
     finally:
         await client.close()
@@ -86,12 +94,7 @@ async def _kill_while_it_decodes(engine: subprocess.Popen[bytes], folder: Path, 
         while not began.is_set():
             assert engine.poll() is None, (folder / "log").read_text()[-3000:]
             await asyncio.sleep(0.1)
-    tasks = Path(f"/proc/{engine.pid}/task").glob("*/children")
-    children = [pid for task in tasks for pid in task.read_text().split()]
-    [rank] = [
-        int(pid) for pid in children if b"engine.parallel.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    os.kill(rank, number)
+    os.kill(rank_of(engine), number)
     at = time.monotonic()
     status = await asyncio.to_thread(engine.wait, 25)
     seconds = time.monotonic() - at

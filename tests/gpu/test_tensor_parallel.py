@@ -5,6 +5,8 @@ With one GPU both share it, over gloo: slow, but every part of a step that does 
 
 from __future__ import annotations
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ import torch
 from adapters.packing import pack
 from engine.model.config import load_config
 from engine.model.weights import base_digest
-from engine.protocol import AdapterRef, Grammar, SamplingParams, Submit
+from engine.protocol import AdapterRef, Grammar, SamplingParams, Submit, TokenLogprob
 from examples.sapling import ADAPTERS, BASE, tokens
 from examples.sapling.tasks import TASKS
 from tests.engine.parallel.group import engine_of
+from tests.engine.runner.rig import Answer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -42,6 +45,24 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Ad
     return folder, {name: pack(ADAPTERS / name, config, digest, folder) for name in TASKS}
 
 
+Answers = tuple[dict[str, list[TokenLogprob]], dict[tuple[str, int], Answer]]
+
+
+def run(ranks: int, folder: Path, submits: list[Submit], sizes: dict[str, int | str | bool]) -> Answers:
+    """The requests' scores and answers, from an engine in a process of its own, as engines are: a rank's
+    connections to others last as long as its process.
+    """
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawning) as process:
+        return process.submit(_run, ranks, folder, submits, sizes).result()
+
+
+def _run(ranks: int, folder: Path, submits: list[Submit], sizes: dict[str, int | str | bool]) -> Answers:
+    with engine_of(ranks, BASE, folder, device="cuda", is_sapling=True, own_gpus=OWN_GPUS, **sizes) as group:
+        found = group.run(submits)
+    return found.scores, found.answers
+
+
 @pytest.mark.parametrize(
     ("quantization", "more"),
     [("none", {}), ("fp8", {"kv_dtype": "fp8"}), ("int4", {}), ("none", {"num_blocks": 40, "num_slots": 2})],
@@ -63,8 +84,7 @@ def test_saplings_adapters_answer_at_their_model_cards_accuracy(
         for key, (_, example) in examples.items()
     ]
     sizes = SIZES | {"quantization": quantization} | more
-    with engine_of(2, BASE, folder, device="cuda", is_sapling=True, own_gpus=OWN_GPUS, **sizes) as group:
-        answers = group.run(submits).answers
+    _, answers = run(2, folder, submits, sizes)
     right = [
         task.check(example, encoder.decode(answers[key, 0].token_ids))
         for key, (task, example) in examples.items()
@@ -90,19 +110,19 @@ def test_every_kind_of_request_as_on_one_rank(packed: tuple[Path, dict[str, Adap
     ]
     pattern = Grammar("regex", "(yes|no), (always|never)")
     submits.append(Submit("held", "t", prompt, SamplingParams(40, seed=1), grammar=pattern))
-    runs = []
-    for ranks in (1, 2):
-        with engine_of(
-            ranks, BASE, folder, device="cuda", is_sapling=True, own_gpus=OWN_GPUS, **SIZES
-        ) as group:
-            runs.append(group.run(submits))
-    _, there = runs
-    assert there.answers["held", 0].finish_reason == "stop"
+    runs = [run(ranks, folder, submits, SIZES) for ranks in (1, 2)]
+    (scores_here, here), (scores_there, there) = runs
+    assert there["held", 0].finish_reason == "stop"
     for index in range(2):
-        scores = [[entry.logprob for entry in run.scores[f"scored-{index}"]] for run in runs]
-        assert scores[1] == pytest.approx(scores[0], rel=0.05, abs=0.15)
-        first = [run.answers[f"greedy-{index}", 0].logprobs[0].logprob for run in runs]
+        ours, theirs = (
+            [entry.logprob for entry in scores[f"scored-{index}"]] for scores in (scores_here, scores_there)
+        )
+        assert theirs == pytest.approx(ours, rel=0.05, abs=0.15)
+        first = [answers[f"greedy-{index}", 0].logprobs[0].logprob for answers in (here, there)]
         assert first[1] == pytest.approx(first[0], abs=0.15)
-    texts = [{key: encoder.decode(answer.token_ids) for key, answer in run.answers.items()} for run in runs]
+    texts = [
+        {key: encoder.decode(answer.token_ids) for key, answer in answers.items()}
+        for answers in (here, there)
+    ]
     differ = {key: (texts[0][key], texts[1][key]) for key in texts[0] if texts[0][key] != texts[1][key]}
     assert len(differ) <= 3, differ

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.peer_sum import sum_norm
+from kernels.peer_sum import sum_norm, sum_parts
 from kernels.peer_sum.reference import sum_norm_reference
 
 EPS = 1e-5
@@ -58,6 +58,17 @@ def test_without_quantisation() -> None:
     sum_norm(addresses(parts), None, None, residual, torch.ones(48), EPS, out)
     torch.testing.assert_close(residual, expected)
     torch.testing.assert_close(out, norms)
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (3, 384), (40, 384)])
+def test_sums_of_parts(shape: tuple[int, int]) -> None:
+    parts = [torch.randn(shape) for _ in range(4)]
+    out = torch.full(shape, float("nan"))
+    sum_parts(addresses(parts), None, out)
+    expected = ((parts[0] + parts[1]) + parts[2]) + parts[3]
+    assert torch.equal(out, expected), "in the order of the ranks"
+    with pytest.raises(ValueError, match="fp32"):
+        sum_parts(addresses(parts), None, out.bfloat16())
 
 
 def test_refuses_shapes_that_do_not_fit() -> None:
