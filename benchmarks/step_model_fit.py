@@ -3,8 +3,8 @@
     python -m benchmarks.step_model_fit [--fit]
 
 Without `--fit` it prints the errors of the constants in `cli.capacity.step_model`. Decode steps and prefill
-fit the constants; mixed load and open-loop serving, which `benchmarks.virtual_engine` replays, only check
-them.
+fit the constants; mixed load and open-loop serving, which `benchmarks.virtual_engine` replays, and steps of
+several GPUs only check them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from cli.capacity.shapes import published_shape
 from cli.capacity.step_model import FITTED, Constants, StepModel, StepWork
 
 RESULTS = Path(__file__).resolve().parent / "results" / "h200"
+TENSOR_PARALLEL_RESULTS = RESULTS.parent / "h200-x2"
 SERVING = "serving-llama-3.1-8b-fp8.json"
 
 
@@ -52,10 +53,10 @@ def decode_reports() -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("decode-*.json"))]
 
 
-def model_of(report: dict[str, Any], constants: Constants = FITTED) -> StepModel:
+def model_of(report: dict[str, Any], constants: Constants = FITTED, gpus: int = 1) -> StepModel:
     """Returns the model of the engine that a report measured."""
     return StepModel(
-        published_shape(report["shape"]), report["quantization"], report["kv_dtype"], GPUS["h200"],
+        published_shape(report["shape"]), report["quantization"], report["kv_dtype"], GPUS["h200"], gpus,
         constants=constants,
     )  # fmt: skip
 
@@ -63,20 +64,31 @@ def model_of(report: dict[str, Any], constants: Constants = FITTED) -> StepModel
 def decode_rows(constants: Constants = FITTED) -> Iterator[Row]:
     """Decode steps: every row of every table."""
     for report in decode_reports():
-        model = model_of(report, constants)
-        context = report["prompt_len"] + (report["output_len"] - 1 + 1) / 2
         for row in report["rows"]:
-            ranks, dtype = _ranks(row), row["adapter_dtype"] or "bf16"
-            work = StepWork(
-                rows=row["batch"], context=context, distinct=row["distinct"],
-                adapter_bytes=sum(adapter_bytes(model.config, rank, dtype) for rank in ranks),
-                largest_rank=max(ranks, default=0),
-            )  # fmt: skip
-            label = (
-                f"{report['quantization']} kv {report['kv_dtype']} {row['batch']}/{row['distinct']} "
-                f"rank {row['rank']} {dtype}"
-            )
-            yield Row("decode", label, row["step_ms"] / 1e3, float(model.seconds(work)))
+            yield _decode_row("decode", report, row, model_of(report, constants))
+
+
+def tensor_parallel_rows(constants: Constants = FITTED) -> Iterator[Row]:
+    """Decode steps of groups of GPUs, which fit nothing."""
+    for path in sorted(TENSOR_PARALLEL_RESULTS.glob("tensor-parallel-*.json")):
+        report = json.loads(path.read_text())
+        for row in report["rows"]:
+            yield _decode_row("tensor parallel", report, row, model_of(report, constants, row["gpus"]))
+
+
+def _decode_row(section: str, report: dict[str, Any], row: dict[str, Any], model: StepModel) -> Row:
+    context = report["prompt_len"] + (report["output_len"] - 1 + 1) / 2
+    ranks, dtype = _ranks(row), row["adapter_dtype"] or "bf16"
+    work = StepWork(
+        rows=row["batch"], context=context, distinct=row["distinct"],
+        adapter_bytes=sum(adapter_bytes(model.config, rank, dtype) for rank in ranks),
+        largest_rank=max(ranks, default=0),
+    )  # fmt: skip
+    label = (
+        f"{report['shape']} {report['quantization']} kv {report['kv_dtype']} "
+        f"{row['batch']}/{row['distinct']} rank {row['rank']} {dtype}, {row.get('gpus', 1)} GPU"
+    )
+    return Row(section, label, row["step_ms"] / 1e3, float(model.seconds(work)))
 
 
 def prefill_rows(constants: Constants = FITTED) -> Iterator[Row]:
@@ -191,11 +203,11 @@ def main() -> None:
     )
     parser.add_argument("--fit", action="store_true", help="fit the constants first, and print them")
     constants = fit() if parser.parse_args().fit else FITTED
-    for section in (decode_rows, prefill_rows, mixed_rows, serving_rows):
+    for section in (decode_rows, prefill_rows, mixed_rows, serving_rows, tensor_parallel_rows):
         rows = list(section(constants))
         for row in rows:
             print(
-                f"{row.section:10} {row.label:48} {row.measured:10.4f} {row.predicted:10.4f} {row.error:+.1%}"
+                f"{row.section:15} {row.label:60} {row.measured:10.4f} {row.predicted:10.4f} {row.error:+.1%}"
             )
         print(f"{rows[0].section}: largest error {max(abs(row.error) for row in rows):.1%}")
     print(constants)

@@ -17,6 +17,7 @@ PEER = "vllm-0.26.0.json"
 DECODE = "decode-llama-3.1-8b-fp8-r16.json"
 SERVING = "serving-llama-3.1-8b-fp8.json"
 GATEWAY = "gateway.json"
+PEER_SUMS = "../h200-x2/peer-sums.json"
 MISSING = "No results are committed."
 
 STEP_BARS_MS = {
@@ -151,6 +152,40 @@ def prefill_table(name: str) -> Callable[[Results], str]:
         return _markdown(columns, [[row.get(key) for key in keys] for row in report["prefill"]])
 
     return render
+
+
+def tensor_parallel_table(name: str) -> Callable[[Results], str]:
+    """Decode steps of one model on several GPUs."""
+
+    def render(results: Results) -> str:
+        report = results(name)
+        if report is None:
+            return MISSING
+        columns = ("GPUs", "batch", "adapters", "step ms", "floor ms", "ratio", "tok/s")
+        keys = ("gpus", "batch", "distinct", "step_ms", "floor_ms", "ratio", "decode_tok_s")
+        table = _markdown(columns, [[row[key] for key in keys] for row in report["rows"]])
+        groups = "; ".join(
+            f"{group['gpus']} GPUs: start {group['start_s']} s, copy {group['copy_tb_s']} TB/s"
+            for group in report["groups"]
+        )
+        return f"{table}\n\n{_circumstances(report, name.rpartition('/')[2])}; {groups}"
+
+    return render
+
+
+def peer_sum_table(results: Results) -> str:
+    """Sums over GPUs, with the norm behind them."""
+    report = results(PEER_SUMS)
+    if report is None:
+        return MISSING
+    columns = ("rows", "read from the other GPU us", "NCCL and norm us", "floor us")
+    keys = ("rows", "read_us", "nccl_us", "floor_us")
+    table = _markdown(columns, [[row[key] for key in keys] for row in report["rows"]])
+    found = (
+        f"hidden size {report['hidden']}; a wait for the other GPU alone takes {report['meet_us']} us; "
+        f"a GPU reads {report['read_gb_s']} GB/s of the other"
+    )
+    return f"{table}\n\n{_circumstances(report, PEER_SUMS.rpartition('/')[2])}; {found}"
 
 
 def mixed_table(name: str) -> Callable[[Results], str]:
@@ -290,6 +325,9 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "cpu-grammars": grammar_table("../cpu-epyc-2-cores/grammars.json"),
     "serving": serving_table,
     "cold-start": cold_start_table,
+    "tensor-parallel-70b": tensor_parallel_table("../h200-x2/tensor-parallel-llama-3.1-70b-fp8.json"),
+    "tensor-parallel-8b": tensor_parallel_table("../h200-x2/tensor-parallel-llama-3.1-8b-fp8.json"),
+    "peer-sums": peer_sum_table,
     "kernels": kernel_table,
     "quality": quality_table,
 }

@@ -32,11 +32,16 @@ TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
 _REDUCED_BYTES = np.array([16_384, 524_288, 4_194_304, 33_554_432], dtype=np.float64)
 _REDUCE_US = {
-    2: np.array([6.6, 7.5, 19.9, 108.0]),
+    2: np.array([3.7, 5.1, 14.0, 96.0]),
     4: np.array([6.9, 9.8, 28.5, 172.0]),
     8: np.array([9.3, 12.5, 32.9, 208.0]),
 }
-"""Microseconds of a two-shot all-reduce over symmetric memory inside a CUDA graph, 8 H200 of one host."""
+"""Microseconds inside a CUDA graph. 2 GPUs: what a norm takes longer that reads both parts (2 H200,
+`benchmarks/results/h200-x2/peer-sums.json`). 4 and 8: a two-shot all-reduce over symmetric memory, which no
+whole step has been measured with (8 H200 of one host)."""
+
+MEETING_SECONDS = 2.6e-6
+"""For the GPUs of a host to wait for one another, as measured there."""
 
 
 def all_reduce_seconds(num_bytes: ArrayLike, num_gpus: int) -> NDArray[np.float64]:

@@ -216,10 +216,10 @@ def _assumptions(deployment: Deployment) -> list[str]:
         found.append("a bf16 base has not been measured: half the rate of arithmetic of an FP8 base")
     if "H200" not in deployment.gpu.name:
         found.append(f"constants were fitted on an NVIDIA H200, not on {deployment.gpu.name}")
-    if deployment.tensor_parallel > 1:
+    if deployment.tensor_parallel > 2:
         found.append(
-            f"{deployment.tensor_parallel} GPUs share all work evenly; their all-reduces are measured, whole "
-            "steps are not"
+            f"{deployment.tensor_parallel} GPUs share all work evenly; their sums are measured, whole steps "
+            "only on one and two"
         )
     if (deployment.config.num_layers, deployment.config.hidden_size) != (32, 4096):
         found.append("constants were fitted on the shape of Llama 3.1 8B")

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cli.capacity.byte_counts import head_bytes, kv_token_bytes, linear_bytes, linear_weights, output_bytes
-from cli.capacity.hardware import Gpu, all_reduce_seconds
+from cli.capacity.hardware import MEETING_SECONDS, Gpu, all_reduce_seconds
 from engine.model.config import ModelConfig
 
 
@@ -111,8 +111,15 @@ class StepModel:
         tokens = rows + prompt
         shared = self._products(tokens) + self._head() + self._attention(work) + self._adapter_bytes(work)
         overhead = self._overhead(work)
+        return shared / self.tensor_parallel + overhead + self._sums(tokens, work)
+
+    def _sums(self, tokens: NDArray[np.float64], work: StepWork) -> NDArray[np.float64]:
+        """Of a layer: two of products, and four of what adapters make of a row."""
+        if self.tensor_parallel == 1:
+            return np.zeros_like(tokens)
         reduced = all_reduce_seconds(tokens * self.config.hidden_size * 2, self.tensor_parallel)
-        return shared / self.tensor_parallel + overhead + 2 * self.config.num_layers * reduced
+        adapters = 4 * MEETING_SECONDS * (_array(work.distinct) > 0)
+        return self.config.num_layers * (2 * reduced + adapters)
 
     @property
     def compute_rate(self) -> float:

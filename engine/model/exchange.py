@@ -1,4 +1,4 @@
-"""What the ranks of a group exchange in a forward pass: sums of partial products, of what adapters make of a
+"""Exchanges what the ranks of a group compute in a forward pass: parts of products, of what adapters make of a
 row, and logits.
 
 Where their GPUs read one another's memory, a product stays where it was computed and the next norm reads all

@@ -55,7 +55,7 @@ class PeerMemory(Workspace):
         signals.zero_()
         counts = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=self.device)
         torch.cuda.synchronize(self.device)
-        self._handles[signals.data_ptr()].barrier()  # nobody signals into memory that is still to be zeroed
+        self._handles[signals.data_ptr()].barrier()  # no rank signals into memory that is still to be zeroed
         torch.cuda.synchronize(self.device)
         return Meeting(shard.rank, self.addresses(signals), counts)
 

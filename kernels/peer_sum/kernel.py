@@ -107,7 +107,7 @@ def sum_norm_kernel(
     Args:
         parts_ptr: int64 [SIZE], addresses of each rank's part: of the residual's type, [num_rows, H].
         scales_ptr: int64 [SIZE], addresses of fp32 [num_rows]; None for scales of 1.
-        signals_ptr, meetings_ptr: as in `meet_kernel`. None: all parts are there, nobody is waited for.
+        signals_ptr, meetings_ptr: as in `meet_kernel`. None: all parts are there already.
         residual_ptr, out_ptr: bf16 or fp32 [num_rows, H]; out_ptr and quantized_ptr may be None.
         quantized_ptr, quantized_scale_ptr: e4m3 [num_rows, H], fp32 [num_rows].
     """
