@@ -1,5 +1,5 @@
-"""Exchanges what the ranks of a group compute in a forward pass: parts of products, of what adapters make of a
-row, and logits.
+"""Exchanges what the ranks of a group compute in a forward pass: parts of products, what adapters make of
+rows, and logits.
 
 Where their GPUs read one another's memory, a product stays where it was computed and the next norm reads all
 ranks' parts of it; tokens and logits are read and written where rank 0 has them. Elsewhere torch.distributed
