@@ -38,6 +38,7 @@ from engine.protocol import (
     Submit,
 )
 from engine.transport.connection import Connection
+from engine.transport.curve import Address
 from engine.transport.generation import EngineError, EngineGone, Generation, ReaderStalled, RequestRejected
 from engine.transport.start_estimate import StartEstimate
 
@@ -74,9 +75,12 @@ class EngineClient:
     ) -> None:
         """`name` appears in the engine's log.
 
-        Connects at `start`; the engine need not be running yet.
+        Connects at `start`; the engine need not be running yet. Raises ValueError for an endpoint with keys
+        that cannot be used.
         """
-        self.endpoint = endpoint
+        self._address = Address.parse(endpoint)
+        self.endpoint = self._address.endpoint
+        """Without its keys."""
         self.info: EngineInfo | None = None
         """The engine's identity; None until it first answered. Kept while the engine is away."""
         self.stats: EngineStats | None = None
@@ -251,7 +255,7 @@ class EngineClient:
 
     def _connect(self) -> None:
         assert self._context is not None
-        connection = self._connection = Connection(self._context, self.endpoint, self._loop.time())
+        connection = self._connection = Connection(self._context, self._address, self._loop.time())
         self._loop.add_reader(connection.socket.FD, self._on_readable)
         self._loop.add_reader(connection.monitor.FD, self._on_monitor)
         self._send(Hello(self._name))

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
+from urllib.parse import urlsplit
 
 import msgspec
 import structlog
@@ -26,9 +27,11 @@ import zmq
 from engine.core import EngineCore
 from engine.journal.usage_journal import JournalError
 from engine.protocol import EngineInfo
+from engine.registry import Registrar, Registration
 from engine.server import STALL_EXIT_CODE, EngineServer
 from engine.settings import DeviceSettings, EngineSettings, moved_settings
 from engine.stop_reason import StopReason
+from engine.transport.curve import KeyPair, ServerKeys
 from telemetry import logs
 from telemetry.disk import DiskSettings, start_problem
 
@@ -60,6 +63,8 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
             StopReason(settings.state_dir).write(problem)
         return 1
     reason = StopReason(settings.state_dir)
+    clients = settings.cluster.keys
+    keys = ServerKeys(KeyPair.make(), clients) if clients else None
     try:
         server = EngineServer(
             endpoint=settings.endpoint,
@@ -67,6 +72,7 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
             state_dir=settings.state_dir,
             engine_id=settings.engine_id,
             drain_seconds=settings.drain_seconds,
+            keys=keys,
         )
     except (OSError, zmq.ZMQError, JournalError) as error:
         log.critical("engine cannot start", reason=str(error))
@@ -87,7 +93,24 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
         )
         return core, msgspec.structs.replace(info, start_seconds=seconds)
 
-    return serve_until_stopped(server, build, reason.write)
+    if keys is None:
+        return serve_until_stopped(server, build, reason.write)
+    registrar = Registrar(settings.redis_url, _registration(settings, server, keys))
+    try:
+        return serve_until_stopped(server, build, reason.write)
+    finally:
+        registrar.close()
+
+
+def _registration(settings: EngineSettings, server: EngineServer, keys: ServerKeys) -> Registration:
+    address = urlsplit(server.endpoint)
+    return Registration(
+        engine_id=server.engine_id,
+        incarnation=server.incarnation,
+        endpoint=f"tcp://{settings.cluster.host or address.hostname}:{address.port}",
+        key=keys.own.public.hex(),
+        base=settings.base_name,
+    )
 
 
 def serve_until_stopped(

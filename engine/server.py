@@ -35,6 +35,7 @@ from engine.protocol import (
     Submit,
 )
 from engine.response_router import ResponseRouter
+from engine.transport.curve import ServerKeys
 from engine.transport.server_socket import ClientGone, ClientStalled, Delivery, FromClient, Transport
 
 log = structlog.get_logger(__name__)
@@ -87,9 +88,17 @@ class EngineServer:
     """
 
     def __init__(
-        self, *, endpoint: str, redis_url: str, state_dir: Path, engine_id: str, drain_seconds: float
+        self,
+        *,
+        endpoint: str,
+        redis_url: str,
+        state_dir: Path,
+        engine_id: str,
+        drain_seconds: float,
+        keys: ServerKeys | None = None,
     ) -> None:
-        """`state_dir` is this engine's alone: in-flight table and spool.
+        """`state_dir` is this engine's alone: in-flight table and spool. With `keys`, clients need one of
+        these.
 
         Raises: OSError for the files, JournalError when leftovers cannot be written anywhere, zmq.ZMQError
         for the endpoint.
@@ -117,7 +126,7 @@ class EngineServer:
             on_failed=self.fail,
         )
         try:
-            self._transport = Transport(endpoint, self._inbox.put, self._heartbeat)
+            self._transport = Transport(endpoint, self._inbox.put, self._heartbeat, keys)
         except zmq.ZMQError:
             self._meter.close()
             raise

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engine.protocol import PriorityClass
 from engine.scheduling.validation import EngineLimits
+from engine.transport.curve import decode_key
 
 FLEX_PART = 128
 """On a CPU a step with this part of its tokens takes several times as long as a decode step; on a GPU hardly
@@ -110,6 +111,29 @@ class SchedulingSettings(BaseSettings):
         }
 
 
+class ClusterSettings(BaseSettings):
+    """How clients on other hosts reach an engine."""
+
+    model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_CLUSTER_", frozen=True, extra="forbid")
+
+    client_keys: str = ""
+    """Public keys of the clients that may connect, 64 hexadecimal digits each, separated by commas. If set,
+    connections are encrypted, and the engine registers in Redis with a key that it makes at its start."""
+    host: str = ""
+    """The name or address under which clients reach this host. Empty: the endpoint's."""
+
+    @field_validator("client_keys")
+    @classmethod
+    def _are_keys(cls, value: str) -> str:
+        for one in value.split(",") if value else ():
+            decode_key(one.strip())
+        return value
+
+    @property
+    def keys(self) -> frozenset[bytes]:
+        return frozenset(decode_key(one.strip()) for one in self.client_keys.split(",") if one.strip())
+
+
 class EngineSettings(BaseSettings):
     """One engine: its base model, where it listens, and how much it takes on."""
 
@@ -129,8 +153,8 @@ class EngineSettings(BaseSettings):
     engine_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "engine-0"
     """Name of this deployment slot, across restarts."""
     endpoint: str = "tcp://127.0.0.1:5700"
-    """ZMQ address to listen on: tcp://HOST:PORT or ipc:///PATH. Any process that can connect can use the
-    engine."""
+    """ZMQ address to listen on: tcp://HOST:PORT (port 0 picks a free one) or ipc:///PATH. Unless
+    ROOTSTOCK_CLUSTER_CLIENT_KEYS is set, any process that can connect can use the engine."""
     redis_url: str = "redis://127.0.0.1:6379/0"
     """Redis of the usage journal."""
     data_dir: Path = Path("var")
@@ -146,6 +170,7 @@ class EngineSettings(BaseSettings):
     scheduling: SchedulingSettings = Field(default_factory=SchedulingSettings)
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     """How long running requests have to finish after SIGTERM."""
+    cluster: ClusterSettings = Field(default_factory=ClusterSettings)
 
     @field_validator("endpoint")
     @classmethod
@@ -153,6 +178,15 @@ class EngineSettings(BaseSettings):
         if not value.startswith(("tcp://", "ipc://")):
             raise ValueError("must begin with tcp:// or ipc://")
         return value
+
+    @model_validator(mode="after")
+    def _keys_are_used(self) -> EngineSettings:
+        if self.cluster.client_keys and not self.endpoint.startswith("tcp://"):
+            raise ValueError(
+                f"ROOTSTOCK_CLUSTER_CLIENT_KEYS is for engines on TCP, and ROOTSTOCK_ENGINE_ENDPOINT is "
+                f"{self.endpoint}: unset the keys, or listen on tcp://HOST:PORT"
+            )
+        return self
 
     def limits(self, context_length: int, vocab_size: int) -> EngineLimits:
         """Returns the limits of an engine on a model with these sizes.

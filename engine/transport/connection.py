@@ -8,6 +8,8 @@ from __future__ import annotations
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from engine.transport.curve import Address
+
 NEVER = 7 * 24 * 3600 * 1000
 """Milliseconds."""
 
@@ -24,7 +26,7 @@ _LOST_EVENTS = (
 class Connection:
     """One DEALER socket and the monitor that reports its fault."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, now: float) -> None:
+    def __init__(self, context: zmq.Context, address: Address, now: float) -> None:
         self.socket = context.socket(zmq.DEALER)
         # A connection that breaks stays broken: see the module's docstring. Not -1, which means never, but
         # also makes libzmq discard unread messages of the peer. Sends never fail for a full queue; the
@@ -42,7 +44,8 @@ class Connection:
         self.last_message_at = now
         self.is_connected = False
         self.is_lost = False
-        self.socket.connect(endpoint)
+        address.secure(self.socket)
+        self.socket.connect(address.endpoint)
 
     @property
     def has_message(self) -> bool:

@@ -35,6 +35,7 @@ from engine.protocol import (
     Outputs,
     Rejected,
 )
+from engine.transport.curve import ClientCheck, ServerKeys
 
 log = structlog.get_logger(__name__)
 
@@ -94,8 +95,10 @@ class Transport:
         endpoint: str,
         deliver: Callable[[Delivery], None],
         heartbeat: Callable[[], EngineStats | None],
+        keys: ServerKeys | None = None,
     ) -> None:
-        """`deliver` and `heartbeat` run on the transport's thread; None from `heartbeat` skips a beat.
+        """`deliver` and `heartbeat` run on the transport's thread; None from `heartbeat` skips a beat. With
+        `keys` only clients that have one of these connect, encrypted.
 
         Raises: zmq.ZMQError when the endpoint cannot be bound (its name is in the message).
         """
@@ -111,6 +114,9 @@ class Transport:
         # A peer whose machine is gone sends no FIN: pings notice that and drop it, so that sends to it fail.
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        self._check = None if keys is None else ClientCheck(self._context, keys)
+        if self._check is not None:
+            self._check.secure(self._socket)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -160,6 +166,8 @@ class Transport:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
+        if self._check is not None:
+            poller.register(self._check.socket, zmq.POLLIN)
         next_beat = time.monotonic()
         greeted_info: EngineInfo | None = None
         while not (self._closing and self._done_sending()):
@@ -168,6 +176,8 @@ class Transport:
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
                 self._awake = False
+            if self._check is not None and self._check.socket in ready:
+                self._check.answer()
             if self._socket in ready:
                 self._receive()
             if self._info is not greeted_info:

@@ -15,7 +15,7 @@ import redis
 
 from engine.client import Generation
 from engine.protocol import JOURNAL_STREAM, SamplingParams, Submit, TokenChunk, UsageEvent
-from engine.settings import DeviceSettings
+from engine.settings import ClusterSettings, DeviceSettings
 from tests.support.nursery import Forked
 from tests.support.servers import start_engine
 
@@ -82,7 +82,8 @@ class EngineProcess:
 
 def variable(setting: str) -> str:
     """The environment variable of a setting, whichever class has it."""
-    prefix = "DEVICE" if setting in DeviceSettings.model_fields else "ENGINE"
+    classes = {"DEVICE": DeviceSettings, "CLUSTER": ClusterSettings}
+    prefix = next((name for name, known in classes.items() if setting in known.model_fields), "ENGINE")
     return f"ROOTSTOCK_{prefix}_{setting.upper()}"
 
 
