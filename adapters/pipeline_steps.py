@@ -96,8 +96,9 @@ class AdapterSteps:
 
     @property
     def _engine(self) -> EngineClient | None:
-        """The engine that calibration measures on."""
-        return None if self._engines is None else self._engines.clients[0]
+        """The engine that calibration measures on: the first that serves, else the first."""
+        clients = [] if self._engines is None else self._engines.clients
+        return next((one for one in clients if one.ready), clients[0] if clients else None)
 
     @property
     def ready(self) -> bool:

@@ -80,8 +80,20 @@ async def _networked(configuration: Configuration) -> list[Finding]:
     if (storage := configuration.get(StorageSettings)) is not None:
         checks.append(check_storage(storage))
     base_name = next(iter(configuration.values("base_name", ApiSettings, JobsSettings).values()), None)
-    checks.append(check_engines(_engine_endpoints(configuration), base_name))
+    checks.append(_engines(_engine_endpoints(configuration), base_name))
     return [finding for group in await asyncio.gather(*checks) for finding in group]
+
+
+async def _engines(named: list[str], base_name: str | None) -> list[Finding]:
+    from routing.endpoints import engines_at, registry_in
+
+    if registry_in(named) is None:
+        return await check_engines(named, base_name)
+    found = await engines_at(named)
+    if not found:
+        detail = "the registry in Redis lists none: start `rootstock up --ray`, or look at its log"
+        return [Finding("engines", Status.WARNING, detail)]
+    return await check_engines(list(found), base_name)
 
 
 def _engine_endpoints(configuration: Configuration) -> list[str]:

@@ -209,9 +209,10 @@ async def register_adapters(
 
 async def served_base_digest(endpoint: str) -> str:
     """Returns the digest of the engine's base model, which adapters are packed for. Raises `CliError`."""
-    from engine.client import EngineClient
+    from routing.endpoints import parse_endpoints
+    from routing.replica_set import ReplicaSet
 
-    client = EngineClient(endpoint, "operator")
+    client = ReplicaSet(parse_endpoints(endpoint), "operator")
     await client.start()
     try:
         async with asyncio.timeout(_ENGINE_ANSWER_S):

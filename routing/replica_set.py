@@ -21,6 +21,8 @@ import structlog
 
 from engine.client import EngineClient, EngineGone, Generation, RequestRejected
 from engine.protocol import AdapterRef, EngineInfo, EngineStats, Submit
+from routing.endpoints import registry_in
+from routing.membership import Membership
 from routing.pins import PinChange, PinnedAdapters
 from routing.reports import report_of
 from routing.router import Choice, NoReplica, Reason, Router, RoutingQuery
@@ -30,11 +32,15 @@ __all__ = ["ReplicaSet"]
 
 log = structlog.get_logger(__name__)
 
+_UNKNOWN_START_S = 10.0
+"""Seconds after which clients shall try again while no engine is known."""
+
 
 @dataclass(slots=True)
 class _Replica:
     """One endpoint, and the engine that was found there."""
 
+    endpoint: str
     client: EngineClient
     name: str | None = None
     """Its engine's id, once it has joined or begun to; None: it takes no requests."""
@@ -76,8 +82,9 @@ class ReplicaSet:
         router: Router | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`name` appears in the engines' logs. Connects at `start`; no engine need be running yet. Raises
-        ValueError without endpoints, or when one is named twice.
+        """`endpoints`: all engines, or one registry of engines (`engine.registry`), which is followed.
+        `name` appears in the engines' logs. Connects at `start`; no engine need be running yet. Raises
+        ValueError without endpoints, when one is named twice, and where keys cannot be used.
         """
         if not endpoints or len(set(endpoints)) < len(endpoints):
             raise ValueError(
@@ -88,18 +95,20 @@ class ReplicaSet:
         self.counts = RoutingCounts()
         self._router = Router() if router is None else router
         self._clock = clock
-        self._replicas = [_Replica(EngineClient(endpoint, name)) for endpoint in endpoints]
+        self._client_name = name
+        registry = registry_in(endpoints)
+        self._membership = None if registry is None else Membership(registry, self._follow)
+        self._replicas: list[_Replica] = []
+        self.clients: list[EngineClient] = []
+        """The connections to the engines, in the order of their endpoints. Changes as engines come and go."""
+        for endpoint in endpoints if registry is None else ():
+            self._add(endpoint)
         self._by_name: dict[str, _Replica] = {}
         """The replicas that have a name."""
         self._adapters = KnownAdapters()
         self._pins = PinnedAdapters(self._router.placement)
         self._open: dict[str, _Open] = {}
         self._available = asyncio.Event()
-
-    @property
-    def clients(self) -> list[EngineClient]:
-        """The connections to the engines, in the order of their endpoints."""
-        return [replica.client for replica in self._replicas]
 
     def latest_stats(self) -> list[EngineStats]:
         """Returns the engines' latest statistics; of an engine that is gone, its last."""
@@ -123,7 +132,7 @@ class ReplicaSet:
     @property
     def ready_in(self) -> float:
         """Seconds until a replica is likely to take requests again."""
-        return min(client.ready_in for client in self.clients)
+        return min((client.ready_in for client in self.clients), default=_UNKNOWN_START_S)
 
     @property
     def num_open(self) -> int:
@@ -133,13 +142,14 @@ class ReplicaSet:
     async def start(self) -> None:
         """Begins to connect to all engines, and keeps reconnecting until `close`."""
         for replica in self._replicas:
-            replica.client.follow(
-                functools.partial(self._on_changed, replica), functools.partial(self._on_drained, replica)
-            )
-            await replica.client.start()
+            await self._connect(replica)
+        if self._membership is not None:
+            await self._membership.start()
 
     async def close(self) -> None:
         """Disconnects. The engines abort what is open; open generations fail with EngineGone."""
+        if self._membership is not None:
+            await self._membership.close()
         for replica in self._replicas:
             await self._stop_joining(replica)
         await asyncio.gather(*(client.close() for client in self.clients))
@@ -236,6 +246,35 @@ class ReplicaSet:
             return False
         self.counts.rerouted += 1
         return True
+
+    # Membership --------------------------------------------------------------------------------------------
+
+    def _add(self, endpoint: str) -> _Replica:
+        replica = _Replica(endpoint, EngineClient(endpoint, self._client_name))
+        self._replicas.append(replica)
+        self.clients.append(replica.client)
+        return replica
+
+    async def _connect(self, replica: _Replica) -> None:
+        replica.client.follow(
+            functools.partial(self._on_changed, replica), functools.partial(self._on_drained, replica)
+        )
+        await replica.client.start()
+
+    async def _follow(self, endpoints: frozenset[str]) -> None:
+        """Connects to engines that are new, and forgets those that are neither listed nor connected."""
+        known = {replica.endpoint for replica in self._replicas}
+        for endpoint in sorted(endpoints - known):
+            await self._connect(self._add(endpoint))
+        for replica in [one for one in self._replicas if one.endpoint not in endpoints]:
+            client = replica.client
+            if client.ready or client.is_starting:
+                continue
+            await self._stop_joining(replica)
+            self._leave(replica)
+            self._replicas.remove(replica)
+            self.clients.remove(client)
+            await client.close()
 
     # Replicas ----------------------------------------------------------------------------------------------
 

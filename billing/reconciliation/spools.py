@@ -20,6 +20,7 @@ from billing.reconciliation.repository import BooksRepository
 from db.session import EVERY_TENANT, Database
 from engine.client import EngineClient, EngineError
 from engine.protocol import IssuedEvents, SetAside, Spooled, UsageEvent
+from routing.endpoints import engines_at
 
 LATE_AFTER = timedelta(hours=1)
 """The time since an engine wrote an event to disk. A restarted Redis is back in a minute."""
@@ -51,6 +52,7 @@ class SpoolComparison:
 
     async def compare(self) -> list[Difference]:
         """Returns the differences. Raises DatabaseUnavailable."""
+        self._endpoints = await engines_at(self._endpoints)
         answers = await asyncio.gather(*(_disk(endpoint) for endpoint in self._endpoints))
         self.why_not = "; ".join(answer for answer in answers if isinstance(answer, str))
         disks = {
