@@ -89,6 +89,19 @@ def up(
         int, typer.Option(min=1, max=8, help="GPUs, or processes on a CPU, that share each step.")
     ] = 1,
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Engines; on GPUs, each has its own.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:PORT]",
+            help="Run engines on a Ray cluster: on a head started here, or on the one at this address.",
+        ),
+    ] = None,
+    replicas_min: Annotated[
+        int | None, typer.Option(min=1, max=64, help="With --ray: the fewest engines. Default: --replicas.")
+    ] = None,
+    replicas_max: Annotated[
+        int | None, typer.Option(min=1, max=64, help="With --ray: the most engines. Default: the fewest.")
+    ] = None,
     api_processes: Annotated[
         int, typer.Option(min=1, max=64, help="API processes that share the address.")
     ] = 1,
@@ -122,11 +135,37 @@ def up(
         tensor_parallel=tensor_parallel,
         replicas=replicas,
         api_processes=api_processes,
+        ray=ray,
+        replicas_min=replicas_min,
+        replicas_max=replicas_max,
         demo=demo,
         showcase=showcase,
         once=once,
     )
     raise typer.Exit(run_up(options))
+
+
+@app.command()
+def join(
+    address: Annotated[str, typer.Argument(help="HOST:PORT of the Ray head.")],
+    token: Annotated[Path, typer.Option(help="File with the cluster's token: ray.token of `rootstock up`.")],
+    data: Annotated[Path, typer.Option(help="Directory of this host's engines.")] = Path("var/rootstock"),
+    cpus: Annotated[
+        int | None, typer.Option(min=0, help="Cores that this host offers. Default: all.")
+    ] = None,
+) -> None:
+    """Offer this host's devices to the engines of a service that runs elsewhere with --ray."""
+    from cli.cluster.join import run_join
+
+    raise typer.Exit(run_join(address, data, token, cpus))
+
+
+@app.command("place-engines")
+def place_engines() -> None:
+    """Keep a cluster's engines running on Ray (settings: ROOTSTOCK_RAY_*, ROOTSTOCK_ENGINE_*, ...)."""
+    from cli.cluster.controller import main
+
+    raise typer.Exit(main())
 
 
 @app.command("serve-api")
@@ -209,10 +248,20 @@ def bench(
     raise typer.Exit(run_benchmark(name, context.args))
 
 
+def complete_options(arguments: list[str]) -> list[str]:
+    """Returns the command line with the value that --ray has when none is given, which Typer cannot say."""
+    completed = []
+    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+        completed.append(argument)
+        if argument == "--ray" and following.startswith("-"):
+            completed.append("local")
+    return completed
+
+
 def main() -> None:
     """Runs the console script. Exits; never returns."""
     try:
-        app(prog_name="rootstock")
+        app(complete_options(sys.argv[1:]), prog_name="rootstock")
     except CliError as error:
         print(f"rootstock: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+from cli.cluster.programs import RayPlan
 from cli.datadir import DataDir
 from cli.local.server import socket_directory
 from cli.servers import OWNER_URL
@@ -24,6 +25,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 """The folder that holds all packages: a checkout, or an environment's site-packages."""
 _ENGINE_DRAIN_S = 20.0
 _JOBS_NICE = 10
+_RAY_SOCKET = "session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
+"""As long as the longest path below Ray's folder: a socket's path is bounded."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Service:
     replicas: int = 1
     """Engines."""
     api_processes: int = 1
+    ray: RayPlan | None = None
+    """Where engines run on a Ray cluster."""
     gpus: Sequence[str] = ()
     """Each engine's GPUs, as CUDA_VISIBLE_DEVICES lists them; empty: every engine chooses itself."""
 
@@ -54,6 +59,8 @@ class Service:
         """Returns Unix sockets that only this account reaches: every client of an engine's socket can use the
         engine.
         """
+        if self.ray is not None:
+            return (self.ray.registry(self.redis_url),)
         names = ("engine", *(f"engine-{number}" for number in range(1, self.replicas)))
         folders = (socket_directory(self.data.path, name, "zmq.sock", None) for name in names)
         return tuple(f"ipc://{folder / 'zmq.sock'}" for folder in folders)
@@ -63,6 +70,8 @@ class Service:
         """Returns the folders of the engines' own files."""
         settings = self.environment()
         folder = Path(settings["ROOTSTOCK_ENGINE_DATA_DIR"]) / "engine"
+        if self.ray is not None:
+            return [folder / f"engine-{number}" for number in range(self.ray.replicas_max)]
         return [folder / self._engine_id(settings, number) for number in range(self.replicas)]
 
     def _engine_id(self, settings: Mapping[str, str], number: int) -> str:
@@ -103,13 +112,19 @@ class Service:
             # The demo can be tried without an authenticator app; other services require a second factor.
             "ROOTSTOCK_CONSOLE_OPERATORS_SECOND_FACTOR": "false" if self.is_demo else "",
             **self.payments,
+            **({} if self.ray is None else self.ray.settings(self.redis_url)),
         }
         return {name: value for name, value in settings.items() if value and name not in os.environ} | {
             name: value for name, value in os.environ.items() if name.startswith("ROOTSTOCK_")
         }
 
     def engines(self) -> list[Program]:
-        """Returns the engines: `engine`, or `engine-0`, `engine-1`... if there are several."""
+        """Returns the engines: `engine`, or `engine-0`, `engine-1`... if there are several. With Ray, what
+        places them.
+        """
+        if self.ray is not None:
+            controller = self._program("engine-controller", "place-engines", grace_s=_ENGINE_DRAIN_S + 30)
+            return self.ray.programs(controller, socket_directory(self.data.path, "ray", _RAY_SOCKET, None))
         return [self._engine(number) for number in range(self.replicas)]
 
     def _engine(self, number: int) -> Program:

@@ -33,8 +33,9 @@ from cli.service_access import silence_logs, upgrade_schema
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
 from cli.unbilled import finish_metering
 from cli.up_options import UpOptions
-from engine.client import EngineClient
 from engine.protocol import EngineInfo
+from routing.endpoints import parse_endpoints
+from routing.replica_set import ReplicaSet
 from telemetry.disk import DiskSettings, start_problem
 
 T = TypeVar("T")
@@ -66,6 +67,7 @@ def run_up(options: UpOptions) -> int:
             replicas=options.replicas,
             api_processes=options.api_processes,
             gpus=gpus,
+            ray=options.chosen_ray(data.path),
         )
         return asyncio.run(_Up(options, service, display).run())
 
@@ -171,7 +173,7 @@ class _Up:
         # They load their model while the database comes up.
         engines = [await self._launch(program) for program in service.engines()]
         names = [engine.program.name for engine in engines]
-        self._engines = dict(zip(names, service.engine_endpoints, strict=True))
+        self._engines = dict(zip(names, service.engine_endpoints, strict=service.ray is None))
         if self._payments is not None:
             await self._launch(self._payments.program())
         with self._display.step("PostgreSQL") as step:
@@ -193,7 +195,8 @@ class _Up:
         self._welcome(service, demo)
 
     async def _start_engines(self, engines: Sequence[Child], service: Service, demo: Demo | None) -> None:
-        with self._display.step("Engine" if len(engines) == 1 else f"{len(engines)} engines") as step:
+        is_several = len(engines) > 1 or service.ray is not None
+        with self._display.step(f"{service.replicas} engines" if is_several else "Engine") as step:
             step.detail(f"loading {service.base_name} ({service.quantization})")
             for endpoint in service.engine_endpoints:
                 info = await self._bounded(_engine_at(endpoint), *engines)
@@ -324,7 +327,7 @@ class _Up:
 
 async def _engine_at(endpoint: str) -> EngineInfo:
     """Waits until an engine answers, and returns what it says of itself."""
-    client = EngineClient(endpoint, "up")
+    client = ReplicaSet(parse_endpoints(endpoint), "up")
     await client.start()
     try:
         return await client.wait_ready()

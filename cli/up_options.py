@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from cli.cluster.programs import LOCAL, RayPlan, require_ray
+from cli.cluster.settings import head_settings
 from cli.demo import DEMO_BASE
 from cli.errors import CliError, UsageError
 from engine.device.capabilities import device_kind, num_gpus, refusal
+from engine.transport.curve import KeyPair, write_secret
 
 _DEMO_QUANTIZATION = {"cpu": "int8", "cuda": "fp8"}
 
@@ -29,6 +33,10 @@ class UpOptions:
     replicas: int = 1
     """Engines."""
     api_processes: int = 1
+    ray: str | None = None
+    """`local`, or HOST:PORT of a Ray head; None: engines run on this machine without Ray."""
+    replicas_min: int | None = None
+    replicas_max: int | None = None
     demo: bool = False
     showcase: bool = False
     once: bool = False
@@ -55,7 +63,11 @@ class UpOptions:
         """Returns the GPUs of each engine, as CUDA_VISIBLE_DEVICES names them; none for one engine, and on a
         CPU. Raises `UsageError` when there are too few.
         """
-        if self.replicas == 1 or device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto")) == "cpu":
+        if (
+            self.ray is not None
+            or self.replicas == 1
+            or device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto")) == "cpu"
+        ):
             return []
         named = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
         names = named or [str(number) for number in range(num_gpus())]
@@ -68,10 +80,50 @@ class UpOptions:
             )
         return [",".join(names[number * each : (number + 1) * each]) for number in range(self.replicas)]
 
+    def chosen_ray(self, data: Path) -> RayPlan | None:
+        """Returns how engines run on Ray, with the keys in the data folder; None without --ray. Raises
+        `UsageError`, `CliError` where Ray is missing.
+        """
+        bounds = {"--replicas-min": self.replicas_min, "--replicas-max": self.replicas_max}
+        if self.ray is None:
+            given = [name for name, value in bounds.items() if value is not None]
+            if given:
+                raise UsageError(f"{given[0]} is for clusters: pass --ray too, or use --replicas")
+            return None
+        least = self.replicas_min or self.replicas
+        most = self.replicas_max or least
+        if least > most:
+            raise UsageError(f"--replicas-min {least} is more than --replicas-max {most}: lower it")
+        is_head = self.ray == LOCAL
+        if not is_head and "ROOTSTOCK_REDIS_URL" not in os.environ:
+            raise UsageError(
+                f"--ray {self.ray} runs engines on other hosts, which a private Redis does not serve: set "
+                "ROOTSTOCK_REDIS_URL to one that all hosts reach"
+            )
+        require_ray()
+        token, secret = data / "ray.token", data / "clients.key"
+        try:
+            write_secret(token, secrets.token_hex(32))
+            KeyPair.make().write(secret)
+            settings = head_settings()
+        except (OSError, ValueError) as error:
+            raise CliError(str(error)) from error
+        is_gpu = device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto")) == "cuda"
+        return RayPlan(
+            address=f"127.0.0.1:{settings.port}" if is_head else self.ray,
+            is_head=is_head,
+            token=token,
+            secret=secret,
+            replicas_min=least,
+            replicas_max=most,
+            gpus=self.tensor_parallel if is_gpu else 0,
+            node_cpus=settings.node_cpus,
+        )
+
     def check_replicas(self) -> None:
         """Raises `UsageError` when the environment gives several engines one address or name."""
         for name in ("ROOTSTOCK_ENGINE_ENDPOINT", "ROOTSTOCK_ENGINE_ENGINE_ID"):
-            if self.replicas > 1 and name in os.environ:
+            if (self.replicas > 1 or self.ray is not None) and name in os.environ:
                 raise UsageError(
                     f"{name} is set, and --replicas {self.replicas} gives each engine its own: unset it"
                 )

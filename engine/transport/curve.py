@@ -47,12 +47,17 @@ class KeyPair:
 
     def write(self, path: Path) -> None:
         """Writes the secret key to a file that only this account reads, unless it exists. Raises OSError."""
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return
-        with os.fdopen(descriptor, "w") as file:
-            file.write(self.secret.hex())
+        write_secret(path, self.secret.hex())
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """Writes a file that only this account reads, unless it exists. Raises OSError."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secret)
 
 
 def decode_key(text: str) -> bytes:

@@ -1,0 +1,192 @@
+"""Keeps a cluster's engines running: an actor and a placement group of Ray for each, as many as are needed.
+
+Runs as a child of `rootstock up`. Actors are detached: if this process is killed the engines go on, and the
+next controller finds them by name. SIGTERM drains all engines, then ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+import structlog
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cli.cluster.engine_host import EngineHost, describe
+from cli.cluster.loads import LoadReader
+from cli.cluster.scaling import Autoscaler, ScalingRules
+from cli.cluster.settings import RaySettings, engine_environment
+from routing.endpoints import parse_endpoints
+from routing.replica_set import ReplicaSet
+
+log = structlog.get_logger(__name__)
+
+INTERVAL_S = 1.0
+CALL_S = 10.0
+"""Seconds that Ray has to answer. An actor that is being placed anew takes longer: it is looked at again."""
+LOST_S = 15.0
+"""Seconds without an answer of the head after which this process ends; its next start looks for the head."""
+
+
+class EngineActors:
+    """The actors of one service's engines. Its methods block for up to `CALL_S` seconds."""
+
+    def __init__(self, settings: RaySettings, environment: Mapping[str, str]) -> None:
+        self._settings = settings
+        self._environment = dict(environment)
+        self._checked: set[str] = set()
+        """The actors whose settings were compared with ours."""
+
+    def running(self) -> set[str]:
+        """Returns the names of all actors of this service that exist, wherever they are."""
+        listed = ray.util.list_named_actors(all_namespaces=True)
+        return {one["name"] for one in listed if one["namespace"] == self._settings.namespace}
+
+    def start(self, name: str) -> None:
+        """Creates an engine's placement group and actor, which Ray places once there is room."""
+        settings = self._settings
+        bundle = {"CPU": settings.cpus} | ({"GPU": float(settings.gpus)} if settings.gpus else {})
+        # One bundle is never divided: a tensor-parallel group is on one host.
+        group = placement_group([bundle], strategy="STRICT_PACK", name=self._group(name), lifetime="detached")
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=0, placement_group_capture_child_tasks=False
+        )
+        remote: Any = ray.remote(PlacedEngine)
+        remote.options(
+            name=name,
+            namespace=settings.namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            max_task_retries=0,
+            num_cpus=settings.cpus,
+            num_gpus=settings.gpus,
+            scheduling_strategy=strategy,
+        ).remote(name, self._environment)
+        self._checked.add(name)
+        log.info("engine requested", engine=name)
+
+    def is_of_other_settings(self, name: str) -> bool:
+        """Whether the actor was created with other settings; False while it does not answer."""
+        if name in self._checked:
+            return False
+        try:
+            found = ray.get(self._actor(name).description.remote(), timeout=CALL_S)
+        except (ray.exceptions.RayError, ValueError):
+            return False
+        self._checked.add(name)
+        return bool(found != describe(self._environment))
+
+    def stop(self, name: str, drain_s: float) -> None:
+        """Drains an engine, then removes its actor and placement group."""
+        self._checked.discard(name)
+        with contextlib.suppress(ValueError):  # there is none any more
+            actor = self._actor(name)
+            try:
+                ray.get(actor.stop.remote(), timeout=drain_s)
+            except ray.exceptions.RayError as error:
+                log.warning("an engine did not drain", engine=name, reason=str(error).splitlines()[0])
+            ray.kill(actor, no_restart=True)
+        with contextlib.suppress(ValueError):
+            remove_placement_group(ray.util.get_placement_group(self._group(name)))
+        log.info("engine removed", engine=name)
+
+    def _actor(self, name: str) -> Any:
+        return ray.get_actor(name, namespace=self._settings.namespace)
+
+    def _group(self, name: str) -> str:
+        return f"{self._settings.namespace}-{name}"
+
+
+class PlacedEngine(EngineHost):
+    """An engine on the node where Ray started this actor."""
+
+    def __init__(self, engine_id: str, environment: Mapping[str, str]) -> None:
+        super().__init__(engine_id, environment, ray.util.get_node_ip_address())
+
+
+class Controller:
+    """Starts and drains engines until it is stopped."""
+
+    def __init__(self, settings: RaySettings, environment: Mapping[str, str]) -> None:
+        self._settings = settings
+        self._actors = EngineActors(settings, environment)
+        self._drain_s = float(environment.get("ROOTSTOCK_ENGINE_DRAIN_SECONDS", "30")) + 20
+        self._engines = ReplicaSet(parse_endpoints(settings.registry), "controller")
+        self._stopping = asyncio.Event()
+        self._draining: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Runs until SIGTERM, then drains all engines."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        await self._engines.start()
+        try:
+            await self._keep_engines()
+            names = await asyncio.to_thread(self._actors.running)
+            await asyncio.gather(*(self._drain(name) for name in names), return_exceptions=True)
+        finally:
+            await self._engines.close()
+
+    async def _keep_engines(self) -> None:
+        reader, scaler = LoadReader(), None
+        while not self._stopping.is_set():
+            running = await asyncio.wait_for(asyncio.to_thread(self._actors.running), LOST_S)
+            if scaler is None:  # those that a former controller started stay until the load says otherwise
+                scaler = Autoscaler(self._rules(), len(running))
+            serving = [client.stats for client in self._engines.clients if client.ready and client.stats]
+            wanted = scaler.wanted
+            if scaler.decide(reader.read(serving), time.monotonic()) != wanted:
+                log.info("cluster is resized", engines=scaler.wanted, before=wanted, reason=scaler.reason)
+            await self._approach(scaler.wanted, running)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), INTERVAL_S)
+
+    def _rules(self) -> ScalingRules:
+        return ScalingRules(self._settings.replicas_min, self._settings.replicas_max)
+
+    async def _approach(self, wanted: int, running: set[str]) -> None:
+        """Starts the engines that are missing, and drains those beyond and those of other settings."""
+        self._draining = {name: task for name, task in self._draining.items() if not task.done()}
+        names = [f"engine-{number}" for number in range(wanted)]
+        for name in names:
+            if name not in running and name not in self._draining:
+                await asyncio.to_thread(self._actors.start, name)
+        for name in sorted(running - self._draining.keys()):
+            if name not in names or await asyncio.to_thread(self._actors.is_of_other_settings, name):
+                self._draining[name] = asyncio.create_task(self._drain(name), name=f"drain {name}")
+
+    async def _drain(self, name: str) -> None:
+        await asyncio.to_thread(self._actors.stop, name, self._drain_s)
+
+
+def main() -> int:
+    """Connects to the head and runs. Returns the exit code."""
+    settings = RaySettings()  # type: ignore[call-arg]
+    try:
+        ray.init(
+            address=settings.address,
+            namespace=settings.namespace,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        print(f"no Ray head answers at {settings.address}: {error}", file=sys.stderr)
+        return 1
+    try:
+        asyncio.run(Controller(settings, engine_environment()).run())
+    except (TimeoutError, ray.exceptions.RayError) as error:
+        log.error("the cluster's head does not answer", reason=str(error))
+        # Ray's own end waits for the head, which may not come back.
+        os._exit(1)
+    ray.shutdown()
+    return 0
