@@ -1,0 +1,164 @@
+"""Engines on a Ray cluster of two nodes on one machine: an engine, a node and the head are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cli.programs import CHECKOUT
+from tests.e2e.stack import ROOTSTOCK, Stack, eventually
+from tests.e2e.streams import Crowd, Stream, read_stream
+
+pytest.importorskip("ray", reason="install rootstock[ray]")
+NUM_STREAMS = 16
+MAX_TOKENS = 120
+BACK_S = 60.0
+
+
+class Cluster(Stack):
+    """`up --ray` with a head of one core, and a node of one core that joined it: an engine on each."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        super().__init__(folder / "data", "--ray", "--replicas", "2")
+        self._address, self._joined = f"127.0.0.1:{port}", folder / "joined"
+        self._log = (folder / "join.log").open("wb")
+        self._node: subprocess.Popen[bytes] | None = None
+
+    def join(self) -> None:
+        eventually((self.data / "ray.token").exists, 30, "the cluster's token")
+        options = ("--data", str(self._joined), "--token", str(self.data / "ray.token"), "--cpus", "1")
+        command = [*ROOTSTOCK, "join", self._address, *options]
+        self._node = subprocess.Popen(command, cwd=CHECKOUT, stdout=self._log, stderr=self._log)
+
+    @property
+    def node(self) -> int:
+        assert self._node is not None
+        return self._node.pid
+
+    def leave(self) -> None:
+        if self._node is not None:
+            self._node.terminate()
+            self._node.wait(60)
+        self._log.close()
+
+    def serving(self) -> set[str]:
+        """The engines that take requests."""
+        text = httpx.get(f"{self.url}/metrics", timeout=5).text
+        return {f"engine-{n}" for n in range(2) if f'rootstock_engine_up{{replica="engine-{n}"}} 1.0' in text}
+
+    def wait_until_whole(self) -> None:
+        eventually(lambda: self.serving() == {"engine-0", "engine-1"}, BACK_S, "both engines")
+
+
+def find(below: int, word: bytes) -> int:
+    """The first process below another with a word on its command line."""
+    return int(eventually(lambda: next(_find(below, word), 0), 30, f"a process with {word!r}"))
+
+
+def _find(pid: int, word: bytes) -> Iterator[int]:
+    """Looks at the children of every thread: an engine is one of an actor's second."""
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(child) for child in listed.read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for child in children:
+            if word in _command_of(child):
+                yield child
+            yield from _find(child, word)
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    cluster = Cluster(tmp_path_factory.mktemp("ray"), port)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROOTSTOCK_RAY_PORT", str(port))
+        patch.setenv("ROOTSTOCK_RAY_NODE_CPUS", "1")
+        try:
+            cluster.start()
+            cluster.join()
+            cluster.wait_until_whole()
+            yield cluster
+        finally:
+            cluster.finish()
+            cluster.leave()
+
+
+async def killed_under_streams(cluster: Cluster, victim: int) -> list[Stream]:
+    """Kills a process while streams run; the streams, once both engines are back and all is metered."""
+    rows_before = cluster.ledger()
+    async with cluster.client() as client:
+        crowd = Crowd(client, cluster.models, NUM_STREAMS, MAX_TOKENS)
+        await crowd.all_generating(4)
+        os.kill(victim, signal.SIGKILL)
+        streams = await crowd.ended()
+        await asyncio.to_thread(cluster.wait_until_whole)
+        answer = await read_stream(client, Stream(cluster.models[-1], "8 + 5"), max_tokens=4)
+        assert answer.error is None
+    await asyncio.to_thread(cluster.wait_until_metered)
+    rows = {id_: row for id_, row in cluster.ledger().items() if id_ not in rows_before}
+    assert rows.pop(answer.id).completion == answer.num_received
+    for stream in streams:
+        row = rows.pop(stream.id)
+        assert stream.num_received <= row.completion <= MAX_TOKENS
+        if stream.error is None:
+            assert row.completion == stream.num_received == MAX_TOKENS
+        else:
+            assert row.finish_reason == "error"
+    assert rows == {}, "nothing is billed that no client asked for"
+    return streams
+
+
+async def test_a_killed_engine_is_back_on_its_node(cluster: Cluster) -> None:
+    streams = await killed_under_streams(cluster, find(cluster.node, b"serve-engine"))
+    assert 0 < sum(stream.error is not None for stream in streams) < NUM_STREAMS
+
+
+async def test_a_killed_node_joins_again_with_its_engine(cluster: Cluster) -> None:
+    raylet = find(cluster.node, b"raylet/raylet")
+    streams = await killed_under_streams(cluster, raylet)
+    assert sum(stream.error is None for stream in streams) > 0, "the other node's engine goes on"
+    assert find(cluster.node, b"raylet/raylet") != raylet
+
+
+async def test_a_killed_head_is_started_again_and_finds_its_nodes(cluster: Cluster) -> None:
+    head = find(cluster.process.pid, b"gcs_server")
+    engines = [find(pid, b"serve-engine") for pid in (cluster.process.pid, cluster.node)]
+    await killed_under_streams(cluster, head)
+    for pid, engine in zip((cluster.process.pid, cluster.node), engines, strict=True):
+        # The node that joined goes on until it gives the old head up.
+        await asyncio.to_thread(
+            eventually,
+            lambda pid=pid, engine=engine: next(_find(pid, b"serve-engine"), engine) != engine,
+            BACK_S,
+            "another engine",
+        )
+    await asyncio.to_thread(cluster.wait_until_whole)
+    assert find(cluster.process.pid, b"gcs_server") != head
+    cluster.wait_until_ready()
+
+
+def test_it_stops_in_order(cluster: Cluster) -> None:
+    began = time.monotonic()
+    cluster.process.send_signal(signal.SIGTERM)
+    assert cluster.process.wait(90) == 0, cluster.output
+    assert "all usage is in the ledger" in cluster.output
+    assert time.monotonic() - began < 60
