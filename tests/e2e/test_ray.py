@@ -115,7 +115,8 @@ async def killed_under_streams(cluster: Cluster, victim: int) -> list[Stream]:
         assert answer.error is None
     await asyncio.to_thread(cluster.wait_until_metered)
     rows = {id_: row for id_, row in cluster.ledger().items() if id_ not in rows_before}
-    assert rows.pop(answer.id).completion == answer.num_received
+    assert answer.usage is not None
+    assert rows.pop(answer.id).completion == answer.usage.completion_tokens
     for stream in streams:
         row = rows.pop(stream.id)
         assert stream.num_received <= row.completion <= MAX_TOKENS
