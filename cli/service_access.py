@@ -189,7 +189,10 @@ def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]
 
     async def work(services: Services) -> list[str]:
         owner = await services.accounts.tenants.find_tenant(tenant)
-        base_digest = await served_base_digest(setting(services.environment, "ROOTSTOCK_ENGINE_ENDPOINT"))
+        environment = services.environment
+        endpoint = environment.get("ROOTSTOCK_API_ENGINE_ENDPOINT")  # of a cluster, no engine has the other
+        endpoint = endpoint or setting(environment, "ROOTSTOCK_ENGINE_ENDPOINT")
+        base_digest = await served_base_digest(endpoint)
         refs = pack_adapters(services.environment, base_digest, directories)
         return await register_adapters(services, owner.id, refs, base_digest)
 

@@ -122,11 +122,10 @@ class UpOptions:
 
     def check_replicas(self) -> None:
         """Raises `UsageError` when the environment gives several engines one address or name."""
+        option = f"--replicas {self.replicas}" if self.ray is None else "--ray"
         for name in ("ROOTSTOCK_ENGINE_ENDPOINT", "ROOTSTOCK_ENGINE_ENGINE_ID"):
             if (self.replicas > 1 or self.ray is not None) and name in os.environ:
-                raise UsageError(
-                    f"{name} is set, and --replicas {self.replicas} gives each engine its own: unset it"
-                )
+                raise UsageError(f"{name} is set, and {option} gives each engine its own: unset it")
 
     def chosen_quantization(self) -> str:
         """Returns the requested weight format, if the device supports it. The demo's default is the smallest

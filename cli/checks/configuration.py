@@ -25,8 +25,16 @@ from billing.notifications.settings import NotificationSettings
 from billing.payments.settings import StripeSettings
 from cli.checks.findings import Finding, Status
 from cli.checks.process import Process
+from cli.cluster.programs import HOST_DATA
+from cli.cluster.settings import HeadSettings, RaySettings
 from db.settings import DatabaseSettings, OwnerSettings
-from engine.settings import DeviceSettings, EngineSettings, SchedulingSettings, moved_settings
+from engine.settings import (
+    ClusterSettings,
+    DeviceSettings,
+    EngineSettings,
+    SchedulingSettings,
+    moved_settings,
+)
 from telemetry.disk import DiskSettings
 from tenants.settings import TenantSettings
 from worker.settings import JobsSettings, WorkerSettings
@@ -35,7 +43,7 @@ S = TypeVar("S", bound=BaseSettings)
 
 PREFIX = "ROOTSTOCK_"
 OPERATOR_REDIS_URL = "ROOTSTOCK_REDIS_URL"
-_WITHOUT_CLASS = frozenset({OPERATOR_REDIS_URL, "ROOTSTOCK_DATA", "ROOTSTOCK_API_KEY"})
+_WITHOUT_CLASS = frozenset({OPERATOR_REDIS_URL, "ROOTSTOCK_DATA", "ROOTSTOCK_API_KEY", HOST_DATA})
 """Read by the command line itself, and by clients."""
 _REMEDIES = {
     "ROOTSTOCK_TENANTS_KEY_SECRET": "at least 32 characters, the same in every process; "
@@ -61,7 +69,10 @@ USERS: Mapping[type[BaseSettings], set[Process]] = {
     SchedulingSettings: _ENGINE,
     EngineSettings: _ENGINE,
     DeviceSettings: _ENGINE,
+    ClusterSettings: _ENGINE,
     DiskSettings: _API | _ENGINE,
+    HeadSettings: set(),  # `rootstock up --ray` and its controller alone
+    RaySettings: set(),
     OwnerSettings: set(),  # `rootstock migrate` alone, which says what it lacks
 }
 """Every settings class, and which processes build it."""

@@ -49,7 +49,7 @@ class RayPlan:
             "ROOTSTOCK_API_ENGINE_ENDPOINT": registry,
             "ROOTSTOCK_WORKER_ENGINE_ENDPOINTS": registry,
             "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": registry,
-            "ROOTSTOCK_ENGINE_ENDPOINT": registry,  # of operators' commands; engines get their own
+            "ROOTSTOCK_ENGINE_ENDPOINT": "",  # each engine gets its own
             "ROOTSTOCK_CLUSTER_CLIENT_KEYS": KeyPair.read(self.secret).public.hex(),
             "ROOTSTOCK_RAY_ADDRESS": self.address,
             "ROOTSTOCK_RAY_REGISTRY": registry,

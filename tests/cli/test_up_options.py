@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli import up_options
+from cli.cluster.settings import engine_environment
 from cli.datadir import DataDir
-from cli.errors import UsageError
-from cli.programs import Service
+from cli.errors import CliError, UsageError
+from cli.main import complete_options
+from cli.programs import CHECKOUT, Service
 from cli.up_options import UpOptions
 
 
@@ -94,3 +98,70 @@ def test_a_single_engine_and_api_process_keep_their_names(tmp_path: Path) -> Non
         assert (engine.name, api.name, api.pass_fds) == ("engine", "api", (7,))
         assert "ROOTSTOCK_API_OWN_FD" not in api.env
         assert single.engine_states == [data.path / "engine" / "engine-0"]
+
+
+def on_ray(data: DataDir, ray: str | None = "local", **fields: object) -> UpOptions:
+    known = {"host": "127.0.0.1", "port": 0, "base": None, "base_name": None, "quantization": None}
+    return UpOptions(data=data.path, ray=ray, **(known | fields))  # type: ignore[arg-type]
+
+
+def test_on_ray_a_head_and_a_controller_stand_for_the_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up_options, "device_kind", lambda wanted: "cuda")
+    monkeypatch.setenv("ROOTSTOCK_STRIPE_API_KEY", "secret")
+    with DataDir(tmp_path / "data") as data:
+        plan = on_ray(data, replicas=2, replicas_max=5, tensor_parallel=4).chosen_ray(data.path)
+        assert plan is not None
+        assert (plan.replicas_min, plan.replicas_max, plan.gpus) == (2, 5, 4)
+        assert on_ray(data, tensor_parallel=4, replicas=9).chosen_gpus() == []
+        placed = service(data, ray=plan, tensor_parallel=4)
+        head, controller = placed.engines()
+        assert (head.name, controller.name) == ("ray", "engine-controller")
+        assert not [name for name in head.env if name.startswith("ROOTSTOCK_")], "Ray gets no secret"
+        assert {one.env["RAY_AUTH_MODE"] for one in (head, controller)} == {"token"}
+        assert head.argv[head.argv.index("--include-dashboard") + 1] == "false"
+        assert controller.env["ROOTSTOCK_RAY_REPLICAS_MAX"] == "5"
+        passed_on = engine_environment(controller.env)
+        assert len(passed_on["ROOTSTOCK_CLUSTER_CLIENT_KEYS"]) == 64
+        assert not [name for name in passed_on if "STRIPE" in name or "TENANTS" in name or "_DB_" in name]
+        assert {path.stat().st_mode & 0o777 for path in (plan.token, plan.secret)} == {0o600}
+        again = on_ray(data).chosen_ray(data.path)
+        assert again is not None
+        assert again.settings("redis://r")["ROOTSTOCK_CLUSTER_CLIENT_KEYS"] in passed_on.values()
+
+
+def test_options_of_clusters_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROOTSTOCK_REDIS_URL", raising=False)
+    with DataDir(tmp_path / "data") as data:
+        with pytest.raises(UsageError, match="--replicas-max is for clusters"):
+            on_ray(data, None, replicas_max=2).chosen_ray(data.path)
+        with pytest.raises(UsageError, match="--replicas-min 3 is more than --replicas-max 2"):
+            on_ray(data, replicas_min=3, replicas_max=2).chosen_ray(data.path)
+        with pytest.raises(UsageError, match="set ROOTSTOCK_REDIS_URL"):
+            on_ray(data, "head:6390").chosen_ray(data.path)
+        monkeypatch.setenv("ROOTSTOCK_REDIS_URL", "redis://r")
+        joined = on_ray(data, "head:6390").chosen_ray(data.path)
+        assert joined is not None
+        assert (joined.address, joined.is_head) == ("head:6390", False)
+        monkeypatch.setattr(up_options, "require_ray", missing)
+        with pytest.raises(CliError, match=r"install rootstock\[ray\]"):
+            on_ray(data).chosen_ray(data.path)
+    monkeypatch.setenv("ROOTSTOCK_ENGINE_ENDPOINT", "tcp://127.0.0.1:5700")
+    with pytest.raises(UsageError, match="--ray gives each engine its own"):
+        on_ray(data).check_replicas()
+
+
+def missing() -> None:
+    raise CliError("Ray is not installed: install rootstock[ray]")
+
+
+def test_ray_needs_no_address() -> None:
+    assert complete_options(["up", "--ray"]) == ["up", "--ray", "local"]
+    assert complete_options(["up", "--ray", "--demo"]) == ["up", "--ray", "local", "--demo"]
+    assert complete_options(["up", "--ray", "h:1", "--demo"]) == ["up", "--ray", "h:1", "--demo"]
+
+
+def test_without_ray_it_is_not_imported() -> None:
+    code = "import sys, cli.main, cli.up, cli.up_options, cli.cluster.join; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, check=False).returncode == 0

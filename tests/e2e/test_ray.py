@@ -157,6 +157,14 @@ async def test_a_killed_head_is_started_again_and_finds_its_nodes(cluster: Clust
     cluster.wait_until_ready()
 
 
+def test_operators_commands_find_the_engines(cluster: Cluster) -> None:
+    checked = cluster.operate("check").stdout
+    for number in range(2):
+        assert f"(engine-{number})" in checked, checked
+    assert "ROOTSTOCK_RAY" not in checked, "no variable is unknown"
+    assert "ROOTSTOCK_ENGINE_ENDPOINT" not in checked
+
+
 def test_it_stops_in_order(cluster: Cluster) -> None:
     began = time.monotonic()
     cluster.process.send_signal(signal.SIGTERM)
