@@ -234,6 +234,17 @@ GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536
 """So that the C library returns what is freed at once, and what is measured is what is held."""
 
 
+def _peak(base: Path, peft_dir: Path) -> int:
+    shown = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(base), str(peft_dir)],
+        env=os.environ | GIVE_BACK,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(shown.stdout)
+
+
 def test_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
     """Four layers and sixteen: the same peak, which is far below the weights of the larger."""
     peaks = {}
@@ -243,14 +254,8 @@ def test_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
             base, hidden_size=512, intermediate_size=2048, num_hidden_layers=num_layers, head_dim=128
         )
         peft_dir = write_peft(tmp_path / f"adapter-{num_layers}", lora_tensors(config, rank=4))
-        shown = subprocess.run(
-            [sys.executable, "-c", MEASURE, str(base), str(peft_dir)],
-            env=os.environ | GIVE_BACK,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        peaks[num_layers] = int(shown.stdout)
+        # What the process holds besides differs from run to run by a few hundred kilobytes.
+        peaks[num_layers] = min(_peak(base, peft_dir) for _ in range(2))
     weights = (tmp_path / "base-16/model.safetensors").stat().st_size
     assert peaks[16] < peaks[4] * 1.1
     assert peaks[16] < weights / 4, (peaks, weights)

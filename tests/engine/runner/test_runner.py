@@ -21,7 +21,7 @@ GREEDY_FACTOR = SamplingParams(64, temperature=0.0)
 class RecordingModel:
     """Answers every token t with t + 1, and keeps what it was asked."""
 
-    config, device, dtype = CONFIG, torch.device("cpu"), torch.float32
+    config, device, dtype, group = CONFIG, torch.device("cpu"), torch.float32, None
 
     def __init__(self) -> None:
         self.calls: list[SimpleNamespace] = []
