@@ -30,7 +30,7 @@ def settings(folder: Path) -> dict[str, str]:
     engine = {
         "ENGINE_BASE": BASE,
         "ENGINE_ENDPOINT": f"ipc://{folder}/engine.sock",
-        "ENGINE_REDIS_URL": "redis://127.0.0.1:1",  # nobody: usage stays on disk
+        "ENGINE_REDIS_URL": "redis://127.0.0.1:1",  # no server: usage stays on disk
         "ENGINE_DATA_DIR": folder,
         "ENGINE_ARTIFACTS_DIR": folder / "artifacts",
         "ENGINE_MAX_ROWS": 16,

@@ -1,6 +1,4 @@
-"""The kernel that sums ranks' parts under the interpreter: the parts are all in this process's memory, and
-nobody is waited for.
-"""
+"""The kernel that sums ranks' parts under the interpreter: all parts are in this process's memory already."""
 
 import pytest
 import torch
