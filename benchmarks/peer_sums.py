@@ -51,20 +51,22 @@ class Sums:
         self.quantized = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
         self.quantized_scale = torch.empty(rows, device=device)
 
+    def read_one(self, turn: int) -> None:
+        sum_norm(
+            self._peers.addresses(self.parts[turn]),
+            self._peers.addresses(self.scales[turn]),
+            self._peers.meeting,
+            self.residual,
+            self.weight,
+            1e-5,
+            None,
+            self.quantized,
+            self.quantized_scale,
+        )
+
     def read(self) -> None:
         for turn in range(SUMS):
-            part, scale = self.parts[turn % 2], self.scales[turn % 2]
-            sum_norm(
-                self._peers.addresses(part),
-                self._peers.addresses(scale),
-                self._peers.meeting,
-                self.residual,
-                self.weight,
-                1e-5,
-                None,
-                self.quantized,
-                self.quantized_scale,
-            )
+            self.read_one(turn % 2)
 
     def nccl(self) -> None:
         for turn in range(SUMS):
@@ -132,17 +134,7 @@ def check(sums: Sums, group: ShardGroup) -> None:
     expected = sums.parts[0].float() * sums.scales[0][:, None]
     group.sum(expected)
     before = sums.residual.float()
-    sum_norm(
-        group.peers.addresses(sums.parts[0]),
-        group.peers.addresses(sums.scales[0]),
-        group.peers.meeting,
-        sums.residual,
-        sums.weight,
-        1e-5,
-        None,
-        sums.quantized,
-        sums.quantized_scale,
-    )
+    sums.read_one(0)
     group.peers.meet()
     off: Tensor = (sums.residual.float() - before - expected).norm() / expected.norm()
     assert off < 4e-3, f"off by {off.item()}"

@@ -33,7 +33,7 @@ def meet(meeting: Meeting) -> None:
     """Queues a wait until all ranks have come here: what they queued before is then done, and seen by all."""
     from kernels.peer_sum.kernel import meet_triton
 
-    meet_triton(meeting.signals_R, meeting.counts, meeting.rank)
+    meet_triton(meeting)
 
 
 def sum_norm(
@@ -69,7 +69,7 @@ def sum_norm(
     sum_norm_triton(
         parts_R,
         scales_R,
-        None if meeting is None else _places(meeting),
+        meeting,
         residual,
         weight,
         eps,
@@ -91,11 +91,7 @@ def sum_parts(parts_R: Tensor, meeting: Meeting | None, out: Tensor) -> None:
         raise ValueError(f"sum_parts: out {tuple(out.shape)} {out.dtype}: contiguous fp32")
     from kernels.peer_sum.kernel import sum_parts_triton
 
-    sum_parts_triton(parts_R, None if meeting is None else _places(meeting), out)
-
-
-def _places(meeting: Meeting) -> tuple[Tensor, Tensor, int]:
-    return meeting.signals_R, meeting.counts, meeting.rank
+    sum_parts_triton(parts_R, meeting, out)
 
 
 def _check(

@@ -15,7 +15,7 @@ from kernels.activation import FP8_MAX, SMALLEST_SCALE
 from kernels.backend import INTERPRETING
 from kernels.compilation import Compilation
 from kernels.overlap import starts_early
-from kernels.peer_sum import MAX_PROGRAMS
+from kernels.peer_sum import MAX_PROGRAMS, Meeting
 from kernels.rms_norm.kernel import store_norm, tile
 
 PARTS_BLOCK = 1024
@@ -190,7 +190,7 @@ def sum_parts_kernel(
 def sum_norm_triton(
     parts_R: Tensor,
     scales_R: Tensor | None,
-    meeting: tuple[Tensor, Tensor, int] | None,
+    meeting: Meeting | None,
     residual: Tensor,
     weight: Tensor,
     eps: float,
@@ -198,11 +198,11 @@ def sum_norm_triton(
     quantized: Tensor | None,
     quantized_scale_T: Tensor | None,
 ) -> None:
-    """Launches `sum_norm_kernel`. `meeting`: signals, meetings and this GPU's rank."""
+    """Launches `sum_norm_kernel`; shapes have been checked."""
     num_rows, hidden = residual.shape
     _, block_h, num_warps = tile(hidden)
     early = starts_early(residual)
-    signals_R, meetings, rank = meeting or (None, None, 0)
+    signals_R, meetings, rank = _places(meeting)
     written = quantized
     if INTERPRETING and quantized is not None:  # its conversion to e4m3 loses the carry of a rounding
         written = torch.empty_like(quantized, dtype=torch.float32)
@@ -232,9 +232,9 @@ def sum_norm_triton(
         quantized.copy_(written)
 
 
-def sum_parts_triton(parts_R: Tensor, meeting: tuple[Tensor, Tensor, int] | None, out: Tensor) -> None:
-    """Launches `sum_parts_kernel`. `meeting`: as in `sum_norm_triton`."""
-    signals_R, meetings, rank = meeting or (None, None, 0)
+def sum_parts_triton(parts_R: Tensor, meeting: Meeting | None, out: Tensor) -> None:
+    """Launches `sum_parts_kernel`."""
+    signals_R, meetings, rank = _places(meeting)
     count = out.numel()
     sum_parts_kernel[(min(triton.cdiv(count, PARTS_BLOCK), MAX_SIDE_PROGRAMS),)](
         parts_R,
@@ -249,9 +249,15 @@ def sum_parts_triton(parts_R: Tensor, meeting: tuple[Tensor, Tensor, int] | None
     )
 
 
-def meet_triton(signals_R: Tensor, meetings: Tensor, rank: int) -> None:
+def meet_triton(meeting: Meeting) -> None:
     """Launches `meet_kernel`."""
-    meet_kernel[(1,)](signals_R, meetings, RANK=rank, SIZE=len(signals_R), num_warps=1)
+    signals_R = meeting.signals_R
+    meet_kernel[(1,)](signals_R, meeting.counts, RANK=meeting.rank, SIZE=len(signals_R), num_warps=1)
+
+
+def _places(meeting: Meeting | None) -> tuple[Tensor | None, Tensor | None, int]:
+    """(signals, meetings, rank) as the kernels take them."""
+    return (None, None, 0) if meeting is None else (meeting.signals_R, meeting.counts, meeting.rank)
 
 
 def _compilation(size: int, quantizes: bool, keeps: bool) -> Compilation:
