@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from cli.errors import CliError
@@ -63,7 +63,13 @@ def serve_engine() -> None:
         from telemetry.disk import DiskSettings
 
     settings_from_environment(DiskSettings)  # checked here for a clear message; the process builds its own
-    sys.exit(run(settings_from_environment(EngineSettings), settings_from_environment(DeviceSettings)))
+    with ExitStack() as held:
+        if os.environ.get("ROOTSTOCK_BASE_DIGEST"):  # the engine reads a folder: it knows no store
+            from cli.bases import fetch_engine_base
+
+            os.environ["ROOTSTOCK_ENGINE_BASE"] = str(held.enter_context(fetch_engine_base()))
+        status = run(settings_from_environment(EngineSettings), settings_from_environment(DeviceSettings))
+    sys.exit(status)
 
 
 def work(queues: str | None, beat: bool | None, nice: int | None) -> None:

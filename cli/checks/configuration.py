@@ -16,6 +16,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
+from adapters.bases.settings import BaseSource
 from adapters.storage.settings import StorageSettings
 from admin.settings import ConsoleSettings
 from api.batches.settings import BatchSettings
@@ -70,6 +71,7 @@ USERS: Mapping[type[BaseSettings], set[Process]] = {
     EngineSettings: _ENGINE,
     DeviceSettings: _ENGINE,
     ClusterSettings: _ENGINE,
+    BaseSource: _ENGINE,
     DiskSettings: _API | _ENGINE,
     HeadSettings: set(),  # `rootstock up --ray` and its controller alone
     RaySettings: set(),

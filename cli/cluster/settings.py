@@ -60,5 +60,9 @@ class RaySettings(BaseSettings):
 
 
 def engine_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the variables that every engine of the cluster gets."""
-    return {name: value for name, value in environment.items() if name.startswith(PASSED_ON)}
+    """Returns the variables that every engine of the cluster gets: the object store's only if it fetches its
+    base from there.
+    """
+    fetches = bool(environment.get("ROOTSTOCK_BASE_DIGEST"))
+    passed_on = (*PASSED_ON, *(("ROOTSTOCK_BASE_", "ROOTSTOCK_STORAGE_") if fetches else ()))
+    return {name: value for name, value in environment.items() if name.startswith(passed_on)}

@@ -1,0 +1,1 @@
+"""Publishes base models in the object store under their digest, and fetches them to hosts that lack them."""

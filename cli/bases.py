@@ -1,0 +1,64 @@
+"""Publishes and fetches base models for the command line, and fetches the base of an engine that starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from adapters.bases.cache import BaseCache, FetchedBase
+from adapters.bases.manifest import DIGEST
+from adapters.bases.publishing import publish
+from adapters.bases.settings import BaseSource
+from adapters.errors import AdapterError
+from adapters.storage import ObjectStore, StorageSettings, open_store
+from cli.errors import CliError
+from cli.processes import settings_from_environment
+from cli.service_access import environment_of, plain_errors, setting, silence_logs
+from telemetry import logs
+
+
+def publish_base(data: Path | None, folder: Path, *, verify: bool) -> str:
+    """Returns the digest of the base, once it is stored. Raises `CliError`."""
+    silence_logs()
+    with plain_errors():
+        return asyncio.run(publish(_store(environment_of(data)), folder, verify=verify))
+
+
+def fetch_base(data: Path | None, digest: str, into: Path) -> Path:
+    """Returns the folder of the base, once it is complete. Raises `CliError`."""
+    if not re.fullmatch(DIGEST, digest):
+        raise CliError(f"{digest[:80]!r} is no digest: pass what `rootstock base publish` printed")
+    silence_logs()
+    with plain_errors(), asyncio.run(BaseCache(into, _store(environment_of(data))).fetch(digest)) as path:
+        return path
+
+
+def fetch_engine_base() -> FetchedBase:
+    """Fetches the base that ROOTSTOCK_BASE_DIGEST names. The caller holds it while the engine runs.
+
+    Raises `CliError`.
+    """
+    logs.configure("engine")
+    source = settings_from_environment(BaseSource)
+    if source.digest is None:
+        raise CliError("ROOTSTOCK_BASE_DIGEST is not set: set it to what `rootstock base publish` printed")
+    folder = source.cache_dir or Path(os.environ.get("ROOTSTOCK_ENGINE_DATA_DIR", "var")) / "bases"
+    cache = BaseCache(folder, _store(os.environ), source.cache_bytes)
+    try:
+        return asyncio.run(cache.fetch(source.digest))
+    except AdapterError as error:
+        raise CliError(str(error)) from None
+    except OSError as error:
+        raise CliError(
+            f"{folder}: {error.strerror}: free disk space or correct its rights; what arrived is kept"
+        ) from None
+
+
+def _store(environment: Mapping[str, str]) -> ObjectStore:
+    setting(environment, "ROOTSTOCK_STORAGE_URL")
+    own = {name: value for name, value in environment.items() if name.startswith("ROOTSTOCK_STORAGE_")}
+    os.environ |= own  # settings are read from there alone
+    return open_store(settings_from_environment(StorageSettings))
