@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,10 @@ from adapters.bases.manifest import (
 )
 from adapters.bases.publishing import publish, read_folder
 from adapters.storage import LocalStore, StoredObject
+from cli import bases
 from cli.cluster.settings import engine_environment
+from cli.errors import CliError
+from tests.support.s3_server import S3Server, start_s3_server
 
 MIB = 1 << 20
 WEIGHTS = "model.safetensors"
@@ -50,6 +54,13 @@ class CountingStore(LocalStore):
 @pytest.fixture
 def store(tmp_path: Path) -> CountingStore:
     return CountingStore(tmp_path / "store")
+
+
+@pytest.fixture
+def s3_server() -> Iterator[S3Server]:
+    server = start_s3_server()
+    yield server
+    server.kill()
 
 
 def base(folder: Path, fill: bytes = b"w", size: int = 3 * MIB + 5) -> Path:
@@ -187,6 +198,36 @@ async def test_what_is_no_base_is_rejected(store: CountingStore, tmp_path: Path)
     assert decode(encoded, digest_of(encoded)).files == (config,)
     with pytest.raises(InvalidBase, match="SHA-256"):
         decode(encoded + b" ", digest_of(encoded))
+
+
+async def test_a_base_from_a_bucket_goes_on_at_the_byte_it_had_reached(
+    s3_server: S3Server, tmp_path: Path
+) -> None:
+    bucket = s3_server.store("bases", tmp_path / "scratch")
+    source = base(tmp_path / "source")
+    digest = await publish(bucket, source)
+    partial = tmp_path / "cache" / f".{digest}.partial"
+    partial.mkdir(parents=True)
+    (partial / WEIGHTS).write_bytes(b"w" * MIB)
+    fetched = await fetch(BaseCache(tmp_path / "cache", bucket), digest)
+    assert (fetched / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
+
+
+def test_an_engines_host_fetches_into_its_own_data_folder(
+    store: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = asyncio.run(publish(store, base(tmp_path / "source")))
+    monkeypatch.setattr(bases.logs, "configure", lambda process: None)
+    monkeypatch.setenv("ROOTSTOCK_STORAGE_URL", (tmp_path / "store").as_uri())
+    monkeypatch.setenv("ROOTSTOCK_BASE_DIGEST", digest)
+    for host in ("host-a", "host-b"):
+        monkeypatch.setenv("ROOTSTOCK_ENGINE_DATA_DIR", str(tmp_path / host))
+        with bases.fetch_engine_base() as path:
+            assert path == tmp_path / host / "bases" / digest
+            assert (path / WEIGHTS).stat().st_size == 3 * MIB + 5
+    monkeypatch.setenv("ROOTSTOCK_BASE_DIGEST", "0" * 64)
+    with pytest.raises(CliError, match="rootstock base publish"):
+        bases.fetch_engine_base()
 
 
 def test_engines_get_the_stores_settings_only_to_fetch_their_base() -> None:
