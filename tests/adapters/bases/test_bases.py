@@ -200,7 +200,7 @@ async def test_what_is_no_base_is_rejected(store: CountingStore, tmp_path: Path)
         decode(encoded + b" ", digest_of(encoded))
 
 
-async def test_a_base_from_a_bucket_goes_on_at_the_byte_it_had_reached(
+async def test_a_base_that_arrived_in_part_is_completed_from_a_bucket(
     s3_server: S3Server, tmp_path: Path
 ) -> None:
     bucket = s3_server.store("bases", tmp_path / "scratch")
