@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from adapters.bases.cache import BaseCache, FetchedBase
-from adapters.bases.manifest import DIGEST
-from adapters.bases.publishing import publish
-from adapters.bases.settings import BaseSource
+from adapters.published_bases.cache import BaseCache, FetchedBase
+from adapters.published_bases.manifest import DIGEST
+from adapters.published_bases.publishing import publish
+from adapters.published_bases.settings import BaseSource
 from adapters.errors import AdapterError
 from adapters.storage import ObjectStore, StorageSettings, open_store
 from cli.errors import CliError

@@ -16,7 +16,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
-from adapters.bases.settings import BaseSource
+from adapters.published_bases.settings import BaseSource
 from adapters.storage.settings import StorageSettings
 from admin.settings import ConsoleSettings
 from api.batches.settings import BatchSettings

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters.bases.cache import BaseCache
-from adapters.bases.errors import BaseNotPublished, DamagedBase, InvalidBase, NoRoomForBase
-from adapters.bases.manifest import (
+from adapters.published_bases.cache import BaseCache
+from adapters.published_bases.errors import BaseNotPublished, DamagedBase, InvalidBase, NoRoomForBase
+from adapters.published_bases.manifest import (
     BaseFile,
     BaseManifest,
     check,
@@ -23,7 +23,7 @@ from adapters.bases.manifest import (
     file_key,
     manifest_key,
 )
-from adapters.bases.publishing import publish, read_folder
+from adapters.published_bases.publishing import publish, read_folder
 from adapters.storage import LocalStore, StoredObject
 from cli import bases
 from cli.cluster.settings import engine_environment
@@ -130,7 +130,7 @@ async def test_a_killed_fetch_goes_on_where_it_was(store: CountingStore, tmp_pat
     source = base(tmp_path / "source")
     digest = await publish(store, source)
     cache = tmp_path / "cache"
-    module = "tests.adapters.bases.slow_fetch"
+    module = "tests.adapters.published_bases.slow_fetch"
     arguments = [sys.executable, "-m", module, str(tmp_path / "store"), str(cache), digest]
     kill_when_stuck(arguments)
     assert not (cache / digest).exists()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import structlog
 
-from adapters.bases.errors import InvalidBase
-from adapters.bases.manifest import BaseFile, BaseManifest, check, digest_of, file_key, manifest_key
+from adapters.published_bases.errors import InvalidBase
+from adapters.published_bases.manifest import BaseFile, BaseManifest, check, digest_of, file_key, manifest_key
 from adapters.storage import DigestMismatch, ObjectStore
 from adapters.storage.receiving import CHUNK, on_disk
 

@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from adapters.bases.errors import InvalidBase
+from adapters.published_bases.errors import InvalidBase
 
 DIGEST = r"^[0-9a-f]{64}$"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from adapters.bases.manifest import DIGEST
+from adapters.published_bases.manifest import DIGEST
 
 
 class BaseSource(BaseSettings):

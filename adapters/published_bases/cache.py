@@ -19,8 +19,8 @@ from typing import BinaryIO
 
 import structlog
 
-from adapters.bases.errors import BaseNotPublished, DamagedBase, NoRoomForBase
-from adapters.bases.manifest import BaseFile, BaseManifest, decode, file_key, manifest_key
+from adapters.published_bases.errors import BaseNotPublished, DamagedBase, NoRoomForBase
+from adapters.published_bases.manifest import BaseFile, BaseManifest, decode, file_key, manifest_key
 from adapters.storage import DigestMismatch, ObjectNotFound, ObjectStore
 from adapters.storage.receiving import on_disk
 

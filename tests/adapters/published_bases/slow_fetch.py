@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from adapters.bases.cache import BaseCache
+from adapters.published_bases.cache import BaseCache
 from adapters.storage import LocalStore
 
 
