@@ -186,7 +186,7 @@ def test_rows_that_think_answer_as_the_cpus_runner(tmp_path: Path) -> None:
     )
     model = load_model(tmp_path / "base")
     grammar = Grammar("regex", "[ab]{2}-[0-9]{1,3}")
-    fields: dict[str, Any] = {"max_tokens": 16, "temperature": 0.9, "ignore_eos": True}
+    fields: dict[str, Any] = {"max_tokens": 9, "temperature": 0.9, "ignore_eos": True}
     submits = [
         sapling.submission("free", None, prompt_ids=[8, 9], **fields),
         sapling.submission("none", None, prompt_ids=[5, 6, 7], reasoning=reasoning(0), logprobs=1, **fields),
@@ -223,4 +223,4 @@ def test_rows_that_think_answer_as_the_cpus_runner(tmp_path: Path) -> None:
         assert tokens[budget : budget + len(end)] == end
         assert found.usage[name].usage.reasoning_tokens == budget + len(end)
     assert re.fullmatch(grammar.source, sapling.text_of(found.answers["held", 0].token_ids[2 + len(end) :]))
-    assert found.usage["much"].usage.reasoning_tokens == 16
+    assert found.usage["much"].usage.reasoning_tokens == 9
