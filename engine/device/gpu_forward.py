@@ -23,10 +23,13 @@ from engine.model.cache import KVCache
 from engine.model.model import Model
 from kernels.attention import AttentionGeometry, DevicePlan
 from kernels.lora.device import DeviceLora
+from kernels.parallel_compilation import compiled_in_parallel
 from kernels.step_inputs import StepInputs
 
 MAX_TABLE_CHANGES = 4096
 """New entries of block tables in one step that travel with its other inputs: 65 536 tokens."""
+DIFFERENT_LAYERS = 2
+"""The first layer, and one that adds what the one before it computed: all others launch the same kernels."""
 INVARIANT_ROWS = 256
 """Rows of every product of a batch-invariant engine: as many as a full decode step has anyway."""
 
@@ -115,6 +118,9 @@ class DeviceForward:
         buckets = [b for b in buckets if not b.decode_only or b.num_tokens <= self._max_graph_rows]
         self._fill_with_padding(buckets[0].num_tokens)
         if self._captures:
+            with compiled_in_parallel():
+                for bucket in buckets:
+                    self._forward(bucket, DIFFERENT_LAYERS)
             self._graphs.capture(buckets, on_progress)
         else:
             self._forward(buckets[0])
@@ -214,8 +220,10 @@ class DeviceForward:
         sampled[len(last) :] = 0
 
     @torch.inference_mode()
-    def _forward(self, bucket: Bucket) -> Tensor:
-        """Queues the model over the inputs. Returns logits [S, V] of the rows that may draw."""
+    def _forward(self, bucket: Bucket, num_layers: int | None = None) -> Tensor:
+        """Queues the model, or its first layers, over the inputs. Returns logits [S, V] of the rows that may
+        draw.
+        """
         plan = self._plan.bucket(bucket.num_tokens, bucket.decode_only)
         hidden_TH = self._model.forward_on_device(
             self._ids.device[: bucket.num_tokens],
@@ -223,6 +231,7 @@ class DeviceForward:
             plan,
             self._kv,
             self._lora if bucket.with_adapters else None,
+            num_layers,
         )
         if not bucket.decode_only:
             hidden_TH = hidden_TH.index_select(0, self._sampled.device[: bucket.num_tokens])
