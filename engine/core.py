@@ -211,6 +211,7 @@ class EngineCore:
             memory_bandwidth=self._memory.bandwidth,
             prompt_rate=scheduler.prompt_rate,
             resident=resident_adapters(slots),
+            served=scheduler.shared_service.rates(),
         )
 
     def view(self, stats: EngineStats) -> EngineView:

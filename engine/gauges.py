@@ -12,9 +12,22 @@ MAX_RESIDENT = 1024
 """Adapters that a heartbeat names: it is sent to every client twice a second."""
 
 
+MAX_SERVED = 256
+"""Tenants whose service a heartbeat reports."""
+
+
 def adapter_key(digest: str) -> bytes:
     """Returns the bytes by which heartbeats name an adapter: the first of its digest."""
     return bytes.fromhex(digest[: 2 * KEY_BYTES])
+
+
+class TenantService(msgspec.Struct, frozen=True, array_like=True):
+    """How fast a tenant's requests of one class are served."""
+
+    tenant: str
+    priority: str
+    rate: float
+    """Tokens per second, weighted by their cost (`engine.scheduling.fairness`)."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
@@ -96,6 +109,9 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     resident: bytes | None = None
     """The `adapter_key` of each adapter that is loaded or loading, one after the other; of at most
     MAX_RESIDENT, those in use first. None: from an engine that does not report them."""
+    served: list[TenantService] | None = None
+    """The tenants served during the last second, at most MAX_SERVED, those served most first. None: from an
+    engine that does not report them, and does not understand `ServedElsewhere`."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):

@@ -14,6 +14,7 @@ import msgspec
 
 from engine.gauges import EngineStats as EngineStats
 from engine.gauges import EngineView as EngineView
+from engine.gauges import TenantService as TenantService
 
 
 class PriorityClass(StrEnum):
@@ -143,6 +144,12 @@ class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
     """True keeps it there, as far as the engine has room for pins; False ends that; None changes nothing."""
 
 
+class ServedElsewhere(msgspec.Struct, frozen=True, tag="served_elsewhere"):
+    """Says how fast other engines serve this engine's tenants, which it counts for their turns."""
+
+    rates: list[TenantService]
+
+
 class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
     """Requests one EngineView. Send it again for the next view."""
 
@@ -164,7 +171,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """The client disconnects: its requests are aborted, nothing more is sent to it."""
 
 
-ClientMessage = Submit | Abort | Prefetch | Hello | Goodbye | Inspect | AskSpooled
+ClientMessage = Submit | Abort | Prefetch | ServedElsewhere | Hello | Goodbye | Inspect | AskSpooled
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -36,11 +36,13 @@ class RequestState(Enum):
 class TenantShare:
     """What one tenant has received of one service class. Shared by its requests, read by the queue."""
 
-    __slots__ = ("num_running", "served")
+    __slots__ = ("cost_factor", "num_running", "served")
 
     def __init__(self) -> None:
         self.served = 0.0
-        """Tokens, weighted by their cost."""
+        """Tokens, weighted by their cost and its factor."""
+        self.cost_factor = 1.0
+        """More than 1 where other engines serve the tenant, too."""
         self.num_running = 0
         """Requests in the batch."""
 

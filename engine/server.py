@@ -32,6 +32,7 @@ from engine.protocol import (
     Prefetch,
     RejectCode,
     Rejected,
+    ServedElsewhere,
     Submit,
 )
 from engine.response_router import ResponseRouter
@@ -246,6 +247,8 @@ class EngineServer:
                     self._core.abort(request_id)
             case FromClient(_, Prefetch(adapter, pinned)):
                 self._core.prefetch(adapter, pinned)
+            case FromClient(_, ServedElsewhere(rates)):
+                self._core.scheduler.shared_service.note_elsewhere(rates)
             case FromClient(client, Inspect()):
                 self._view_clients.add(client)
             case FromClient(client, AskSpooled(position)):

@@ -26,6 +26,7 @@ from routing.membership import Membership
 from routing.pins import PinChange, PinnedAdapters
 from routing.reports import report_of
 from routing.router import Choice, NoReplica, Reason, Router, RoutingQuery
+from routing.served_elsewhere import ServedElsewhere
 from routing.warming import KnownAdapters, warm
 
 __all__ = ["ReplicaSet"]
@@ -107,6 +108,7 @@ class ReplicaSet:
         """The replicas that have a name."""
         self._adapters = KnownAdapters()
         self._pins = PinnedAdapters(self._router.placement)
+        self._served = ServedElsewhere()
         self._open: dict[str, _Open] = {}
         self._available = asyncio.Event()
 
@@ -292,6 +294,9 @@ class ReplicaSet:
             self._begin_to_join(replica, info)
         if replica.name is not None and stats is not None and stats.incarnation == info.incarnation:
             self._router.report(replica.name, report_of(stats), self._clock())
+            if stats.served is not None:
+                self._served.report(replica.name, stats.served)
+                client.served_elsewhere(self._served.of(replica.name))
             if stats.draining:
                 self._leave(replica)
 
@@ -357,6 +362,7 @@ class ReplicaSet:
             return
         del self._by_name[name]
         self._router.leave(name)
+        self._served.leave(name)
         self._pins.forget(name)
         if not self._router.num_available:
             self._available.clear()

@@ -48,6 +48,7 @@ from engine.scheduling.overload import LoadShedder
 from engine.scheduling.request_builder import RequestBuilder
 from engine.scheduling.request_tracker import RequestTracker
 from engine.scheduling.running import RunningRequests
+from engine.scheduling.shared_service import SharedService
 from engine.scheduling.state import SchedulerState
 from engine.scheduling.step_bound import StepBound
 from engine.scheduling.step_planner import StepPlan, StepPlanner
@@ -86,6 +87,7 @@ class Scheduler:
         self.slot_allocator = SlotAllocator(slots, monotonic, limits.slot_patience_s)
         # Two tokens' cost of a row in a step, by PRIORITY's weight of 16.
         self.queue = FairQueue(limits.flex_wait_s, HEAD_START_STEPS * limits.max_rows / 8)
+        self.shared_service = SharedService(self.queue, monotonic)
         self.engine_id = environment.engine_id
         self.incarnation = environment.incarnation
         self._clock = environment.clock
