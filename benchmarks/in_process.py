@@ -189,6 +189,10 @@ class InProcessEngine:
         assert not outputs.rejected, outputs.rejected
         return outputs.chunks
 
+    def wake(self) -> None:
+        """Ends the sleep of a `step`, from any thread."""
+        self._wake.set()
+
     def drain(self) -> Iterator[Sequence[TokenChunk]]:
         """Steps until every request has ended."""
         last = time.monotonic()

@@ -89,6 +89,9 @@ def up(
         int, typer.Option(min=1, max=8, help="GPUs, or processes on a CPU, that share each step.")
     ] = 1,
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Engines; on GPUs, each has its own.")] = 1,
+    prefill_replicas: Annotated[
+        int, typer.Option(min=0, max=64, help="More engines, which compute long prompts for the others.")
+    ] = 0,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -134,6 +137,7 @@ def up(
         quantization=chosen,
         tensor_parallel=tensor_parallel,
         replicas=replicas,
+        prefill_replicas=prefill_replicas,
         api_processes=api_processes,
         ray=ray,
         replicas_min=replicas_min,

@@ -47,7 +47,9 @@ class Service:
     payments: Mapping[str, str] = field(default_factory=dict)
     """Settings of the demo's payment provider, if any."""
     replicas: int = 1
-    """Engines."""
+    """Engines that take requests."""
+    prefill_replicas: int = 0
+    """Engines that compute long prompts for them."""
     api_processes: int = 1
     ray: RayPlan | None = None
     """Where engines run on a Ray cluster."""
@@ -55,15 +57,26 @@ class Service:
     """Each engine's GPUs, as CUDA_VISIBLE_DEVICES lists them; empty: every engine chooses itself."""
 
     @property
-    def engine_endpoints(self) -> tuple[str, ...]:
-        """Returns Unix sockets that only this account reaches: every client of an engine's socket can use the
-        engine.
+    def serving_endpoints(self) -> tuple[str, ...]:
+        """Returns the sockets of the engines that take requests: Unix sockets that only this account reaches,
+        because every client of an engine's socket can use the engine.
         """
         if self.ray is not None:
             return (self.ray.registry(self.redis_url),)
         names = ("engine", *(f"engine-{number}" for number in range(1, self.replicas)))
-        folders = (socket_directory(self.data.path, name, "zmq.sock", None) for name in names)
-        return tuple(f"ipc://{folder / 'zmq.sock'}" for folder in folders)
+        return tuple(self._socket(name, "zmq.sock") for name in names)
+
+    @property
+    def engine_endpoints(self) -> tuple[str, ...]:
+        """Returns the sockets of all engines, in the order of `engines`."""
+        return (*self.serving_endpoints, *(self._socket(name, "zmq.sock") for name in self._prefill_names))
+
+    @property
+    def _prefill_names(self) -> list[str]:
+        return [f"prefill-{number}" for number in range(self.prefill_replicas)]
+
+    def _socket(self, name: str, file: str) -> str:
+        return f"ipc://{socket_directory(self.data.path, name, file, None) / file}"
 
     @property
     def engine_states(self) -> list[Path]:
@@ -72,7 +85,8 @@ class Service:
         folder = Path(settings["ROOTSTOCK_ENGINE_DATA_DIR"]) / "engine"
         if self.ray is not None:
             return [folder / f"engine-{number}" for number in range(self.ray.replicas_max)]
-        return [folder / self._engine_id(settings, number) for number in range(self.replicas)]
+        serving = [self._engine_id(settings, number) for number in range(self.replicas)]
+        return [folder / name for name in (*serving, *self._prefill_names)]
 
     def _engine_id(self, settings: Mapping[str, str], number: int) -> str:
         if self.replicas == 1:
@@ -83,7 +97,7 @@ class Service:
         """Returns the settings of all processes and of the operator's commands; the shell's settings take
         precedence.
         """
-        endpoints = self.engine_endpoints
+        endpoints, serving = self.engine_endpoints, self.serving_endpoints
         settings = {
             "ROOTSTOCK_DB_URL": self.db_url,
             OWNER_URL: self.db_owner_url,
@@ -94,10 +108,10 @@ class Service:
             "ROOTSTOCK_API_BASE_NAME": self.base_name,
             "ROOTSTOCK_API_ENGINE_ENDPOINT": ",".join(endpoints),
             "ROOTSTOCK_WORKER_REDIS_URL": self.redis_url,
-            "ROOTSTOCK_WORKER_ENGINE_ENDPOINTS": ",".join(endpoints),
+            "ROOTSTOCK_WORKER_ENGINE_ENDPOINTS": ",".join(serving),
             "ROOTSTOCK_JOBS_BASE_PATH": str(self.base),
             "ROOTSTOCK_JOBS_BASE_NAME": self.base_name,
-            "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": ",".join(endpoints),
+            "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": ",".join(serving),
             "ROOTSTOCK_JOBS_ARTIFACTS_DIR": str(self.data.artifacts),
             "ROOTSTOCK_STORAGE_URL": f"file://{quote(str(self.data.objects))}",
             "ROOTSTOCK_ENGINE_BASE": str(self.base),
@@ -119,24 +133,40 @@ class Service:
         }
 
     def engines(self) -> list[Program]:
-        """Returns the engines: `engine`, or `engine-0`, `engine-1`... if there are several. With Ray, what
-        places them.
+        """Returns the engines: `engine`, or `engine-0`, `engine-1`... if there are several; then those that
+        compute prompts, `prefill-0`... With Ray, what places them.
         """
         if self.ray is not None:
             controller = self._program("engine-controller", "place-engines", grace_s=_ENGINE_DRAIN_S + 30)
             return self.ray.programs(controller, socket_directory(self.data.path, "ray", _RAY_SOCKET, None))
-        return [self._engine(number) for number in range(self.replicas)]
+        serving = [self._serving_engine(number) for number in range(self.replicas)]
+        return [*serving, *(self._prefill_engine(number) for number in range(self.prefill_replicas))]
 
-    def _engine(self, number: int) -> Program:
-        name = "engine" if self.replicas == 1 else f"engine-{number}"
-        program = self._program(name, "serve-engine", grace_s=_ENGINE_DRAIN_S + 15)
+    def _serving_engine(self, number: int) -> Program:
         own = {}
         if self.replicas > 1:
-            own["ROOTSTOCK_ENGINE_ENGINE_ID"] = self._engine_id(program.env, number)
-            own["ROOTSTOCK_ENGINE_ENDPOINT"] = self.engine_endpoints[number]
+            own["ROOTSTOCK_ENGINE_ENGINE_ID"] = f"engine-{number}"
+            own["ROOTSTOCK_ENGINE_ENDPOINT"] = self.serving_endpoints[number]
+        if self.prefill_replicas:
+            sources = [self._socket(name, "prompts.sock") for name in self._prefill_names]
+            own["ROOTSTOCK_PREFILL_SOURCES"] = ",".join(sources)
+        return self._engine("engine" if self.replicas == 1 else f"engine-{number}", number, own)
+
+    def _prefill_engine(self, number: int) -> Program:
+        name, place = self._prefill_names[number], self.replicas + number
+        own = {
+            "ROOTSTOCK_ENGINE_ENGINE_ID": name,
+            "ROOTSTOCK_ENGINE_ENDPOINT": self.engine_endpoints[place],
+            "ROOTSTOCK_PREFILL_ENDPOINT": self._socket(name, "prompts.sock"),
+        }
+        return self._engine(name, place, own)
+
+    def _engine(self, name: str, place: int, own: dict[str, str]) -> Program:
+        """Returns the engine at a place among all, with settings of its `own`."""
+        program = self._program(name, "serve-engine", grace_s=_ENGINE_DRAIN_S + 15)
         if self.gpus:
-            own["CUDA_VISIBLE_DEVICES"] = self.gpus[number]
-        reason = self.engine_states[number] / STOP_REASON
+            own["CUDA_VISIBLE_DEVICES"] = self.gpus[place]
+        reason = self.engine_states[place] / STOP_REASON
         return dataclasses.replace(program, env={**program.env, **own}, reason=reason)
 
     def apis(self, listener_fd: int, own_fds: Sequence[int] = ()) -> list[Program]:

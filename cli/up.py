@@ -33,8 +33,9 @@ from cli.service_access import silence_logs, upgrade_schema
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
 from cli.unbilled import finish_metering
 from cli.up_options import UpOptions
+from engine.client import EngineClient
 from engine.protocol import EngineInfo
-from routing.endpoints import parse_endpoints
+from routing.endpoints import parse_endpoints, registry_in
 from routing.replica_set import ReplicaSet
 from telemetry.disk import DiskSettings, start_problem
 
@@ -65,6 +66,7 @@ def run_up(options: UpOptions) -> int:
             tensor_parallel=options.tensor_parallel,
             is_demo=options.demo,
             replicas=options.replicas,
+            prefill_replicas=options.prefill_replicas,
             api_processes=options.api_processes,
             gpus=gpus,
             ray=options.chosen_ray(data.path),
@@ -196,7 +198,8 @@ class _Up:
 
     async def _start_engines(self, engines: Sequence[Child], service: Service, demo: Demo | None) -> None:
         is_several = len(engines) > 1 or service.ray is not None
-        with self._display.step(f"{service.replicas} engines" if is_several else "Engine") as step:
+        num_engines = service.replicas + service.prefill_replicas
+        with self._display.step(f"{num_engines} engines" if is_several else "Engine") as step:
             step.detail(f"loading {service.base_name} ({service.quantization})")
             for endpoint in service.engine_endpoints:
                 info = await self._bounded(_engine_at(endpoint), *engines)
@@ -326,8 +329,12 @@ class _Up:
 
 
 async def _engine_at(endpoint: str) -> EngineInfo:
-    """Waits until an engine answers, and returns what it says of itself."""
-    client = ReplicaSet(parse_endpoints(endpoint), "up")
+    """Waits until an engine answers, or one that takes requests of a registry's, and returns what it says of
+    itself.
+    """
+    endpoints = parse_endpoints(endpoint)
+    is_registry = registry_in(endpoints) is not None
+    client = ReplicaSet(endpoints, "up") if is_registry else EngineClient(endpoint, "up")
     await client.start()
     try:
         return await client.wait_ready()

@@ -31,7 +31,9 @@ class UpOptions:
     tensor_parallel: int = 1
     """Processes that share each step of the engine."""
     replicas: int = 1
-    """Engines."""
+    """Engines that take requests."""
+    prefill_replicas: int = 0
+    """Engines that compute long prompts for them."""
     api_processes: int = 1
     ray: str | None = None
     """`local`, or HOST:PORT of a Ray head; None: engines run on this machine without Ray."""
@@ -65,20 +67,25 @@ class UpOptions:
         """
         if (
             self.ray is not None
-            or self.replicas == 1
+            or self.replicas + self.prefill_replicas == 1
             or device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto")) == "cpu"
         ):
             return []
         named = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
         names = named or [str(number) for number in range(num_gpus())]
-        each = self.tensor_parallel
-        if len(names) < self.replicas * each:
+        each, num_engines = self.tensor_parallel, self.replicas + self.prefill_replicas
+        if self.prefill_replicas and len(names) < num_engines:
+            raise UsageError(
+                f"--replicas {self.replicas} and --prefill-replicas {self.prefill_replicas} need "
+                f"{num_engines} GPUs, and there are {len(names)}: lower one of them"
+            )
+        if len(names) < num_engines * each:
             needed = "as many GPUs" if each == 1 else f"{each} GPUs for each (--tensor-parallel {each})"
             raise UsageError(
                 f"--replicas {self.replicas} needs {needed}, and there are {len(names)}: "
                 f"pass --replicas {max(1, len(names) // each)}"
             )
-        return [",".join(names[number * each : (number + 1) * each]) for number in range(self.replicas)]
+        return [",".join(names[number * each : (number + 1) * each]) for number in range(num_engines)]
 
     def chosen_ray(self, data: Path) -> RayPlan | None:
         """Returns how engines run on Ray, with the keys in the data folder; None without --ray. Raises
@@ -121,10 +128,24 @@ class UpOptions:
         )
 
     def check_replicas(self) -> None:
-        """Raises `UsageError` when the environment gives several engines one address or name."""
+        """Raises `UsageError` when the environment gives several engines one address or name, or for prefill
+        replicas where there can be none.
+        """
+        if self.prefill_replicas:
+            self._check_prefill()
         option = f"--replicas {self.replicas}" if self.ray is None else "--ray"
         for name in ("ROOTSTOCK_ENGINE_ENDPOINT", "ROOTSTOCK_ENGINE_ENGINE_ID"):
             if (self.replicas > 1 or self.ray is not None) and name in os.environ:
+                raise UsageError(f"{name} is set, and {option} gives each engine its own: unset it")
+
+    def _check_prefill(self) -> None:
+        option = f"--prefill-replicas {self.prefill_replicas}"
+        if self.ray is not None:
+            raise UsageError(f"{option} is not for clusters on Ray: leave out one of --ray and it")
+        if self.tensor_parallel > 1:
+            raise UsageError(f"{option} needs engines of one device each: leave out --tensor-parallel")
+        for name in ("ROOTSTOCK_PREFILL_ENDPOINT", "ROOTSTOCK_PREFILL_SOURCES", "ROOTSTOCK_ENGINE_ENGINE_ID"):
+            if name in os.environ:
                 raise UsageError(f"{name} is set, and {option} gives each engine its own: unset it")
 
     def chosen_quantization(self) -> str:

@@ -112,6 +112,22 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     served: list[TenantService] | None = None
     """The tenants served during the last second, at most MAX_SERVED, those served most first. None: from an
     engine that does not report them, and does not understand `ServedElsewhere`."""
+    prefill_sources: int = 0
+    """Engines that would compute prompts for this one now."""
+    prefill_refusals: tuple[str, ...] = ()
+    """Why engines that should compute prompts for this one do not."""
+    prompts_fetching: int = 0
+    """Requests whose prompts are being computed on another engine."""
+    prompts_fetched: int = 0
+    """Prompts whose keys and values came from another engine as a whole."""
+    fetched_tokens: int = 0
+    """Prompt tokens whose keys and values came from another engine."""
+    fetch_fallbacks: dict[str, int] = {}
+    """By cause: prompts that were to be computed on another engine, and were computed here, or their rest."""
+    prompts_exported: int = 0
+    """Prompts computed for other engines."""
+    exported_tokens: int = 0
+    """Prompt tokens whose keys and values went to other engines."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):

@@ -168,6 +168,11 @@ class BlockTable:
         self._extend_hashes(token_ids, num_useful)
         return self._pool.find(self._hashes[:num_useful])
 
+    def hashes(self, token_ids: list[int], num_blocks: int) -> list[bytes]:
+        """Returns the hashes of the first blocks, which must be full."""
+        self._extend_hashes(token_ids, num_blocks)
+        return self._hashes[:num_blocks]
+
     def open(self, matched: list[int], total_len: int) -> None:
         """Holds the blocks that `match` found and allocates the rest for `total_len` tokens. There must be
         enough.

@@ -302,6 +302,8 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="info"):
     """Set where the base's sliding window bounds the context: attention beyond it is not computed."""
     tensor_parallel: int = 1
     """Processes that share each step."""
+    role: Literal["", "prefill"] = ""
+    """prefill: it computes prompts for other engines, and clients send it no requests."""
 
 
 class IssuedEvents(msgspec.Struct, frozen=True):

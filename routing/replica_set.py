@@ -129,7 +129,8 @@ class ReplicaSet:
     @property
     def is_starting(self) -> bool:
         """Whether no replica takes requests, and one is about to."""
-        return not self.ready and any(client.is_starting or client.ready for client in self.clients)
+        takes_requests = [one for one in self.clients if one.info is None or one.info.role != "prefill"]
+        return not self.ready and any(client.is_starting or client.ready for client in takes_requests)
 
     @property
     def ready_in(self) -> float:
@@ -301,6 +302,8 @@ class ReplicaSet:
                 self._leave(replica)
 
     def _begin_to_join(self, replica: _Replica, info: EngineInfo) -> None:
+        if info.role == "prefill":
+            return  # other engines have it compute prompts; it takes no requests
         reason = self._reason_to_leave_out(replica, info)
         replica.is_left_out = reason is not None
         if reason is not None:

@@ -36,6 +36,8 @@ _GAUGES = {
         "Bytes per second that the device's memory copies, as set or measured; 0: not known.",
     ),
     "draining": ("engine_draining", "1 while the engine refuses new requests and ends with those it has."),
+    "prefill_sources": ("prefill_sources", "Engines that would compute prompts for this one now."),
+    "prompts_fetching": ("prompts_fetching", "Requests whose prompts are being computed on another engine."),
     "started_at": ("engine_start_time_seconds", "When the engine started, in Unix seconds."),
     "journal_spooled": ("usage_events_spooled", "Usage events on the engine's disk, waiting for Redis."),
     "journal_set_aside": (
@@ -64,6 +66,16 @@ _COUNTERS = {
     "completion_tokens": ("engine_completion_tokens", "Tokens generated."),
     "prefill_tokens": ("engine_prefill_tokens", "Known tokens computed: of prompts, and again if preempted."),
     "decode_tokens": ("engine_decode_tokens", "Tokens computed one to a row, to draw the next."),
+    "prompts_fetched": ("prompts_fetched", "Prompts that were computed on another engine as a whole."),
+    "fetched_tokens": (
+        "prompt_tokens_fetched",
+        "Prompt tokens whose keys and values came from another engine.",
+    ),
+    "prompts_exported": ("prompts_exported", "Prompts computed for other engines."),
+    "exported_tokens": (
+        "prompt_tokens_exported",
+        "Prompt tokens whose keys and values went to other engines.",
+    ),
     "preemptions": ("preemptions", "Requests taken out of the batch to make room, and run again later."),
     "aborted": ("engine_aborted", "Requests stopped before their end, mostly by clients that left."),
     "rejected": ("engine_rejected", "Requests the engine would not run."),
@@ -127,6 +139,7 @@ class EngineCollector(Collector):
             yield from _of_engines(latest)
             yield from _by_class(latest)
             yield _queue_wait(latest)
+            yield _prompt_fallbacks(latest)
             yield from _ratios(latest)
 
 
@@ -175,6 +188,18 @@ def _queue_wait(latest: Mapping[str, EngineStats]) -> Metric:
             seconds = stats.queue_seconds.get(tier, 0.0)
             wait.add_metric([tier, replica], count_value=count, sum_value=seconds)
     return wait
+
+
+def _prompt_fallbacks(latest: Mapping[str, EngineStats]) -> Metric:
+    family = CounterMetricFamily(
+        "rootstock_prompt_fallbacks",
+        "Long prompts that were computed on the engine of their request, or their rest, and why.",
+        labels=["cause", "replica"],
+    )
+    for replica, stats in latest.items():
+        for cause, count in stats.fetch_fallbacks.items():
+            family.add_metric([cause, replica], count)
+    return family
 
 
 def _ratios(latest: Mapping[str, EngineStats]) -> Iterator[Metric]:

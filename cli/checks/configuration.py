@@ -32,6 +32,7 @@ from engine.settings import (
     ClusterSettings,
     DeviceSettings,
     EngineSettings,
+    PrefillSettings,
     SchedulingSettings,
     moved_settings,
 )
@@ -70,6 +71,7 @@ USERS: Mapping[type[BaseSettings], set[Process]] = {
     EngineSettings: _ENGINE,
     DeviceSettings: _ENGINE,
     ClusterSettings: _ENGINE,
+    PrefillSettings: _ENGINE,
     DiskSettings: _API | _ENGINE,
     HeadSettings: set(),  # `rootstock up --ray` and its controller alone
     RaySettings: set(),

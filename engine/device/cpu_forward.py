@@ -43,7 +43,7 @@ class CpuForward:
         self._model = model
         self._device = torch.device(model.device)
         self._block_size = cache.block_size
-        self._kv = KVCache(model.config, cache.num_blocks, cache.block_size, model.device, model.dtype)
+        self.kv = KVCache(model.config, cache.num_blocks, cache.block_size, model.device, model.dtype)
         sum_over_ranks = None if model.group is None else model.group.sum
         self._lora = None if pool is None else LoraContext(pool, model.device, sum_over_ranks)
         self.state = BatchState(max_rows, max_len, cache.block_size)
@@ -87,7 +87,7 @@ class CpuForward:
         if self._lora is not None:
             self._lora.begin(state.slot[owners])
         hidden_TH = self._model.forward(
-            input_ids_T.to(self._device), positions_T.to(self._device), attention, self._kv, self._lora
+            input_ids_T.to(self._device), positions_T.to(self._device), attention, self.kv, self._lora
         )
         requests = score_requests(scored, state, rows, query_lens) if scored else None
         scores_NW = None if requests is None else self._score(requests, hidden_TH)

@@ -18,6 +18,7 @@ from engine.device.scoring import read
 from engine.grammar.masks import MaskFiller, words_of
 from engine.grammar.row_constraints import RowConstraints
 from engine.lora.pool import AdapterPool
+from engine.model.cache import KVCache
 from engine.model.model import Model
 from engine.outputs import RunnerCounters
 from kernels.sampling import TokenMasks
@@ -46,6 +47,11 @@ class ModelRunner:
         self._filler = MaskFiller(num_threads=1)
         self._bits_MW = np.zeros((max_rows, words_of(config.vocab_size)), np.int32)
         self.counters = RunnerCounters()
+
+    @property
+    def kv(self) -> KVCache:
+        """The keys and values of all sequences."""
+        return self._forward.kv
 
     def launch(self, batch: Batch) -> CompletedStep:
         """Runs the batch to its end."""

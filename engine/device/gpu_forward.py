@@ -70,7 +70,7 @@ class DeviceForward:
         self._model, self._inputs = model, inputs
         self._captures = options.cuda_graphs
         self._max_graph_rows = limits.max_rows if options.max_graph_rows is None else options.max_graph_rows
-        self._kv = KVCache(config, cache.num_blocks, cache.block_size, device, cache.dtype or model.dtype)
+        self.kv = KVCache(config, cache.num_blocks, cache.block_size, device, cache.dtype or model.dtype)
         self.state = BatchState(limits.max_rows, limits.max_len, cache.block_size)
         rows, tokens = (
             row_buckets(limits.max_rows),
@@ -229,7 +229,7 @@ class DeviceForward:
             self._ids.device[: bucket.num_tokens],
             self.next_ids_R,
             plan,
-            self._kv,
+            self.kv,
             self._lora if bucket.with_adapters else None,
             num_layers,
         )

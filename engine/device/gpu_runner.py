@@ -27,6 +27,7 @@ from engine.grammar.constraint import RowConstraint
 from engine.grammar.masks import MaskFiller
 from engine.grammar.row_constraints import RowConstraints
 from engine.lora.device_pool import DevicePool
+from engine.model.cache import KVCache
 from engine.model.config import ModelConfig
 from engine.model.model import Model
 from kernels.step_inputs import StepInputs
@@ -83,6 +84,11 @@ class DeviceRunner:
         self._scorer = DeviceScorer(model.logits, forward.max_tokens, max_rows, device)
         inputs.freeze()
         self.counters = forward.counters
+
+    @property
+    def kv(self) -> KVCache:
+        """The keys and values of all sequences."""
+        return self._forward.kv
 
     @staticmethod
     def scratch_bytes(config: ModelConfig, limits: BatchLimits) -> int:

@@ -45,6 +45,7 @@ from engine.scheduling.adapter_waits import AdapterWaits
 from engine.scheduling.byte_floor import ByteFloor
 from engine.scheduling.fairness import FairQueue
 from engine.scheduling.overload import LoadShedder
+from engine.scheduling.prompt_fetches import PromptFetches
 from engine.scheduling.request_builder import RequestBuilder
 from engine.scheduling.request_tracker import RequestTracker
 from engine.scheduling.running import RunningRequests
@@ -97,7 +98,8 @@ class Scheduler:
         self._running = RunningRequests(limits.max_rows, self.slot_allocator, self._timing)
         bound = StepBound(limits.priority_step_s, self.queue, self._running, self._timing)
         self.load_shedder = LoadShedder(limits, self.queue, self._running, self._timing, bound)
-        state = SchedulerState(self.queue, self._running, self.slot_allocator, self._timing)
+        self.fetches = PromptFetches(pool, monotonic)
+        state = SchedulerState(self.queue, self._running, self.slot_allocator, self._timing, self.fetches)
         builder = RequestBuilder(limits, pool, eos_ids, environment.draw_seed, token_bytes)
         self._tracker = RequestTracker(
             state, builder, self._waits, self.load_shedder, token_bytes, environment
@@ -151,6 +153,7 @@ class Scheduler:
         assert len(self._uncommitted) < MAX_UNCOMMITTED, "the batch before the last is not committed"
         self._timing.begin_step()
         self._tracker.reject_overdue()
+        self._tracker.queue_fetched()
         self.slot_allocator.take_turns()
         plan = self._planner.next_step()
         if plan is None:
@@ -285,6 +288,11 @@ class Scheduler:
         return self._timing.read_clock()
 
     @property
+    def planned_prompts(self) -> list[Request]:
+        """The requests of which the last planned step computes known tokens."""
+        return [request for request, _ in self._uncommitted[-1].prefill]
+
+    @property
     def running_by_class(self) -> dict[str, int]:
         return {str(priority): self._running.num_rows[order] for priority, order in CLASS_ORDER.items()}
 
@@ -304,25 +312,30 @@ class Scheduler:
 
     @property
     def has_expired_waits(self) -> bool:
-        """Whether a request may have waited too long for its adapter."""
-        return self._waits.has_expired
+        """Whether a request may have waited too long for its adapter, or for its prompt to be fetched."""
+        return self._waits.has_expired or self.fetches.has_expired
 
     @property
     def has_outputs(self) -> bool:
         return self._tracker.has_outputs
 
-    def check_integrity(self) -> None:
-        """Asserts that nothing is lost or held twice. Linear in everything: for idle moments and tests."""
+    def check_integrity(self, lent_blocks: set[int] | None = None) -> None:
+        """Asserts that nothing is lost or held twice. Linear in everything: for idle moments and tests.
+
+        `lent_blocks`: those held outside the scheduler.
+        """
         self.pool.check_integrity()
         self.slot_allocator.check_integrity()
-        self._running.check_integrity(self.pool.held_ids())
+        self.fetches.check_integrity()
+        self._running.check_integrity(self.pool.held_ids(), self.fetches.held_ids() | (lent_blocks or set()))
         for request in self.queue:
             request.check()
             assert request.state is RequestState.WAITING
             assert not request.table.block_ids
         alive = self._tracker.unfinished_requests()
         ending = [request for request in alive if request.state is RequestState.ENDING]
-        assert len(alive) == self.num_running + len(self.queue) + len(ending)
+        fetching = list(self.fetches.waiting())
+        assert len(alive) == self.num_running + len(self.queue) + len(ending) + len(fetching)
         assert all(not request.table.block_ids and request.num_pending == 1 for request in ending)
         self._check_in_flight(alive)
 

@@ -76,6 +76,7 @@ class StepPlanner:
         self._queue = state.queue
         self._running = state.running
         self._timing = state.timing
+        self._fetches = state.fetches
         self._tracker = tracker
         self._preemption = Preemption(state.queue, state.running)
         self._bound = bound
@@ -209,6 +210,8 @@ class StepPlanner:
     def _grow(self, request: Request, batch: Batch) -> bool:
         """Allocates one more block to a running request. Returns False when it was preempted itself."""
         while not self._pool.num_free:
+            if self._fetches.release_one():
+                continue
             victim = self._running.requests[-1]
             self._preempt(victim)
             self._queue.push_returning(victim, self._timing.now)
@@ -309,6 +312,8 @@ class StepPlanner:
             if request is None:
                 break
             if not self._has_room(request):
+                if not self._running.requests and self._fetches.release_one():
+                    continue  # else each could wait for what the other holds
                 self.is_short_of_blocks = True
                 break
             self._enter(plan, request)
