@@ -73,6 +73,7 @@ class Drafts:
         num_accepted = 0
         while num_accepted < len(drafts) and drafts[num_accepted] == token_ids[first + num_accepted]:
             num_accepted += 1
+        self._drafter.note_verified(request, len(drafts), num_accepted)
         request.accept_drafts(num_accepted)
         counted: list[int] = []
         for place in range(first, first + num_accepted + 1):
@@ -86,7 +87,6 @@ class Drafts:
             counted.append(token_id)
             if self._tracker.record_token(request, token_id, result.logprobs.get(place), now):
                 break
-        self._drafter.note_verified(request, len(drafts), min(len(counted), num_accepted))
         self._verified.append((request, counted))
         return len(counted)
 

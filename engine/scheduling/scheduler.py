@@ -100,10 +100,10 @@ class Scheduler:
         self.load_shedder = LoadShedder(limits, self.queue, self._running, self._timing, bound)
         state = SchedulerState(self.queue, self._running, self.slot_allocator, self._timing)
         builder = RequestBuilder(limits, pool, eos_ids, environment.draw_seed, token_bytes)
-        self._tracker = RequestTracker(
-            state, builder, self._waits, self.load_shedder, token_bytes, environment
-        )
         self._drafter: Drafter = NoDrafts() if drafter is None else drafter
+        self._tracker = RequestTracker(
+            state, builder, self._waits, self.load_shedder, token_bytes, environment, self._drafter
+        )
         self._drafts = Drafts(state, limits, pool, self._tracker, self._drafter)
         self._planner = StepPlanner(state, limits, pool, self._tracker, bound, self._drafts)
         self._uncommitted: deque[StepPlan] = deque()
