@@ -34,9 +34,9 @@ from engine.parallel.leader import Leader
 from engine.protocol import EngineInfo
 from engine.scheduling.byte_floor import ByteFloor
 from engine.scheduling.scheduler import Scheduler
-from engine.speculation.drafter import SuffixDrafter
 from engine.server import EngineServer
 from engine.settings import DeviceSettings, EngineSettings
+from engine.speculation.drafter import SuffixDrafter
 from engine.vocabulary import Vocabulary
 from kernels.timing import copy_bandwidth
 
