@@ -259,9 +259,10 @@ class TokenCounts:
         where = torch.from_numpy(places).to(self._device)
         presence, frequency, repetition = self._penalties[at].unbind(dim=-1)
         output_RV = self._output[at]
-        for index, place in enumerate(places.tolist() if ahead is not None else ()):
-            ids = torch.tensor(ahead[place], dtype=torch.int64, device=self._device)
-            output_RV[index].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        if ahead is not None:
+            for output_V, place in zip(output_RV, places.tolist(), strict=True):
+                ids = torch.tensor(ahead[place], dtype=torch.int64, device=self._device)
+                output_V.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         penalized = ops.penalize(
             logits_RV[where], output_RV, self._in_prompt[at], presence, frequency, repetition
         )

@@ -188,9 +188,9 @@ class DeviceSampler:
         entries = self._shaping.entry[rows]
         shaped = self._shaping.always[rows] | (young & (entries >= 0))
         num_shaped = int(shaped.sum())
-        has_ahead = bool(num_shaped) and draws is not None and draws.ahead is not None
-        if has_ahead:
-            self._prepare_ahead(draws, np.flatnonzero(shaped))
+        ahead = None if draws is None else draws.ahead_at(np.flatnonzero(shaped))
+        if draws is not None and ahead:
+            self._prepare_ahead(ahead, draws.is_verified[shaped])
         if num_shaped:
             self._prepare_shaped(rows, output_lens, at, young, entries, masks, np.flatnonzero(shaped))
             plain = ~shaped
@@ -210,7 +210,7 @@ class DeviceSampler:
             draws=bool(is_random.any()),
             truncates=bool(truncates.any()),
             num_shaped=num_shaped,
-            has_ahead=has_ahead,
+            has_ahead=bool(ahead),
             wanted=wanted,
             num_tops=num_tops[wanted],
         )
@@ -224,15 +224,13 @@ class DeviceSampler:
         self._shaped_entry.host[:num] = entries[places]
         self._shaped_young.host[:num] = young[places]
 
-    def _prepare_ahead(self, draws: Draws, places: Ints) -> None:
+    def _prepare_ahead(self, ahead: list[list[int]], is_verified: Ints) -> None:
         """Writes the drafts that count as drawn, and which rows' draws are counted later."""
-        ahead = draws.ahead_at(places)
-        assert ahead is not None
         host = self._shaped_ahead.host
-        host[: places.size] = NO_TOKEN
+        host[: len(ahead)] = NO_TOKEN
         for index, token_ids in enumerate(ahead):
             host[index, : len(token_ids)] = token_ids
-        self._shaped_counts.host[: places.size] = ~draws.is_verified[places]
+        self._shaped_counts.host[: len(ahead)] = ~is_verified
 
     @torch.inference_mode()
     def launch(self, step: PreparedDraws, logits_SV: Tensor, bits_MW: Tensor | None = None) -> LaunchedDraws:

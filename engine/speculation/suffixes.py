@@ -98,7 +98,7 @@ class SuffixIndex:
         places = self._places.get((tokens[-3], tokens[-2], tokens[-1]))
         if places is None:
             return NOTHING
-        longest, cursors = 0, []
+        longest, cursors = 0, list[tuple[list[int], int]]()
         for text, place in reversed(places):
             other = text.token_ids
             length, bound = KEY_LEN, min(MAX_MATCH, size, place)
