@@ -211,6 +211,8 @@ class EngineCore:
             memory_bandwidth=self._memory.bandwidth,
             prompt_rate=scheduler.prompt_rate,
             resident=resident_adapters(slots),
+            drafted_tokens=counters.drafted_tokens,
+            accepted_tokens=counters.accepted_tokens,
         )
 
     def view(self, stats: EngineStats) -> EngineView:

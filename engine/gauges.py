@@ -96,6 +96,10 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     resident: bytes | None = None
     """The `adapter_key` of each adapter that is loaded or loading, one after the other; of at most
     MAX_RESIDENT, those in use first. None: from an engine that does not report them."""
+    drafted_tokens: int = 0
+    """Guessed tokens that steps verified."""
+    accepted_tokens: int = 0
+    """Of those, tokens that were drawn too; `completion_tokens` has them."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):
@@ -140,6 +144,9 @@ class SlotView(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     """Requests in the batch that use it."""
     waiting: int
+    drafted_tokens: int = 0
+    """Of its requests, since the engine's start, like `accepted_tokens`."""
+    accepted_tokens: int = 0
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):

@@ -64,6 +64,8 @@ _COUNTERS = {
     "completion_tokens": ("engine_completion_tokens", "Tokens generated."),
     "prefill_tokens": ("engine_prefill_tokens", "Known tokens computed: of prompts, and again if preempted."),
     "decode_tokens": ("engine_decode_tokens", "Tokens computed one to a row, to draw the next."),
+    "drafted_tokens": ("engine_drafted_tokens", "Guessed tokens that steps verified."),
+    "accepted_tokens": ("engine_accepted_tokens", "Guessed tokens that were drawn too, and given out."),
     "preemptions": ("preemptions", "Requests taken out of the batch to make room, and run again later."),
     "aborted": ("engine_aborted", "Requests stopped before their end, mostly by clients that left."),
     "rejected": ("engine_rejected", "Requests the engine would not run."),

@@ -87,6 +87,8 @@ class Drafts:
             counted.append(token_id)
             if self._tracker.record_token(request, token_id, result.logprobs.get(place), now):
                 break
+        digest = None if request.adapter is None else request.adapter.digest
+        self._tracker.counters.count_drafts(digest, len(drafts), min(num_accepted, len(counted)))
         self._verified.append((request, counted))
         return len(counted)
 

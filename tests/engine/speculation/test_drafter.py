@@ -46,6 +46,12 @@ def test_answers_that_come_again_take_fewer_steps(depth: int) -> None:
     assert first >= 60
     assert run(engine, "second", "acme") < 30
     assert engine.runner.num_accepted > 60
+    stats = engine.core.stats
+    assert 60 < stats.accepted_tokens <= stats.drafted_tokens
+    assert stats.completion_tokens == 240, "drafts that were refused are not billed"
+    slots = engine.core.view(stats).slots
+    assert sum(slot.drafted_tokens for slot in slots) == stats.drafted_tokens
+    assert sum(slot.accepted_tokens for slot in slots) == stats.accepted_tokens
 
 
 @pytest.mark.parametrize("depth", [0, 1])
