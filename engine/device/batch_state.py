@@ -137,7 +137,7 @@ class BatchState:
         for row, token_ids in batch.drafted:
             begin = self.total_len[row]
             self.tokens[row, begin : begin + len(token_ids)] = token_ids
-            # Whoever has the row next must not find them, whether or not they are ever verified.
+            # The next request in the row must not find them, whether or not they are ever verified.
             self._known_len[row] = begin + len(token_ids)
             self._drafts[row] = token_ids
         return np.array([len(self._drafts.get(row, ())) for row in rows.tolist()], np.int64)

@@ -53,7 +53,7 @@ class Drafts:
             return None
         table, begin = request.table, request.computed_len + 1
         end = begin + min(len(token_ids), MAX_DRAFTS, request.limit - 1 - request.total_len)
-        # Nobody is preempted for drafts, nor in the next step because of them.
+        # No request is preempted for drafts, nor in the next step because of them.
         while table.capacity < end and self._pool.num_free > len(self._running.requests):
             append_block(request, batch)
         num_drafts = min(end, table.capacity) - begin
