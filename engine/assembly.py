@@ -40,6 +40,7 @@ from engine.scheduling.byte_floor import ByteFloor
 from engine.scheduling.scheduler import Scheduler
 from engine.server import EngineServer
 from engine.settings import DeviceSettings, EngineSettings
+from engine.speculation.drafter import SuffixDrafter
 from engine.vocabulary import Vocabulary
 from kernels.timing import copy_bandwidth
 
@@ -92,6 +93,7 @@ def build_engine(
         token_bytes=vocabulary.token_bytes,
         environment=EngineEnvironment(server.engine_id, server.incarnation),
         floor=ByteFloor(model.weight_bytes, model.head_bytes, kv_token_bytes, parts.memory.slot_bytes),
+        drafter=_drafter(settings, device),
     )
     info = EngineInfo(
         engine_id=server.engine_id,
@@ -137,6 +139,13 @@ def _grammars(
     return GrammarAdmission(
         GrammarCompiler(tokenizer, config.eos_ids, server.wake, mask_threads=mask_threads)
     )
+
+
+def _drafter(settings: EngineSettings, device: torch.device) -> SuffixDrafter | None:
+    """Returns what proposes drafts, if anything does."""
+    chosen = settings.scheduling.speculation
+    is_on = chosen == "on" or (chosen == "auto" and device.type == "cpu")
+    return SuffixDrafter(time.monotonic) if is_on else None
 
 
 # Choices ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,9 @@ Rows that are held to a grammar cannot be drawn at the launch: their masks depen
 They are filled in other threads, while the device computes step n+1 and the host commits step n and plans
 step n+2; the draws are queued at the next launch.
 
+A step with drafts is committed before the next one is planned: only then are the lengths of its rows known.
+The scheduler plans nothing until then, and neither does it where the tokens in flight are worth waiting for.
+
 With depth 0 a launch returns when its step is over, and the step is committed at once.
 """
 
@@ -241,6 +244,8 @@ class EngineCore:
             fetch_fallbacks=scheduler.fetches.counters.fallbacks.copy(),
             prompts_exported=0 if self.exporter is None else self.exporter.num_exported,
             exported_tokens=0 if self.exporter is None else self.exporter.num_tokens,
+            drafted_tokens=counters.drafted_tokens,
+            accepted_tokens=counters.accepted_tokens,
         )
 
     def view(self, stats: EngineStats) -> EngineView:

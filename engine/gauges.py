@@ -128,6 +128,10 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Prompts computed for other engines."""
     exported_tokens: int = 0
     """Prompt tokens whose keys and values went to other engines."""
+    drafted_tokens: int = 0
+    """Guessed tokens that steps verified."""
+    accepted_tokens: int = 0
+    """Of those, tokens that were drawn too; `completion_tokens` has them."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):
@@ -172,6 +176,9 @@ class SlotView(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     """Requests in the batch that use it."""
     waiting: int
+    drafted_tokens: int = 0
+    """Of its requests, since the engine's start, like `accepted_tokens`."""
+    accepted_tokens: int = 0
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):

@@ -191,6 +191,15 @@ class BlockTable:
         self.capacity += self._pool.block_size
         return block_id
 
+    def trim(self, num_tokens: int) -> None:
+        """Releases the blocks beyond those of its first `num_tokens`, which no registered one is among."""
+        num_kept = -(-num_tokens // self._pool.block_size)
+        assert num_tokens >= self.registered_len, "a registered block is given back"
+        if num_kept < len(self.block_ids):
+            self._pool.release(self.block_ids[num_kept:])
+            del self.block_ids[num_kept:]
+            self.capacity = num_kept * self._pool.block_size
+
     def register_computed(self, token_ids: list[int], computed_len: int) -> None:
         """Registers the blocks that have been filled since the last call."""
         block_size = self._pool.block_size

@@ -100,6 +100,9 @@ class SchedulingSettings(BaseSettings):
     """The same for DEFAULT."""
     flex_ttft_seconds: Annotated[float, Field(gt=0)] = 300.0
     """The same for FLEX."""
+    speculation: Literal["auto", "on", "off"] = "auto"
+    """Whether tokens that followed the same ones before are verified several at a time, where that is
+    measured to be faster. auto: on a CPU."""
 
     @property
     def ttft_targets(self) -> dict[PriorityClass, float]:

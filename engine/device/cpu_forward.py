@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import NO_SLOT, Batch, NewRow, Scored
-from engine.device.batch_state import BatchState, Ints, Shares
+from engine.device.batch_state import BatchState, Ints, Shares, positions_of_draws
 from engine.device.runner_options import CacheLayout
 from engine.device.scoring import ScoreRequests, rows_per_chunk, score, score_requests
 from engine.lora.pool import AdapterPool
@@ -27,7 +27,7 @@ class Forward(NamedTuple):
     """What a forward pass computed."""
 
     logits_SV: Tensor
-    """Of the rows that sample, in their order. On ranks other than 0 without columns."""
+    """Of the step's draws, in their order. On ranks other than 0 without columns."""
     scores_NW: Tensor | None
     """As `engine.device.scoring.score` returns them."""
     requests: ScoreRequests | None
@@ -50,6 +50,8 @@ class CpuForward:
 
     def apply(self, batch: Batch) -> Shares:
         """Applies a plan's changes of rows and tables. Returns what it schedules."""
+        for verified in batch.verified:
+            self.state.verify(verified)
         for row in batch.freed_rows:
             self.state.free(row)
         for new in batch.new_rows:
@@ -69,8 +71,9 @@ class CpuForward:
         self.state.enter(new)
 
     def _forward(self, shares: Shares, scored: list[Scored]) -> Forward:
-        rows, query_lens, samples = shares
+        rows, query_lens, samples, num_drafts = shares
         state = self.state
+        num_draws = 1 + num_drafts[samples]
         places = np.flatnonzero(samples)
         if self._lora is not None and query_lens.max() > 1:
             order = self._by_slot(rows, query_lens)
@@ -95,7 +98,8 @@ class CpuForward:
             return Forward(hidden_TH.new_empty(0, self._model.config.vocab_size), scores_NW, requests)
         if places.size < attention.num_tokens:
             last = (attention.query_starts + query_lens - 1)[places]
-            hidden_TH = hidden_TH.index_select(0, torch.from_numpy(last).to(self._device))
+            at = positions_of_draws(last, num_draws)
+            hidden_TH = hidden_TH.index_select(0, torch.from_numpy(at).to(self._device))
         return Forward(self._model.logits(hidden_TH), scores_NW, requests)
 
     def _score(self, requests: ScoreRequests, hidden_TH: Tensor) -> Tensor | None:

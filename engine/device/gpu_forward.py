@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import NO_SLOT, Batch, NewRow
-from engine.device.batch_state import BatchState, Shares
+from engine.device.batch_state import BatchState, Shares, positions_of_draws
 from engine.device.graphs import Bucket, StepGraphs, row_buckets, token_buckets
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.lora.device_pool import DevicePool
@@ -128,6 +128,8 @@ class DeviceForward:
 
     def apply(self, batch: Batch) -> Shares:
         """Applies a plan's changes of rows and tables. Returns what it schedules."""
+        for verified in batch.verified:
+            self.state.verify(verified)
         for row in batch.freed_rows:
             self.state.free(row)
         for new in batch.new_rows:
@@ -138,7 +140,7 @@ class DeviceForward:
 
     def prepare(self, shares: Shares) -> PreparedForward:
         """Writes a step's inputs on the host; the last step may still have to be drawn."""
-        rows, query_lens, samples = shares
+        rows, query_lens, *_ = shares
         state = self.state
         num_tokens = int(query_lens.sum())
         decode_only = num_tokens == len(rows)
@@ -154,12 +156,12 @@ class DeviceForward:
         ids = self._ids.host
         ids[:num_tokens] = state.tokens[owners, positions]
         ids[num_tokens : bucket.num_tokens] = 0
-        self._fill_sampled(query_lens, samples, decode_only)
+        self._fill_sampled(shares, decode_only)
         return PreparedForward(shares, bucket, num_changes)
 
     def run(self, prepared: PreparedForward) -> Tensor:
-        """Queues a step behind its inputs. Returns logits [S, V] of the rows that may draw: in a decode step
-        every row's, otherwise those that sample.
+        """Queues a step behind its inputs. Returns logits [S, V] of what may be drawn: in a decode step every
+        row's, otherwise of the step's draws.
         """
         if prepared.num_changes:
             self._write_tables(*self._changes.device[:, : prepared.num_changes])
@@ -210,14 +212,16 @@ class DeviceForward:
         row_slots[len(slots) :] = NO_SLOT
         self._lora.begin(row_slots)
 
-    def _fill_sampled(self, query_lens: np.ndarray, samples: np.ndarray, decode_only: bool) -> None:
-        """Says, in a mixed step, whose logits are needed. A decode step needs all."""
+    def _fill_sampled(self, shares: Shares, decode_only: bool) -> None:
+        """Says, in a mixed step, which tokens' logits are needed. A decode step needs all."""
         if decode_only:
             return
+        _, query_lens, samples, num_drafts = shares
         last = (query_lens.cumsum() - 1)[samples]
+        at = positions_of_draws(last, 1 + num_drafts[samples]) if num_drafts.any() else last
         sampled = self._sampled.host
-        sampled[: len(last)] = last
-        sampled[len(last) :] = 0
+        sampled[: len(at)] = at
+        sampled[len(at) :] = 0
 
     @torch.inference_mode()
     def _forward(self, bucket: Bucket, num_layers: int | None = None) -> Tensor:

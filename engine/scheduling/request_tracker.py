@@ -21,6 +21,7 @@ from engine.protocol import (
 )
 from engine.request import Request, RequestGroup, RequestState
 from engine.scheduling.adapter_waits import AdapterWaits
+from engine.scheduling.drafter import Drafter
 from engine.scheduling.overload import LoadShedder
 from engine.scheduling.request_builder import RequestBuilder
 from engine.scheduling.state import SchedulerState
@@ -40,6 +41,7 @@ class RequestTracker:
         load_shedder: LoadShedder,
         token_bytes: list[bytes],
         environment: EngineEnvironment,
+        drafter: Drafter,
     ) -> None:
         """`token_bytes` is the vocabulary's, for stop strings."""
         self.counters = Counters()
@@ -55,6 +57,7 @@ class RequestTracker:
         self._clock = environment.clock
         self._waits = waits
         self._load_shedder = load_shedder
+        self._drafter = drafter
         self._groups: dict[str, RequestGroup] = {}
         self._owes_load: set[Request] = set()
         """Requests whose prompts are fetched, and whose tenants pay for a load once they are queued."""
@@ -288,6 +291,7 @@ class RequestTracker:
             self._unqueue(request)
         else:
             request.leave(RequestState.FINISHED)
+        self._drafter.forget(request)
         group = request.group
         group.reasons[request.index] = reason
         group.num_unfinished -= 1

@@ -43,6 +43,8 @@ from engine.protocol import AdapterRef, PriorityClass, Rejected, Submit, TokenLo
 from engine.request import CLASS_ORDER, Request, RequestState
 from engine.scheduling.adapter_waits import AdapterWaits
 from engine.scheduling.byte_floor import ByteFloor
+from engine.scheduling.drafter import Drafter, NoDrafts
+from engine.scheduling.drafts import Drafts, advance
 from engine.scheduling.fairness import FairQueue
 from engine.scheduling.overload import LoadShedder
 from engine.scheduling.prompt_fetches import PromptFetches
@@ -78,9 +80,10 @@ class Scheduler:
         token_bytes: list[bytes],
         environment: EngineEnvironment,
         floor: ByteFloor | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`token_bytes` is the vocabulary's, for stop strings. `floor` counts the bytes that steps must
-        read.
+        read. Without a `drafter` nothing is drafted.
         """
         monotonic = environment.monotonic
         self.limits = limits
@@ -101,10 +104,12 @@ class Scheduler:
         self.fetches = PromptFetches(pool, monotonic)
         state = SchedulerState(self.queue, self._running, self.slot_allocator, self._timing, self.fetches)
         builder = RequestBuilder(limits, pool, eos_ids, environment.draw_seed, token_bytes)
+        self._drafter: Drafter = NoDrafts() if drafter is None else drafter
         self._tracker = RequestTracker(
-            state, builder, self._waits, self.load_shedder, token_bytes, environment
+            state, builder, self._waits, self.load_shedder, token_bytes, environment, self._drafter
         )
-        self._planner = StepPlanner(state, limits, pool, self._tracker, bound)
+        self._drafts = Drafts(state, limits, pool, self._tracker, self._drafter)
+        self._planner = StepPlanner(state, limits, pool, self._tracker, bound, self._drafts)
         self._uncommitted: deque[StepPlan] = deque()
         self.composition: tuple[list[int], list[int]] = ([], [])
         """Of the last planned step, by class: known tokens that it computes, and rows that decode."""
@@ -151,11 +156,13 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Plans the next step, or returns None when nothing can run until a step is committed."""
         assert len(self._uncommitted) < MAX_UNCOMMITTED, "the batch before the last is not committed"
+        if self._uncommitted and self._must_commit_first(self._uncommitted[-1].batch):
+            return None
         self._timing.begin_step()
         self._tracker.reject_overdue()
         self._tracker.queue_fetched()
         self.slot_allocator.take_turns()
-        plan = self._planner.next_step()
+        plan = self._planner.next_step(may_draft=not self._uncommitted)
         if plan is None:
             return None
         self.load_shedder.is_short_of_blocks = self._planner.is_short_of_blocks
@@ -169,6 +176,8 @@ class Scheduler:
         if self._floor is not None:
             self.counters.step_bytes += self._floor.of(plan.batch, plan.requests, self.slot_allocator.slots)
         self._timing.end_step(num_known, len(plan.requests), self._planner.has_more_work)
+        num_drafts = sum(len(token_ids) for _, token_ids in plan.batch.drafted)
+        self._drafter.note_step(len(plan.requests), num_drafts, num_known)
         self._uncommitted.append(plan)
         return plan.batch
 
@@ -180,14 +189,24 @@ class Scheduler:
         assert plan.batch is batch, "batches must be committed in the order they were planned"
         if all(request.constraint is None and request.thinking is None for request in plan.requests):
             return []
-        drawing = [
-            request for request, share in zip(plan.requests, batch.scheduled, strict=True) if share.samples
-        ]
-        return [
-            (position, request)
-            for position, request in enumerate(drawing)
-            if request.constraint is not None or request.thinking is not None
-        ]
+        drafts = dict(batch.drafted)
+        found, position = [], 0
+        for request, share in zip(plan.requests, batch.scheduled, strict=True):
+            if not share.samples:
+                continue
+            # A row with drafts is advanced when they are committed: no step in flight waits for its masks.
+            if share.row in drafts:
+                position += len(drafts[share.row])
+            elif request.constraint is not None or request.thinking is not None:
+                found.append((position, request))
+            position += 1
+        return found
+
+    def _must_commit_first(self, last: Batch) -> bool:
+        """Returns whether the next step has to wait until the last one is committed: the lengths of rows with
+        drafts are known then, and so are the tokens that drafts follow.
+        """
+        return bool(last.drafted) or self._drafter.is_waiting(self._running.requests)
 
     @staticmethod
     def advance_grammars(constrained: list[tuple[int, Request]], result: StepResult) -> None:
@@ -198,10 +217,7 @@ class Scheduler:
         for position, request in constrained:
             if request.state is finished or position in failed:
                 continue
-            if request.thinking is not None:
-                request.thinking.accept(token_ids[position])
-            if request.constraint is not None:
-                request.constraint.accept(token_ids[position])
+            advance(request, token_ids[position])
 
     def commit(self, batch: Batch, result: StepResult) -> StepOutputs:
         """Takes in what the oldest batch drew. Returns what has happened since the last commit."""
@@ -215,12 +231,20 @@ class Scheduler:
             RequestState.FINISHED,
         )
         token_ids, logprobs, failed = result.token_ids, result.logprobs, result.failed
+        drafts = dict(batch.drafted)
         drawn: list[Request] = []
         position = -1
         for request, share in zip(plan.requests, batch.scheduled, strict=True):
             if not share.samples:
                 continue
             position += 1
+            if drafts and share.row in drafts:
+                first, position = position, position + len(drafts[share.row])
+                if request.state is not finished:
+                    num_drawn = self._drafts.commit(request, drafts[share.row], result, first, now)
+                    drawn += [request] * num_drawn
+                    any_ended = any_ended or request.state is finished
+                continue
             if request.state is finished:
                 continue  # it ended while the step ran
             if failed and position in failed:

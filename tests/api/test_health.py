@@ -42,6 +42,8 @@ STATS = EngineStats(
     graph_replays=90,
     eager_steps=10,
     step_gap_seconds=0.25,
+    drafted_tokens=120,
+    accepted_tokens=90,
     step_bytes=7_000_000_000,
     memory_bandwidth=4.0e12,
     prompt_tokens=1000,
@@ -168,6 +170,8 @@ async def test_the_engine_is_mirrored(client: httpx.AsyncClient, world: World) -
     assert seen["rootstock_engine_graph_replays_total|engine-0"] == 90
     assert seen["rootstock_engine_eager_steps_total|engine-0"] == 10
     assert seen["rootstock_engine_step_gap_seconds_total|engine-0"] == 0.25
+    assert seen["rootstock_engine_drafted_tokens_total|engine-0"] == 120
+    assert seen["rootstock_engine_accepted_tokens_total|engine-0"] == 90
     assert seen["rootstock_engine_step_bytes_total|engine-0"] == 7_000_000_000
     assert seen["rootstock_engine_memory_bandwidth_bytes|engine-0"] == 4.0e12
     world.engine.ready = False

@@ -79,6 +79,8 @@ class SlotRow:
     num_bytes: int | None
     rows: int
     waiting: int
+    accepted: str
+    """Share of its drafts."""
     is_pinned: bool
 
 
@@ -304,6 +306,7 @@ def _slot_row(slot: SlotView, adapters: Mapping[str, AdapterName]) -> SlotRow:
         num_bytes=slot.num_bytes or None,
         rows=slot.rows,
         waiting=slot.waiting,
+        accepted=_share(slot.accepted_tokens, slot.drafted_tokens),
         is_pinned=slot.pinned,
     )
 
@@ -343,6 +346,7 @@ def _facts(view: EngineView, gained: Mapping[str, int]) -> list[tuple[str, str]]
         ("Serving since", formatting.clock(started)),
         ("Steps", f"{stats.steps:,}"),
         ("Device idle between steps", _share(stats.step_gap_seconds, _step_time(stats))),
+        ("Drafted tokens accepted", _share(stats.accepted_tokens, stats.drafted_tokens)),
         ("Preemptions", _with_recent(stats.preemptions, gained["preemptions"])),
         ("Rejected: predicted wait too long", _with_recent(sum(stats.shed.values()), gained["shed"])),
         ("Adapters loaded", _with_recent(stats.adapter_loads, gained["adapter_loads"])),
