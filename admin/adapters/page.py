@@ -177,7 +177,7 @@ class AdaptersPage:
             rows = sort_rows(rows, sort, _sort_value)
         is_all = after is None and not has_more
         return AdapterList(
-            base=self._catalogue.base,
+            base=self._catalogue.bases.default,
             headings=headings(COLUMNS, sort),
             rows=rows,
             num_sorted=len(rows) if sort is not None and has_more else None,

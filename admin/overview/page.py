@@ -152,7 +152,7 @@ class OverviewPage:
         by_day = {one.bucket.astimezone(UTC).date(): one for one in used if one.kind == REQUEST}
         days = [today - timedelta(days=DAYS - 1 - number) for number in range(DAYS)]
         return Overview(
-            base=self.catalogue.base,
+            base=self.catalogue.bases.default,
             steps=[] if is_used else _steps(may, bool(adapters), await self._has_key(tenant_id, may)),
             today=_today(by_day, days),
             chart=_chart(by_day, days, may),

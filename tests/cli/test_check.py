@@ -133,7 +133,7 @@ def test_a_complete_environment_is_ready_and_says_what_is_off(
     shell.setenv("ROOTSTOCK_API_BASE_NAME", "other")
     shell.setenv("ROOTSTOCK_JOBS_BASE_NAME", "other")
     shown = run("check", code=1)
-    assert "serves 'sapling', ROOTSTOCK_API_BASE_NAME is 'other': give both the same name" in shown
+    assert "serves 'sapling', the settings expect 'other': give both the same name" in shown
 
 
 @pytest.mark.usefixtures("no_engine")
