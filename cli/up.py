@@ -48,8 +48,7 @@ def run_up(options: UpOptions) -> int:
     """Runs until SIGTERM or SIGINT; returns the exit status. Raises `CliError` for what the operator
     can fix.
     """
-    base, base_name = options.chosen_base()
-    quantization = options.chosen_quantization()
+    bases = options.chosen_bases()
     options.check_replicas()
     gpus = options.chosen_gpus()
     silence_logs()
@@ -59,9 +58,7 @@ def run_up(options: UpOptions) -> int:
     with DataDir(options.data.absolute()) as data, closing_display(open_display()) as display:
         service = Service(
             data=data,
-            base=base,
-            base_name=base_name,
-            quantization=quantization,
+            bases=bases,
             redis_url="",
             tensor_parallel=options.tensor_parallel,
             is_demo=options.demo,
@@ -198,15 +195,19 @@ class _Up:
 
     async def _start_engines(self, engines: Sequence[Child], service: Service, demo: Demo | None) -> None:
         is_several = len(engines) > 1 or service.ray is not None
-        num_engines = service.replicas + service.prefill_replicas
+        infos: dict[str, EngineInfo] = {}
+        num_engines = service.num_serving + service.prefill_replicas
         with self._display.step(f"{num_engines} engines" if is_several else "Engine") as step:
-            step.detail(f"loading {service.base_name} ({service.quantization})")
+            step.detail(
+                "loading " + ", ".join(f"{base.name} ({base.quantization})" for base in service.bases)
+            )
             for endpoint in service.engine_endpoints:
                 info = await self._bounded(_engine_at(endpoint), *engines)
-            step.detail(f"{info.base}, {info.quantization}, on {info.device}, context {info.context_length}")
+                infos[info.base] = info
+            step.detail("; ".join(map(_told, infos.values())))
         if demo is not None:
             with self._display.step("Adapters") as step:
-                await demo.pack(service, info.base_digest)
+                await demo.pack(service, infos[service.base_name].base_digest)
                 step.detail(f"{len(demo.adapters)} packed")
 
     async def _start_services(self, service: Service) -> None:
@@ -326,6 +327,10 @@ class _Up:
         worker = self._supervisor.children["worker"]
         redis_url = self._stores.redis.url
         return await finish_metering(redis_url, self._engine_states, lambda: worker.pid is not None)
+
+
+def _told(info: EngineInfo) -> str:
+    return f"{info.base}, {info.quantization}, on {info.device}, context {info.context_length}"
 
 
 async def _engine_at(endpoint: str) -> EngineInfo:

@@ -47,7 +47,8 @@ class _Replica:
     """Its engine's id, once it has joined or begun to; None: it takes no requests."""
     incarnation: str | None = None
     """Of the engine that was looked at last."""
-    is_left_out: bool = False
+    left_out: str | None = None
+    """Why the engine may not join."""
     joining: asyncio.Task[None] | None = None
 
 
@@ -80,12 +81,14 @@ class ReplicaSet:
         endpoints: Sequence[str],
         name: str,
         *,
+        base: str | None = None,
         router: Router | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`endpoints`: all engines, or one registry of engines (`engine.registry`), which is followed.
-        `name` appears in the engines' logs. Connects at `start`; no engine need be running yet. Raises
-        ValueError without endpoints, when one is named twice, and where keys cannot be used.
+        `name` appears in the engines' logs. Engines of another base model than `base` are left out; without
+        it, those of another than the first that connects. Connects at `start`; no engine need be running
+        yet. Raises ValueError without endpoints, when one is named twice, and where keys cannot be used.
         """
         if not endpoints or len(set(endpoints)) < len(endpoints):
             raise ValueError(
@@ -97,6 +100,7 @@ class ReplicaSet:
         self._router = Router() if router is None else router
         self._clock = clock
         self._client_name = name
+        self._base = base
         registry = registry_in(endpoints)
         self._membership = None if registry is None else Membership(registry, self._follow)
         self._replicas: list[_Replica] = []
@@ -136,6 +140,11 @@ class ReplicaSet:
     def ready_in(self) -> float:
         """Seconds until a replica is likely to take requests again."""
         return min((client.ready_in for client in self.clients), default=_UNKNOWN_START_S)
+
+    @property
+    def left_out(self) -> list[str]:
+        """Returns why each engine that answers and may not serve here is left out."""
+        return [replica.left_out for replica in self._replicas if replica.left_out is not None]
 
     @property
     def num_open(self) -> int:
@@ -286,7 +295,7 @@ class ReplicaSet:
         client = replica.client
         info, stats = client.info, client.stats
         if not client.ready or info is None:
-            replica.incarnation, replica.is_left_out = None, False
+            replica.incarnation, replica.left_out = None, None
             self._leave(replica)
             return
         if info.incarnation != replica.incarnation:
@@ -305,7 +314,7 @@ class ReplicaSet:
         if info.role == "prefill":
             return  # other engines have it compute prompts; it takes no requests
         reason = self._reason_to_leave_out(replica, info)
-        replica.is_left_out = reason is not None
+        replica.left_out = reason
         if reason is not None:
             log.error("an engine is left out", endpoint=replica.client.endpoint, reason=reason)
             return
@@ -320,6 +329,11 @@ class ReplicaSet:
 
     def _reason_to_leave_out(self, replica: _Replica, info: EngineInfo) -> str | None:
         """Returns why an engine may not join those that serve; None if it may."""
+        if self._base is not None and info.base != self._base:
+            return (
+                f"the engine {info.engine_id} serves {info.base!r}, and engines of {self._base!r} are "
+                "expected: set its ROOTSTOCK_ENGINE_BASE_NAME, or name its endpoint with its own base"
+            )
         for other in self._replicas:
             theirs = other.client.info
             if other is replica or other.name is None or theirs is None:
@@ -379,7 +393,7 @@ class ReplicaSet:
             info = replica.client.info
             if info is None or not replica.client.ready:
                 continue
-            if replica.is_left_out:
+            if replica.left_out is not None:
                 self._begin_to_join(replica, info)
             elif replica.joining is not None and not self._router.num_available:
                 replica.joining.cancel()

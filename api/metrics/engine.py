@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -117,7 +117,7 @@ class EngineCollector(Collector):
     `rootstock_engine_up` is shown of an engine.
     """
 
-    def __init__(self, engines: Sequence[EngineClient]) -> None:
+    def __init__(self, engines: Callable[[], Sequence[EngineClient]]) -> None:
         self._engines = engines
 
     def describe(self) -> list[Metric]:
@@ -125,20 +125,23 @@ class EngineCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
+        engines = self._engines()
         up = GaugeMetricFamily(
             "rootstock_engine_up", "1 while the engine is connected and serving.", labels=["replica"]
         )
         serving: dict[str, bool] = {}
-        for position, engine in enumerate(self._engines):
+        for position, engine in enumerate(engines):
             name = f"unknown-{position}" if engine.info is None else engine.info.engine_id
             serving[name] = serving.get(name, False) or engine.ready  # two may have one id by mistake
         for name, is_serving in serving.items():
             up.add_metric([name], float(is_serving))
         yield up
         # Read once: a family's samples are then of the same engines.
-        latest = {stats.engine_id: stats for engine in self._engines if (stats := engine.stats) is not None}
+        latest = {stats.engine_id: stats for engine in engines if (stats := engine.stats) is not None}
         if latest:
+            bases = {one.info.engine_id: one.info.base for one in engines if one.info is not None}
             yield from _of_engines(latest)
+            yield _about(latest, bases)
             yield from _by_class(latest)
             yield _queue_wait(latest)
             yield _prompt_fallbacks(latest)
@@ -156,13 +159,17 @@ def _of_engines(latest: Mapping[str, EngineStats]) -> Iterator[Metric]:
             for replica, stats in latest.items():
                 family.add_metric([replica], float(getattr(stats, field)))
             yield family
+
+
+def _about(latest: Mapping[str, EngineStats], bases: Mapping[str, str]) -> Metric:
     about = InfoMetricFamily(
         "rootstock_engine", "What the engine runs on and how it holds its numbers.", labels=["replica"]
     )
     for replica, stats in latest.items():
         facts = {"device": stats.device, "quantization": stats.quantization, "kv_dtype": stats.kv_dtype}
+        facts["base"] = bases.get(replica, "")
         about.add_metric([replica], facts)
-    yield about
+    return about
 
 
 def _by_class(latest: Mapping[str, EngineStats]) -> Iterator[Metric]:

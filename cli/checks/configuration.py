@@ -16,6 +16,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
+from adapters.served_bases import FurtherBases
 from adapters.storage.settings import StorageSettings
 from admin.settings import ConsoleSettings
 from api.batches.settings import BatchSettings
@@ -67,6 +68,7 @@ USERS: Mapping[type[BaseSettings], set[Process]] = {
     StripeSettings: _API | _WORKERS,
     WorkerSettings: _WORKERS,
     JobsSettings: _JOBS,
+    FurtherBases: _API | _JOBS,
     SchedulingSettings: _ENGINE,
     EngineSettings: _ENGINE,
     DeviceSettings: _ENGINE,

@@ -14,12 +14,12 @@ from cli.cluster.settings import engine_environment
 from cli.datadir import DataDir
 from cli.errors import CliError, UsageError
 from cli.main import complete_options
-from cli.programs import CHECKOUT, Service
+from cli.programs import CHECKOUT, LocalBase, Service
 from cli.up_options import UpOptions
 
 
 def options(replicas: int) -> UpOptions:
-    return UpOptions(Path("d"), "127.0.0.1", 0, None, None, None, replicas=replicas)
+    return UpOptions(Path("d"), "127.0.0.1", 0, (), None, (), replicas=replicas)
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_several_engines_cannot_share_an_endpoint(monkeypatch: pytest.MonkeyPatc
 
 
 def service(data: DataDir, **fields: object) -> Service:
-    return Service(data, Path("base"), "sapling", "none", "redis://r", **fields)  # type: ignore[arg-type]
+    return Service(data, [LocalBase("sapling", Path("base"), "none")], "redis://r", **fields)  # type: ignore[arg-type]
 
 
 def test_each_engine_has_settings_of_its_own(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_single_engine_and_api_process_keep_their_names(tmp_path: Path) -> Non
 
 
 def on_ray(data: DataDir, ray: str | None = "local", **fields: object) -> UpOptions:
-    known = {"host": "127.0.0.1", "port": 0, "base": None, "base_name": None, "quantization": None}
+    known = {"host": "127.0.0.1", "port": 0, "bases": (), "base_name": None, "quantizations": ()}
     return UpOptions(data=data.path, ray=ray, **(known | fields))  # type: ignore[arg-type]
 
 
