@@ -93,7 +93,7 @@ def build_engine(
         token_bytes=vocabulary.token_bytes,
         environment=EngineEnvironment(server.engine_id, server.incarnation),
         floor=ByteFloor(model.weight_bytes, model.head_bytes, kv_token_bytes, parts.memory.slot_bytes),
-        drafter=_drafter(settings, device),
+        drafter=_drafter(settings),
     )
     info = EngineInfo(
         engine_id=server.engine_id,
@@ -141,11 +141,9 @@ def _grammars(
     )
 
 
-def _drafter(settings: EngineSettings, device: torch.device) -> SuffixDrafter | None:
+def _drafter(settings: EngineSettings) -> SuffixDrafter | None:
     """Returns what proposes drafts, if anything does."""
-    chosen = settings.scheduling.speculation
-    is_on = chosen == "on" or (chosen == "auto" and device.type == "cpu")
-    return SuffixDrafter(time.monotonic) if is_on else None
+    return SuffixDrafter(time.monotonic) if settings.scheduling.speculation else None
 
 
 # Choices ----------------------------------------------------------------------------------------------------
