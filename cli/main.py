@@ -6,8 +6,11 @@ Exit codes: 2 for incorrect usage, 1 for a failure, 0 otherwise. Commands import
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -251,6 +254,21 @@ def bench(
         print_rows(("BENCHMARK", "MEASURES"), list_benchmarks())
         return
     raise typer.Exit(run_benchmark(name, context.args))
+
+
+@app.command()
+def version(
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Show the installed release, the database schemas it works with, and its commit."""
+    from cli.version import installed_version
+
+    fields = asdict(installed_version())
+    if as_json:
+        print(json.dumps(fields))
+        return
+    for name, value in fields.items():
+        print(f"{name.replace('_', '-'):15}{value or 'unknown'}")
 
 
 def complete_options(arguments: list[str]) -> list[str]:
