@@ -26,19 +26,24 @@ class Announcer:
         self._redis = redis_client
         self._pinning = pinning
 
-    def changed(
+    def changed(self, session: WriteSession, tenant_id: str) -> None:
+        """Announces, once `session` is committed, that the tenant's adapters changed."""
+        session.after_commit(lambda: publish_model_change(self._redis, tenant_id))
+
+    def serves(
         self,
         session: WriteSession,
-        tenant_id: str,
+        adapter: Adapter,
         *,
         now: Sequence[AdapterRef] = (),
         before: Sequence[AdapterRef] = (),
     ) -> None:
-        """Announces, once `session` is committed, that the tenant serves `now`, and `before` no longer."""
-        session.after_commit(lambda: publish_model_change(self._redis, tenant_id))
+        """Announces, once `session` is committed, that the adapter serves `now`, and `before` no longer."""
+        tenant_id, base = adapter.tenant_id, adapter.base
+        self.changed(session, tenant_id)
         pinning = self._pinning
         if pinning is not None and (now or before):
-            session.after_commit(lambda: pinning.changed(tenant_id, now=now, before=before))
+            session.after_commit(lambda: pinning.changed(tenant_id, base, now=now, before=before))
 
     async def activate(
         self, session: WriteSession, adapter: Adapter, version: AdapterVersion, *, job_id: str | None = None
@@ -64,4 +69,4 @@ class Announcer:
                 data={"previous_version": former},
             )
         now = [] if adapter.disabled_at is not None else [ref_of(version)]
-        self.changed(session, adapter.tenant_id, now=now, before=before)
+        self.serves(session, adapter, now=now, before=before)

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from adapters import events
+from adapters.bases import Bases
 from adapters.errors import AdapterNotFound, VersionNotFound
 from adapters.events import EventRepository
-from adapters.model_names import ADAPTER_ID, PART, ModelName, checked_part
 from adapters.models import Adapter, AdapterEvent, AdapterVersion
 from adapters.repository import AdapterRepository
 from db.session import Database
@@ -26,11 +26,11 @@ class AdapterWithVersion:
 
 
 class AdapterCatalogue:
-    """Tenants' adapters on one base model. An adapter is given by its id or its name."""
+    """Tenants' adapters on the bases that are served. An adapter is given as `Bases.reference` says."""
 
-    def __init__(self, database: Database, base: str) -> None:
+    def __init__(self, database: Database, bases: Bases) -> None:
         self._database = database
-        self.base = checked_part("base", base)
+        self.bases = bases
 
     async def adapters(
         self,
@@ -44,7 +44,7 @@ class AdapterCatalogue:
         """Returns adapters after the one whose id is `after`, in order of creation."""
         async with self._database.read(tenant_id) as session:
             page = await AdapterRepository(session, tenant_id).page(
-                self.base, after=after, limit=limit, newest_first=newest_first, name=name
+                self.bases, after=after, limit=limit, newest_first=newest_first, name=name
             )
         return [AdapterWithVersion(*row) for row in page]
 
@@ -59,11 +59,11 @@ class AdapterCatalogue:
             return await self._shown(AdapterRepository(session, tenant_id), adapter)
 
     async def search(self, tenant_id: str, part: str, *, limit: int) -> Sequence[Adapter]:
-        """Returns adapters of the base with `part` in their name, in any case; names that begin with it come
+        """Returns adapters with `part` in their name, in any case; names that begin with it come
         first.
         """
         async with self._database.read(tenant_id) as session:
-            return await AdapterRepository(session, tenant_id).search(self.base, part, limit)
+            return await AdapterRepository(session, tenant_id).search(self.bases, part, limit)
 
     async def versions(
         self,
@@ -137,16 +137,7 @@ class AdapterCatalogue:
         return events.follow(self._database, tenant_id, adapter_id, after)
 
     async def _shown(self, repository: AdapterRepository, adapter: str) -> AdapterWithVersion:
-        found = await repository.find_with_version(self.base, parse_reference(self.base, adapter))
+        found = await repository.find_with_version(self.bases, self.bases.reference(adapter))
         if found is None:
             raise AdapterNotFound(adapter)
         return AdapterWithVersion(*found)
-
-
-def parse_reference(base: str, adapter: str) -> ModelName:
-    """Parses an adapter's id or name for a look-up. Raises AdapterNotFound for anything else."""
-    if ADAPTER_ID.fullmatch(adapter):
-        return ModelName(adapter_id=adapter)
-    if PART.fullmatch(adapter) is None:
-        raise AdapterNotFound(adapter)
-    return ModelName(base, adapter)

@@ -15,7 +15,7 @@ import structlog
 
 from adapters import events
 from adapters.announcer import Announcer
-from adapters.catalogue import parse_reference
+from adapters.bases import Bases
 from adapters.errors import AdapterNotFound
 from adapters.jobs.models import JobStatus
 from adapters.jobs.repository import JobRepository
@@ -41,27 +41,27 @@ PAGE = 100
 
 
 class AdapterDeletion:
-    """Takes tenants' adapters on one base model out of service."""
+    """Takes tenants' adapters out of service."""
 
     def __init__(
         self,
         database: Database,
         redis_client: redis.asyncio.Redis,
-        base: str,
+        bases: Bases,
         pinning: Pinning | None = None,
     ) -> None:
         self._database = database
         self._announcer = Announcer(redis_client, pinning)
-        self.base = base
+        self._bases = bases
 
     async def delete(self, tenant_id: str, adapter: str, *, by: Actor = SYSTEM) -> Adapter:
         """Takes an adapter out of service permanently. Its name is free at once, running requests finish, its
         jobs stop; `purge_deleted` removes what is stored. Raises AdapterNotFound.
         """
-        name = parse_reference(self.base, adapter)
+        name = self._bases.reference(adapter)
         async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
-            found = await repository.find_with_version(self.base, name)
+            found = await repository.find_with_version(self._bases, name)
             if found is None:
                 raise AdapterNotFound(adapter)
             # Jobs before adapters: the order in which workers lock them.
@@ -79,7 +79,7 @@ class AdapterDeletion:
             ]
             row.deleted_at, row.active_version, row.previous_version = now, None, None
             events.record(session, tenant_id, row.id, "adapter.deleted", f"Adapter {row.name} was deleted.")
-            self._announcer.changed(session, tenant_id, before=before)
+            self._announcer.serves(session, row, before=before)
             await AuditLog.record(
                 session, tenant_id, by, "adapter.deleted", ("adapter", row.id), {"name": row.name}
             )

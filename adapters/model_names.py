@@ -57,6 +57,11 @@ def parse(name: str) -> ModelName:
     return ModelName(base, adapter or None, int(version) if version else None)
 
 
+def base_of(name: str) -> str:
+    """Returns the base model in a valid name that is not an adapter's id."""
+    return name.partition(":")[0]
+
+
 def checked_part(field_name: str, part: str) -> str:
     """Returns `part` if it may be part of a name. Raises ValueError naming the field."""
     if PART.fullmatch(part) is None:

@@ -27,6 +27,7 @@ from adapters.jobs.repository import JobLeases, JobRepository, record_job_event
 from adapters.jobs.service import enqueue, fail
 from adapters.models import VersionState
 from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.repository import AdapterRepository
 from adapters.source_copies import Copies, SourceCopies
 from adapters.storage import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.versions import locked_version
@@ -83,7 +84,7 @@ async def lock_uploads(session: WriteSession, tenant_id: str, upload_ids: Collec
 
 
 class PendingUploads:
-    """Starts or fails waiting versions on one base model. An `adapters.files.uploads.Follower`."""
+    """Starts or fails waiting versions. An `adapters.files.uploads.Follower`."""
 
     def __init__(
         self,
@@ -145,7 +146,13 @@ class PendingUploads:
             files = await self._arrived(job)
             if files is None or job.status != JobStatus.VALIDATING_FILES:
                 return False  # a paused job starts when it is resumed
-            async with self._copies.made(job.tenant_id, job.adapter_id, files) as copies:
+            async with self._database.read(job.tenant_id) as session:
+                adapter = await AdapterRepository(session, job.tenant_id).get(job.adapter_id)
+            if adapter is None:
+                return False  # deleted, and its job cancelled
+            if adapter.base not in self._copies.base_configs:
+                raise JobFailed("base_changed", f"The base model {adapter.base} is no longer served.")
+            async with self._copies.made(adapter, files) as copies:
                 async with self._database.write(job.tenant_id) as session:
                     started = await self._start(session, job, copies)
                 if not started:

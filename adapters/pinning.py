@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import structlog
 
+from adapters.bases import Bases
 from adapters.models import AdapterVersion
 from adapters.repository import AdapterDirectory, AdapterRepository
 from db.errors import DatabaseUnavailable
@@ -45,15 +46,17 @@ class Engine(Protocol):
 
 
 class Pinning:
-    """Pins adapters in one engine. `start` it in the process that should pin again after the engine's
-    restart, and `close` it at its end; a process that only announces changes needs neither.
+    """Pins adapters in the engines of each base. `start` it in the process that should pin again after an
+    engine's restart, and `close` it at its end; a process that only announces changes needs neither.
     """
 
-    def __init__(self, database: Database, engine: Engine, base: str) -> None:
+    def __init__(self, database: Database, engines: Mapping[str, Engine]) -> None:
+        """`engines`: by base, the default one first."""
         self._database = database
-        self._engine = engine
-        self._base = base
-        self._pinned: dict[str, AdapterRef] = {}
+        self._engines = engines
+        self._bases = Bases(*engines)
+        self._pinned: dict[tuple[str, str], AdapterRef] = {}
+        """By base and digest: two bases of the same weights have adapters of one digest."""
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -67,69 +70,81 @@ class Pinning:
             await asyncio.wait({watch}, timeout=0.2)
 
     async def changed(
-        self, tenant_id: str, *, now: Sequence[AdapterRef] = (), before: Sequence[AdapterRef] = ()
+        self,
+        tenant_id: str,
+        base: str,
+        *,
+        now: Sequence[AdapterRef] = (),
+        before: Sequence[AdapterRef] = (),
     ) -> None:
-        """Loads the adapters that are served `now`, releases those served `before`, and pins as many of the
-        tenant's adapters as its plan allows. Raises DatabaseUnavailable.
+        """Loads the adapters of `base` that are served `now`, releases those served `before`, and pins as
+        many of the tenant's adapters as its plan allows on all bases together. Raises DatabaseUnavailable.
         """
-        if not self._engine.ready:
+        engine = self._engines[base]
+        if not engine.ready:
             return
         async with self._database.read(EVERY_TENANT) as session:
             plan = await TenantDirectory(session).plan_of(tenant_id)
             limit = 0 if plan is None else plan.pinned_adapters
-            kept = await AdapterRepository(session, tenant_id).first_serving(self._base, limit)
-            digests = {version.digest for version in kept}
+            kept = await AdapterRepository(session, tenant_id).first_serving(self._bases, limit)
+            digests = {version.digest for adapter, version in kept if adapter.base == base}
             # Two tenants may have the same weights: they share one engine slot and one pin.
             gone = [
                 ref
                 for ref in before
                 if ref.digest not in digests
-                and not await AdapterDirectory(session).is_served(ref.digest, besides=tenant_id)
+                and not await AdapterDirectory(session).is_served(ref.digest, base=base, besides=tenant_id)
             ]
         for ref in gone:
-            self._engine.prefetch(ref, False)
+            engine.prefetch(ref, False)
         for ref in now:
-            self._engine.prefetch(ref)
-        for ref in map(ref_of, kept):
-            self._engine.prefetch(ref, True)
-            self._pinned[ref.digest] = ref
+            engine.prefetch(ref)
+        for adapter, version in kept:
+            ref = ref_of(version)
+            self._engines[adapter.base].prefetch(ref, True)
+            self._pinned[adapter.base, ref.digest] = ref
 
     async def announce(self) -> int:
         """Pins all tenants' adapters that plans allow, and releases those that this process has pinned
         before: the engine may have restarted, and a plan may have changed. Returns how many are pinned.
         Raises DatabaseUnavailable.
         """
-        pinned: dict[str, AdapterRef] = {}
+        pinned: dict[tuple[str, str], AdapterRef] = {}
         after = ""
         while True:
             async with self._database.read(EVERY_TENANT) as session:
-                page = await AdapterDirectory(session).pinned(self._base, after=after, limit=PAGE)
-            pinned |= {row.digest: AdapterRef(row.digest, row.rank) for row in page}
+                page = await AdapterDirectory(session).pinned(self._bases, after=after, limit=PAGE)
+            pinned |= {(row.base, row.digest): AdapterRef(row.digest, row.rank) for row in page}
             if len(page) < PAGE:
                 break
             after = page[-1].adapter_id
-        for digest, ref in self._pinned.items():
-            if digest not in pinned:
-                self._engine.prefetch(ref, False)
-        for ref in pinned.values():
-            self._engine.prefetch(ref, True)
+        for (base, digest), ref in self._pinned.items():
+            if (base, digest) not in pinned:
+                self._engines[base].prefetch(ref, False)
+        for (base, _), ref in pinned.items():
+            self._engines[base].prefetch(ref, True)
         self._pinned = pinned
         return len(pinned)
 
     async def _announce_to_each(self) -> None:
-        told: str | None = None
+        told: set[str] = set()
         due = 0.0
         while True:
-            info, now = self._engine.info, time.monotonic()
-            if self._engine.ready and info is not None and (info.incarnation != told or now >= due):
+            now = time.monotonic()
+            serving = {
+                engine.info.incarnation
+                for engine in self._engines.values()
+                if engine.ready and engine.info is not None
+            }
+            if serving and (serving - told or now >= due):
                 try:
                     num_pinned = await self.announce()
                 except DatabaseUnavailable as error:
                     log.warning("pins not announced yet", error=str(error))
                 else:
-                    if info.incarnation != told:
-                        log.info("pins announced", incarnation=info.incarnation, pins=num_pinned)
-                    told, due = info.incarnation, now + ANNOUNCE_INTERVAL
+                    if serving - told:
+                        log.info("pins announced", incarnations=sorted(serving), pins=num_pinned)
+                    told, due = serving, now + ANNOUNCE_INTERVAL
             await asyncio.sleep(LOOK_INTERVAL)
 
 

@@ -158,11 +158,12 @@ class Steps(Protocol):
 class AdapterPipeline:
     """Runs jobs in one process. A `jobs.execution.Pipeline`."""
 
-    def __init__(self, steps: Steps, announcer: Announcer, base: str, scratch: Path | None = None) -> None:
-        """`scratch`: directory for working files; the system's temporary directory when None."""
+    def __init__(self, steps: Mapping[str, Steps], announcer: Announcer, scratch: Path | None = None) -> None:
+        """`steps`: by base model. `scratch`: directory for working files; the system's temporary directory
+        when None.
+        """
         self._steps = steps
         self._announcer = announcer
-        self._base = base
         self._scratch = scratch
 
     def announce(self, session: WriteSession, tenant_id: str) -> None:
@@ -175,27 +176,35 @@ class AdapterPipeline:
             await asyncio.to_thread(tempfile.mkdtemp, prefix="rootstock-job-", dir=self._scratch)
         )
         try:
-            await self._steps.open()
-            await _Attempt(lease, self._steps, self._announcer, self._base, directory).run()
+            await _Attempt(lease, self._steps, self._announcer, directory).run()
         finally:
-            await self._steps.close()
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
 
 class _Attempt:
     """One run through the phases."""
 
-    def __init__(self, lease: Lease, steps: Steps, announcer: Announcer, base: str, directory: Path) -> None:
+    def __init__(
+        self, lease: Lease, steps: Mapping[str, Steps], announcer: Announcer, directory: Path
+    ) -> None:
         self._lease = lease
-        self._steps = steps
+        self._steps_by_base = steps
         self._announcer = announcer
-        self._base = base
         self._directory = directory
 
     async def run(self) -> None:
         work = await self._load()
-        if work.base != self._base:
+        steps = self._steps_by_base.get(work.base)
+        if steps is None:
             raise JobFailed("base_changed", f"The base model {work.base} is no longer served.", "base_model")
+        self._steps = steps
+        try:
+            await steps.open()
+            await self._run(work)
+        finally:
+            await steps.close()
+
+    async def _run(self, work: JobInput) -> None:
         try:
             await retry_unavailable(lambda: self._steps.fetch(work, self._directory))
             if not work.artifacts:

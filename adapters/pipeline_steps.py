@@ -60,33 +60,31 @@ PARTS = {"serving": 0.5, "reference": 0.5}
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The base model on this machine."""
+    """A base model on this machine."""
 
-    directory: Path
     name: str
+    directory: Path
     codec: TextCodec
+    engines: Sequence[str]
+    """The endpoints of its engines; calibration measures on the first."""
 
 
 class AdapterSteps:
-    """The steps of one process. A `pipeline.Steps`."""
+    """The steps of one process for adapters of one base. A `pipeline.Steps`."""
 
-    def __init__(
-        self, store: ObjectStore, sandbox: Sandbox, base: Base, artifacts_dir: Path, engines: Sequence[str]
-    ) -> None:
-        """`engines`: the endpoints of all engines; calibration measures on the first."""
+    def __init__(self, store: ObjectStore, sandbox: Sandbox, base: Base, artifacts_dir: Path) -> None:
         self._store = store
         self._sandbox = sandbox
         self._base = base
         self._artifacts_dir = artifacts_dir
         self._shared = SharedScores(artifacts_dir / FOLDER)
-        self._endpoints = engines
         self._config = load_config(base.directory)
         self._engines: ReplicaSet | None = None
 
     # The engines are connected for the length of a job: between jobs their messages would go unread ---------
 
     async def open(self) -> None:
-        self._engines = ReplicaSet(self._endpoints, "jobs")
+        self._engines = ReplicaSet(self._base.engines, "jobs", base=self._base.name)
         await self._engines.start()
 
     async def close(self) -> None:

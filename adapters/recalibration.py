@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adapters.announcer import Announcer
+from adapters.bases import Bases
 from adapters.errors import AdapterNotFound, InvalidAdapter, VersionNotFound, VersionNotReady
 from adapters.files.service import FileService
 from adapters.jobs.models import Job
@@ -37,7 +38,7 @@ class StartedCalibration:
 
 
 class Recalibration:
-    """Calibrates versions on one base model again."""
+    """Calibrates versions again."""
 
     def __init__(
         self,
@@ -46,14 +47,14 @@ class Recalibration:
         files: FileService,
         copies: SourceCopies,
         outbox: Outbox,
-        base: str,
+        bases: Bases,
     ) -> None:
         self._database = database
         self._announcer = announcer
         self._files = files
         self._copies = copies
         self._outbox = outbox
-        self._base = base
+        self._bases = bases
 
     async def start(
         self,
@@ -72,7 +73,7 @@ class Recalibration:
         """
         name = self._name_of(model, version)
         async with self._database.read(tenant_id) as session:
-            found = await AdapterRepository(session, tenant_id).find_with_version(self._base, name)
+            found = await AdapterRepository(session, tenant_id).find_with_version(self._bases, name)
         if found is None:
             raise AdapterNotFound(model)
         adapter, meant = found
@@ -81,7 +82,7 @@ class Recalibration:
         _refuse(adapter.name, meant)
         samples = await samples_of(self._files, tenant_id, calibration, "file_id")
         async with (
-            self._copies.made(tenant_id, adapter.id, samples) as copies,
+            self._copies.made(adapter, samples) as copies,
             self._database.write(tenant_id) as session,
         ):
             repository = AdapterRepository(session, tenant_id)
@@ -106,7 +107,7 @@ class Recalibration:
                 self._announcer.changed(session, tenant_id)
             await session.flush()
             await session.refresh(job)
-            named = str(ModelName(self._base, adapter.name, row.version))
+            named = str(ModelName(adapter.base, adapter.name, row.version))
             await AuditLog.record(
                 session, tenant_id, by, "calibration_job.created", ("job", job.id), {"model": named}
             )
@@ -117,7 +118,7 @@ class Recalibration:
             name = parse(model)
         except InvalidModelName:
             raise AdapterNotFound(model) from None
-        if name.adapter_id is None and (name.base != self._base or name.adapter is None):
+        if not self._bases.has_adapter(name):
             raise AdapterNotFound(model)
         if version is None:
             return name

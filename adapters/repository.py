@@ -15,6 +15,7 @@ from sqlalchemy import ARRAY, Row, Select, Text, any_, bindparam, cast, exists, 
 from sqlalchemy.dialects.postgresql import JSONPATH
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from adapters.bases import Bases
 from adapters.jobs.models import Job
 from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
@@ -29,34 +30,40 @@ Found = Row[Adapter, AdapterVersion | None]
 class AdapterRepository(TenantRepository):
     # Adapters ---------------------------------------------------------------------------------------------
 
-    async def find_with_version(self, base: str, name: ModelName) -> Found | None:
-        """Returns the adapter and the version `name` selects: the pinned one, else the one that represents
-        the adapter. One query.
+    async def find_with_version(self, bases: Bases, name: ModelName) -> Found | None:
+        """Returns the adapter on one of the bases, and the version `name` selects: the pinned one, else the
+        one that represents the adapter. One query.
         """
-        query = self._with_version(base, name.version).where(
-            Adapter.id == name.adapter_id if name.adapter_id else Adapter.name == name.adapter
+        query = self._with_version(bases, name.version).where(
+            Adapter.id == name.adapter_id
+            if name.adapter_id
+            else (Adapter.base == name.base) & (Adapter.name == name.adapter)
         )
         return (await self.session.execute(query)).one_or_none()
 
     async def page(
-        self, base: str, *, after: str | None, limit: int, newest_first: bool, name: str | None = None
+        self, bases: Bases, *, after: str | None, limit: int, newest_first: bool, name: str | None = None
     ) -> Sequence[Found]:
         """Returns adapters after the one whose id is `after`, in order of creation, each with the version
         that represents it. Raises UnknownCursor.
         """
-        query = self._with_version(base)
+        query = self._with_version(bases)
         if name is not None:
             query = query.where(Adapter.name == name)
         if after is not None:
-            of_base = self.select_own(Adapter).where(Adapter.base == base)
-            await require_cursor(self.session, of_base, Adapter.id, after)
+            of_bases = self.select_own(Adapter).where(Adapter.base.in_(bases.names))
+            await require_cursor(self.session, of_bases, Adapter.id, after)
             query = query.where(Adapter.id < after if newest_first else Adapter.id > after)
         query = query.order_by(Adapter.id.desc() if newest_first else Adapter.id)
         return (await self.session.execute(query.limit(limit))).all()
 
-    async def find(self, base: str, name: ModelName) -> Adapter | None:
-        """Returns the adapter that `name` names on `base`, by id or by name; disabled ones too."""
-        found = await self.find_with_version(base, name)
+    async def get(self, adapter_id: str) -> Adapter | None:
+        """Returns the adapter, on whichever base."""
+        return (await self.session.execute(self._live().where(Adapter.id == adapter_id))).scalar_one_or_none()
+
+    async def find(self, bases: Bases, name: ModelName) -> Adapter | None:
+        """Returns the adapter that `name` names, by id or by base and name; disabled ones too."""
+        found = await self.find_with_version(bases, name)
         return None if found is None else found[0]
 
     async def lock(self, name: ModelName) -> Adapter | None:
@@ -68,25 +75,25 @@ class AdapterRepository(TenantRepository):
         )
         return (await self.session.execute(query.with_for_update())).scalar_one_or_none()
 
-    async def all_active(self, base: str) -> list[Row[Adapter, AdapterVersion]]:
+    async def all_active(self, bases: Bases) -> list[Row[Adapter, AdapterVersion]]:
         """Returns enabled adapters with their active version, sorted by name."""
-        query = self._active(base).order_by(Adapter.name)
+        query = self._active(bases).order_by(Adapter.name)
         return list((await self.session.execute(query)).all())
 
-    async def first_serving(self, base: str, limit: int) -> list[AdapterVersion]:
-        """Returns the active, ready versions of the oldest adapters."""
-        query = self._active(base).where(AdapterVersion.state == VersionState.READY)
-        rows = (await self.session.execute(query.order_by(Adapter.id).limit(limit))).all()
-        return [version for _, version in rows]
+    async def first_serving(self, bases: Bases, limit: int) -> list[Row[Adapter, AdapterVersion]]:
+        """Returns the oldest adapters with their active, ready versions."""
+        query = self._active(bases).where(AdapterVersion.state == VersionState.READY)
+        return list((await self.session.execute(query.order_by(Adapter.id).limit(limit))).all())
 
     async def names(self, adapter_ids: Collection[str]) -> dict[str, tuple[str, bool]]:
         """Returns by id the name and whether the adapter is deleted; no other query returns deleted ones."""
         rows = (await self.execute_own(_names(), ids=list(adapter_ids))).all()
         return {id_: (name, gone) for id_, name, gone in rows}
 
-    async def search(self, base: str, part: str, limit: int) -> Sequence[Adapter]:
+    async def search(self, bases: Bases, part: str, limit: int) -> Sequence[Adapter]:
         """Returns adapters whose name contains `part` in any case; those that begin with it first."""
-        named = self._live().where(Adapter.base == base, Adapter.name.icontains(part, autoescape=True))
+        on_bases = self._live().where(Adapter.base.in_(bases.names))
+        named = on_bases.where(Adapter.name.icontains(part, autoescape=True))
         first = Adapter.name.istartswith(part, autoescape=True).desc()
         return (await self.session.execute(named.order_by(first, Adapter.name).limit(limit))).scalars().all()
 
@@ -163,7 +170,7 @@ class AdapterRepository(TenantRepository):
     def _live(self, *columns: Any) -> Select[Any]:
         return self.select_own(Adapter, *columns).where(Adapter.deleted_at.is_(None))
 
-    def _with_version(self, base: str, version: int | None = None) -> Select[Any]:
+    def _with_version(self, bases: Bases, version: int | None = None) -> Select[Any]:
         """Selects adapters with their `version`; without one, with the active one, else the latest,
         if any.
         """
@@ -180,10 +187,10 @@ class AdapterRepository(TenantRepository):
         return (
             self._live(Adapter, AdapterVersion)
             .outerjoin(AdapterVersion, of_adapter)
-            .where(Adapter.base == base)
+            .where(Adapter.base.in_(bases.names))
         )
 
-    def _active(self, base: str) -> Select[Any]:
+    def _active(self, bases: Bases) -> Select[Any]:
         return (
             self._live(Adapter, AdapterVersion)
             .join(
@@ -191,7 +198,7 @@ class AdapterRepository(TenantRepository):
                 (AdapterVersion.adapter_id == Adapter.id)
                 & (AdapterVersion.version == Adapter.active_version),
             )
-            .where(Adapter.base == base, Adapter.disabled_at.is_(None))
+            .where(Adapter.base.in_(bases.names), Adapter.disabled_at.is_(None))
         )
 
     def _versions(self, adapter_id: str) -> Select[Any]:
@@ -211,8 +218,8 @@ class AdapterDirectory:
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
-    async def pinned(self, base: str, *, after: str, limit: int) -> Sequence[Row[str, str, int]]:
-        """Returns `adapter_id`, `digest` and `rank` of adapters to pin by their tenants' plans, after
+    async def pinned(self, bases: Bases, *, after: str, limit: int) -> Sequence[Row[str, str, str, int]]:
+        """Returns `adapter_id`, `base`, `digest` and `rank` of adapters to pin by their tenants' plans, after
         `after`.
         """
         place = func.row_number().over(partition_by=Adapter.tenant_id, order_by=Adapter.id)
@@ -220,6 +227,7 @@ class AdapterDirectory:
             select(
                 Adapter.id.label("adapter_id"),
                 Adapter.tenant_id,
+                Adapter.base,
                 AdapterVersion.digest,
                 AdapterVersion.rank,
                 place.label("place"),
@@ -232,12 +240,13 @@ class AdapterDirectory:
                 (AdapterVersion.adapter_id == Adapter.id)
                 & (AdapterVersion.version == Adapter.active_version),
             )
-            .where(Adapter.base == base, Adapter.deleted_at.is_(None), Adapter.disabled_at.is_(None))
+            .where(Adapter.base.in_(bases.names))
+            .where(Adapter.deleted_at.is_(None), Adapter.disabled_at.is_(None))
             .where(AdapterVersion.state == VersionState.READY, Plan.pinned_adapters > 0)
             .subquery()
         )
         query = (
-            select(serving.c.adapter_id, serving.c.digest, serving.c.rank)
+            select(serving.c.adapter_id, serving.c.base, serving.c.digest, serving.c.rank)
             .where(serving.c.place <= serving.c.pinned_adapters, serving.c.adapter_id > after)
             .order_by(serving.c.adapter_id)
             .limit(limit)
@@ -264,8 +273,8 @@ class AdapterDirectory:
         )
         return (await self.session.execute(query)).all()
 
-    async def is_served(self, digest: str, *, besides: str) -> bool:
-        """Returns whether it is the active version of an adapter of another tenant."""
+    async def is_served(self, digest: str, *, base: str, besides: str) -> bool:
+        """Returns whether it is the active version of an adapter of another tenant on the base."""
         query = (
             select(AdapterVersion.version)
             .join(
@@ -274,7 +283,7 @@ class AdapterDirectory:
                 & (Adapter.active_version == AdapterVersion.version),
             )
             .where(AdapterVersion.digest == digest, AdapterVersion.state == VersionState.READY)
-            .where(Adapter.tenant_id != besides, Adapter.deleted_at.is_(None))
+            .where(Adapter.base == base, Adapter.tenant_id != besides, Adapter.deleted_at.is_(None))
         )
         return bool((await self.session.execute(select(exists(query)))).scalar())
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import redis.asyncio
 
+from adapters.bases import Bases
 from adapters.errors import ModelNotFound, ModelNotReady
-from adapters.model_names import InvalidModelName, ModelName, checked_part, parse
+from adapters.model_names import InvalidModelName, ModelName, base_of, parse
 from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.repository import AdapterRepository
 from db.cache import Lifetimes, RowCache
@@ -30,6 +31,11 @@ class ResolvedModel:
     """None: the base model without an adapter."""
     adapter_id: str | None = None
     version: int | None = None
+
+    @property
+    def base(self) -> str:
+        """The base model, with which the name begins."""
+        return base_of(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class _Found:
 
 
 class ModelResolver:
-    """Resolves model names in a process that serves `base`. `start` it with the process, `close` it at its
+    """Resolves model names in a process that serves `bases`. `start` it with the process, `close` it at its
     end.
     """
 
@@ -65,15 +71,15 @@ class ModelResolver:
         self,
         database: Database,
         redis_client: redis.asyncio.Redis,
-        base: str,
+        bases: Bases,
         *,
         base_created: int = 0,
         ttl: float = 30.0,
     ) -> None:
         self._database = database
-        self.base = checked_part("base", base)
-        self._base_card = ModelCard(base, base, base_created, "rootstock")
-        self._base_model = ResolvedModel(base)
+        self.bases = bases
+        self._base_cards = {base: ModelCard(base, base, base_created, "rootstock") for base in bases}
+        self._base_models = {base: ResolvedModel(base) for base in bases}
         self._cache: RowCache[_Found] = RowCache(
             redis_client, MODELS_CHANNEL, self._load, lifetimes=Lifetimes(ttl)
         )
@@ -92,7 +98,7 @@ class ModelResolver:
         """Resolves a name. Raises ModelNotFound, ModelNotReady, DatabaseUnavailable."""
         found = await self._find(tenant_id, model)
         if found is None:
-            return self._base_model
+            return self._base_models[model]
         if found.model is None:
             raise ModelNotReady(model, found.state)
         return found.model
@@ -103,27 +109,33 @@ class ModelResolver:
         """
         found = await self._find(tenant_id, model)
         if found is None:
-            return self._base_card
+            return self._base_cards[model]
         if found.card is None:
             raise ModelNotReady(model, found.state)
         return found.card
 
     async def list(self, tenant_id: str) -> list[ModelCard]:
-        """Returns the base, then the tenant's ready adapters by name. Raises DatabaseUnavailable."""
+        """Returns every base, followed by the tenant's ready adapters of it by name. Raises
+        DatabaseUnavailable.
+        """
         async with self._database.read(tenant_id) as session:
-            rows = await AdapterRepository(session, tenant_id).all_active(self.base)
-        serving = [row for row in rows if row[1].state == VersionState.READY]
-        return [self._base_card, *(self._card(ModelName(self.base, a.name), a, v) for a, v in serving)]
+            rows = await AdapterRepository(session, tenant_id).all_active(self.bases)
+        cards = {base: [card] for base, card in self._base_cards.items()}
+        for adapter, version in rows:
+            if version.state == VersionState.READY:
+                name = ModelName(adapter.base, adapter.name)
+                cards[adapter.base].append(self._card(name, adapter, version))
+        return [card for of_base in cards.values() for card in of_base]
 
     async def _find(self, tenant_id: str, model: str) -> _Found | None:
-        """Returns None for the base itself."""
-        if model == self.base:
+        """Returns None for a base itself."""
+        if model in self._base_models:
             return None
         try:
             name = parse(model)
         except InvalidModelName:
             raise ModelNotFound(model) from None
-        if name.adapter_id is None and (name.base != self.base or name.adapter is None):
+        if not self.bases.has_adapter(name):
             raise ModelNotFound(model)
         found = await self._cache.get(tenant_id, model)
         if found is None:
@@ -133,7 +145,7 @@ class ModelResolver:
     async def _load(self, tenant_id: str, model: str) -> _Found | None:
         name = parse(model)
         async with self._database.read(tenant_id) as session:
-            row = await AdapterRepository(session, tenant_id).find_with_version(self.base, name)
+            row = await AdapterRepository(session, tenant_id).find_with_version(self.bases, name)
         if row is None:
             return None
         adapter, version = row
@@ -147,7 +159,7 @@ class ModelResolver:
             return _Found(None, None, version.state)
         if name.version is None and adapter.active_version is None:
             return _Found(None, None, NO_ACTIVE_VERSION)
-        pinned = ModelName(self.base, adapter.name, version.version)
+        pinned = ModelName(adapter.base, adapter.name, version.version)
         assert version.digest is not None, "the schema holds ready versions to it"
         assert version.rank is not None
         ref = AdapterRef(version.digest, version.rank)
@@ -157,7 +169,7 @@ class ModelResolver:
     def _card(self, name: ModelName, adapter: Adapter, version: AdapterVersion) -> ModelCard:
         return ModelCard(
             id=str(name),
-            base=self.base,
+            base=adapter.base,
             created=int((version if name.version else adapter).created_at.timestamp()),
             owned_by=adapter.tenant_id,
             adapter_id=adapter.id,

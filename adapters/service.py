@@ -16,7 +16,8 @@ from sqlalchemy.exc import IntegrityError
 
 from adapters import events
 from adapters.announcer import Announcer
-from adapters.catalogue import MAX_VERSION, AdapterWithVersion, parse_reference
+from adapters.bases import Bases
+from adapters.catalogue import MAX_VERSION, AdapterWithVersion
 from adapters.errors import AdapterNotFound, NoPreviousVersion, VersionNotFound, VersionNotReady
 from adapters.model_names import MAX_DESCRIPTION, ModelName, check_new_name, checked_part, checked_text
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
@@ -71,18 +72,18 @@ class AdapterChanges:
 
 
 class AdapterService:
-    """Tenants' adapters on one base model. `pinning`: see `Announcer`."""
+    """Tenants' adapters on the bases that are served. `pinning`: see `Announcer`."""
 
     def __init__(
         self,
         database: Database,
         redis_client: redis.asyncio.Redis,
-        base: str,
+        bases: Bases,
         pinning: Pinning | None = None,
     ) -> None:
         self._database = database
         self._announcer = Announcer(redis_client, pinning)
-        self.base = checked_part("base", base)
+        self._bases = bases
 
     async def update(
         self, tenant_id: str, adapter: str, changes: AdapterChanges, *, by: Actor = SYSTEM
@@ -100,7 +101,7 @@ class AdapterService:
             row = await self._locked(repository, adapter)
             if changes.name is not None and changes.name != row.name:
                 check_new_name(changes.name)
-                if await repository.find(self.base, ModelName(self.base, changes.name)) is not None:
+                if await repository.find(self._bases, ModelName(row.base, changes.name)) is not None:
                     raise NameTaken("adapter name", changes.name)
                 self._record(session, row, "adapter.renamed", f"{row.name} was renamed to {changes.name}.")
                 row.name = changes.name
@@ -110,7 +111,7 @@ class AdapterService:
                 await self._set_disabled(session, repository, row, changes.disabled)
             self._announcer.changed(session, tenant_id)
             await session.flush()
-            found = await repository.find_with_version(self.base, ModelName(adapter_id=row.id))
+            found = await repository.find_with_version(self._bases, ModelName(adapter_id=row.id))
             assert found is not None
             await AuditLog.record(
                 session, tenant_id, by, "adapter.updated", ("adapter", row.id), changes.told()
@@ -184,7 +185,7 @@ class AdapterService:
                 )
                 served = [ref_of(chosen)] if row.active_version == version else []
                 now, before = ([], served) if disabled else (served, [])
-                self._announcer.changed(session, tenant_id, now=now, before=before)
+                self._announcer.serves(session, row, now=now, before=before)
                 await AuditLog.record(
                     session,
                     tenant_id,
@@ -242,15 +243,20 @@ class AdapterService:
         ref: AdapterRef,
         *,
         base_digest: str,
+        base: str | None = None,
         size: int | None = None,
         activate: bool = True,
         by: Actor = OPERATOR,
     ) -> RegisteredVersion:
-        """Adds packed weights as the next version of the adapter `name`, which is created if needed;
-        activates it at once if `activate`. The same weights again add nothing. For the operator, so there is
-        no inspection or calibration. Raises ValueError, InvalidAdapter; tenants must exist.
+        """Adds packed weights as the next version of the adapter `name` on `base` (default: the default
+        base), which is created if needed; activates it at once if `activate`. The same weights again add
+        nothing. For the operator, so there is no inspection or calibration. Raises ValueError,
+        InvalidAdapter; tenants must exist.
         """
         checked_part("name", name)
+        base = self._bases.default if base is None else base
+        if base not in self._bases:
+            raise ValueError(f"base: {base[:80]!r} is none of {', '.join(self._bases)}")
         for field_name, digest in (("ref.digest", ref.digest), ("base_digest", base_digest)):
             if _DIGEST.fullmatch(digest) is None:
                 raise ValueError(f"{field_name} is not a hex SHA-256: {digest[:80]!r}")
@@ -259,7 +265,7 @@ class AdapterService:
         try:
             async with self._database.write(tenant_id) as session:
                 repository = AdapterRepository(session, tenant_id)
-                adapter = await self._ensured(session, repository, name)
+                adapter = await self._ensured(session, repository, ModelName(base, name))
                 row = await repository.version_with_digest(adapter.id, ref.digest)
                 created = row is None
                 if row is None:
@@ -292,22 +298,28 @@ class AdapterService:
                     )
         except IntegrityError as error:
             raise ValueError(f"tenant_id: there is no tenant {tenant_id!r}") from error
-        pinned = ModelName(self.base, name, row.version)
+        pinned = ModelName(base, name, row.version)
         return RegisteredVersion(adapter.id, row.version, str(pinned), created)
 
-    async def _ensured(self, session: WriteSession, repository: AdapterRepository, name: str) -> Adapter:
+    async def _ensured(
+        self, session: WriteSession, repository: AdapterRepository, name: ModelName
+    ) -> Adapter:
         """Returns the adapter, locked; creates it if needed."""
         await repository.advisory_lock("adapters")
-        adapter = await repository.lock(ModelName(self.base, name))
+        adapter = await repository.lock(name)
         if adapter is None:
-            check_new_name(name)
-            adapter = Adapter(id=new_id("adp"), tenant_id=repository.tenant_id, base=self.base, name=name)
+            assert name.base is not None
+            assert name.adapter is not None
+            check_new_name(name.adapter)
+            adapter = Adapter(
+                id=new_id("adp"), tenant_id=repository.tenant_id, base=name.base, name=name.adapter
+            )
             repository.add_own(adapter)
             await session.flush()
         return adapter
 
     async def _locked(self, repository: AdapterRepository, adapter: str) -> Adapter:
-        row = await repository.lock(parse_reference(self.base, adapter))
+        row = await repository.lock(self._bases.reference(adapter))
         if row is None:
             raise AdapterNotFound(adapter)
         return row
@@ -336,7 +348,7 @@ class AdapterService:
         row = None if active is None else await repository.version(adapter.id, active)
         served = [ref_of(row)] if row is not None and row.state == VersionState.READY else []
         now, before = ([], served) if disabled else (served, [])
-        self._announcer.changed(session, adapter.tenant_id, now=now, before=before)
+        self._announcer.serves(session, adapter, now=now, before=before)
 
     def _record(
         self,

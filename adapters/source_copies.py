@@ -17,6 +17,7 @@ from typing import Any
 from adapters.files.models import StoredFile
 from adapters.files.service import FileService
 from adapters.inspection.sandbox import Sandbox
+from adapters.models import Adapter
 from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE, source_key
 from adapters.storage import ObjectNotFound, ObjectStore, StorageUnavailable, StoredObject
 from db.base import new_id
@@ -41,30 +42,30 @@ class Copies:
 
 
 class SourceCopies:
-    """Copies and inspects files for adapters on one base model."""
+    """Copies and inspects files for adapters."""
 
-    def __init__(self, store: ObjectStore, files: FileService, sandbox: Sandbox, base_config: Path) -> None:
-        """`base_config`: path of the base's `config.json`."""
+    def __init__(
+        self, store: ObjectStore, files: FileService, sandbox: Sandbox, base_configs: Mapping[str, Path]
+    ) -> None:
+        """`base_configs`: by base model, the path of its `config.json`."""
         self._store = store
         self._files = files
         self._sandbox = sandbox
-        self._base_config = base_config
+        self.base_configs = base_configs
 
     @asynccontextmanager
-    async def made(
-        self, tenant_id: str, adapter_id: str, files: Mapping[str, StoredFile]
-    ) -> AsyncIterator[Copies]:
-        """Yields inspected copies of the files, by name; removes them when the block fails.
+    async def made(self, adapter: Adapter, files: Mapping[str, StoredFile]) -> AsyncIterator[Copies]:
+        """Yields inspected copies of the adapter's files, by name; removes them when the block fails.
 
         Raises InspectionRefused, FileNotFound, ObjectNotFound, DigestMismatch, StorageUnavailable,
         SandboxUnavailable.
         """
         source_id = new_id("src")
-        keys = {name: source_key(tenant_id, adapter_id, source_id, name) for name in files}
+        keys = {name: source_key(adapter.tenant_id, adapter.id, source_id, name) for name in files}
         try:
             made = {name: await self._copy(file, keys[name]) for name, file in files.items()}
             if WEIGHTS_FILE in files:
-                await self._inspect(files, keys)
+                await self._inspect(files, keys, self.base_configs[adapter.base])
             described = {
                 name: {
                     "key": stored.key,
@@ -101,7 +102,9 @@ class SourceCopies:
             with contextlib.suppress(StorageUnavailable):  # the clean-up removes it later
                 await self._store.delete(key)
 
-    async def _inspect(self, files: Mapping[str, StoredFile], keys: Mapping[str, str]) -> None:
+    async def _inspect(
+        self, files: Mapping[str, StoredFile], keys: Mapping[str, str], base_config: Path
+    ) -> None:
         """Inspects small files completely; of large ones the header, which shows everything but the
         values.
         """
@@ -118,7 +121,7 @@ class SourceCopies:
                         file.write(piece)
                     file.truncate(files[WEIGHTS_FILE].size)  # the rest is a hole that takes no space
             owner = files[WEIGHTS_FILE].tenant_id
-            await self._sandbox.inspect(weights, config, self._base_config, owner=owner, values=whole)
+            await self._sandbox.inspect(weights, config, base_config, owner=owner, values=whole)
         finally:
             for path in (weights, config):
                 path.unlink(missing_ok=True)

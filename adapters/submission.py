@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from adapters import events
 from adapters.announcer import Announcer
-from adapters.catalogue import parse_reference
+from adapters.bases import Bases
 from adapters.errors import AdapterLimitReached, AdapterNotFound, InvalidAdapter
 from adapters.files.models import Purpose, StoredFile
 from adapters.files.service import FileService
@@ -92,7 +92,7 @@ class _Meant:
 
 
 class AdapterSubmission:
-    """Creates adapters on one base model."""
+    """Creates adapters and their versions."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class AdapterSubmission:
         copies: SourceCopies,
         waiting: PendingUploads,
         outbox: Outbox,
-        base: str,
+        bases: Bases,
     ) -> None:
         self._database = database
         self._announcer = announcer
@@ -112,7 +112,7 @@ class AdapterSubmission:
         self._copies = copies
         self._waiting = waiting
         self._outbox = outbox
-        self._base = base
+        self._bases = bases
 
     async def create(
         self,
@@ -121,32 +121,38 @@ class AdapterSubmission:
         submission: Submission,
         *,
         base_digest: str,
+        base: str | None = None,
         description: str | None = None,
     ) -> SubmittedVersion:
-        """Creates an adapter with its first version. Raises NameTaken, AdapterLimitReached, InvalidAdapter,
-        InspectionRefused, the errors of the file services, ValueError naming the field.
+        """Creates an adapter on `base` (default: the default base) with its first version. Raises NameTaken,
+        AdapterLimitReached, InvalidAdapter, InspectionRefused, the errors of the file services, ValueError
+        naming the field.
         """
         check_new_name(name)
+        base = self._bases.default if base is None else base
+        if base not in self._bases:
+            raise InvalidAdapter("base_model", f"it must be one of: {', '.join(self._bases)}")
         checked_text("description", description or "", MAX_DESCRIPTION)
+        model = ModelName(base, name)
         async with self._database.read(caller.tenant_id) as session:
-            await self._refuse(AdapterRepository(session, caller.tenant_id), caller.plan, name)
+            await self._refuse(AdapterRepository(session, caller.tenant_id), caller.plan, model)
         meant = await self._meant(caller.tenant_id, submission)
         adapter = Adapter(
             id=new_id("adp"),
             tenant_id=caller.tenant_id,
-            base=self._base,
+            base=base,
             name=name,
             description=description or None,
             created_by=caller.created_by,
         )
         async with (
-            self._copies.made(caller.tenant_id, adapter.id, meant.files) as copies,
+            self._copies.made(adapter, meant.files) as copies,
             self._database.write(caller.tenant_id) as session,
         ):
             await lock_uploads(session, caller.tenant_id, meant.uploads.values())
             repository = AdapterRepository(session, caller.tenant_id)
             await repository.advisory_lock("adapters")
-            await self._refuse(repository, caller.plan, name)
+            await self._refuse(repository, caller.plan, model)
             repository.add_own(adapter)
             await session.flush()
             events.record(session, caller.tenant_id, adapter.id, "adapter.created", f"{name} created.")
@@ -165,18 +171,18 @@ class AdapterSubmission:
         """
         async with self._database.read(caller.tenant_id) as session:
             repository = AdapterRepository(session, caller.tenant_id)
-            found = await repository.find(self._base, parse_reference(self._base, adapter))
+            found = await repository.find(self._bases, self._bases.reference(adapter))
         if found is None:
             raise AdapterNotFound(adapter)
         adapter_id = found.id
         meant = await self._meant(caller.tenant_id, submission)
         if meant.uploads:
-            return await self._add_waiting(caller, adapter, adapter_id, meant, submission, base_digest)
+            return await self._add_waiting(caller, found, meant, submission, base_digest)
         wanted = {name: meant.files[name].sha256 for name in SOURCE_FILES}
         known = await self._known(caller, adapter_id, wanted, submission.activate)
         if known is not None:
             return known
-        async with self._copies.made(caller.tenant_id, adapter_id, meant.files) as copies:
+        async with self._copies.made(found, meant.files) as copies:
             async with self._database.write(caller.tenant_id) as session:
                 repository = AdapterRepository(session, caller.tenant_id)
                 row = await repository.lock(ModelName(adapter_id=adapter_id))
@@ -197,20 +203,19 @@ class AdapterSubmission:
     async def _add_waiting(
         self,
         caller: Caller,
-        asked: str,
-        adapter_id: str,
+        adapter: Adapter,
         meant: _Meant,
         submission: Submission,
         base_digest: str,
     ) -> SubmittedVersion:
         """Adds the adapter's next version, which waits for its uploads, unless one waits for them already."""
-        async with self._copies.made(caller.tenant_id, adapter_id, meant.files) as copies:
+        async with self._copies.made(adapter, meant.files) as copies:
             async with self._database.write(caller.tenant_id) as session:
                 await lock_uploads(session, caller.tenant_id, meant.uploads.values())
                 repository = AdapterRepository(session, caller.tenant_id)
-                row = await repository.lock(ModelName(adapter_id=adapter_id))
+                row = await repository.lock(ModelName(adapter_id=adapter.id))
                 if row is None:
-                    raise AdapterNotFound(asked)
+                    raise AdapterNotFound(adapter.name)
                 known = await self._waiting_for(session, row, meant.uploads)
                 if known is None:
                     version, job_id = await self._add(
@@ -241,9 +246,9 @@ class AdapterSubmission:
 
     # The request ------------------------------------------------------------------------------------------
 
-    async def _refuse(self, repository: AdapterRepository, plan: PlanView, name: str) -> None:
-        if await repository.find(self._base, ModelName(self._base, name)) is not None:
-            raise NameTaken("adapter name", name)
+    async def _refuse(self, repository: AdapterRepository, plan: PlanView, name: ModelName) -> None:
+        if await repository.find(self._bases, name) is not None:
+            raise NameTaken("adapter name", name.adapter or "")
         set_for_it = await LimitRepository(repository.session, repository.tenant_id).stored(Metric.ADAPTERS)
         most = plan.max_adapters if set_for_it is None else set_for_it
         if await repository.count() >= most:

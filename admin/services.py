@@ -122,7 +122,7 @@ class ConsoleServices:
     billing: BillingServices
     operation: OperatorServices
     """Services of the operator's pages."""
-    base_digest: Callable[[], str]
-    """Of the base that is served; raises one of `error_mapping.known` while there is no engine to ask."""
+    base_digest: Callable[[str], str]
+    """Of a base that is served; raises one of `error_mapping.known` while there is no engine to ask."""
     error_mapping: ErrorMapping
     sign_in: SignInServices = field(default_factory=SignInServices)

@@ -199,8 +199,8 @@ def _document() -> dict[str, Any]:
 
 def _register_collectors(services: Services) -> None:
     registry = services.metrics.registry
-    registry.register(EngineCollector(services.engine.clients))
-    registry.register(RoutingCollector(services.engine))
+    registry.register(EngineCollector(services.pools.clients))
+    registry.register(RoutingCollector([pool.engine for pool in services.pools]))
     registry.register(QuotaCollector(services.quotas))
     if services.refusals is not None:
         registry.register(RefusalCollector(services.refusals))

@@ -47,7 +47,7 @@ class EngineWatch:
 
     def __init__(
         self,
-        engines: Sequence[EngineClient],
+        engines: Callable[[], Sequence[EngineClient]],
         cache: redis.asyncio.Redis,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -106,7 +106,7 @@ class EngineWatch:
 
     async def report(self) -> None:
         """Stores a report of each of this process's engines."""
-        await asyncio.gather(*(self._report(engine) for engine in self._engines))
+        await asyncio.gather(*(self._report(engine) for engine in self._engines()))
 
     async def _report(self, engine: EngineClient) -> None:
         """Stores a report of an engine, unless another process does or has a better view."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 import msgspec
@@ -14,10 +15,13 @@ from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.openapi.routing import Router, answers, reference
+from api.pools import Pools
 from api.services import Check, Services, services_of
 
 CHECK_TIMEOUT = 2.0
 """Seconds after which a check without an answer counts as not ready."""
+NOT_CONNECTED = "not connected to a serving engine"
+_ENGINE_OF = "engine "
 
 router = Router(tags=["Operations"])
 log = structlog.get_logger(__name__)
@@ -59,17 +63,18 @@ async def livez() -> Response:
 @answers(Readiness)
 async def readyz(request: Request) -> Response:
     """Answers with 200 when everything that a request needs is there, else with 503 and the names of what is
-    not.
+    not. Of several base models, one with an engine is enough; those without are named.
     """
     checks = await reasons_not_ready(services_of(request))
     not_ready = [name for name, reason in checks.items() if reason is not None]
+    is_ready = can_serve(services_of(request), checks)
     body: Readiness = {
-        "status": "not ready" if not_ready else "ready",
+        "status": "ready" if is_ready else "not ready",
         "not_ready": not_ready,
         "checks": {name: reason or "ok" for name, reason in checks.items()},
     }
     return Response(
-        msgspec.json.encode(body), status_code=503 if not_ready else 200, media_type="application/json"
+        msgspec.json.encode(body), status_code=200 if is_ready else 503, media_type="application/json"
     )
 
 
@@ -95,12 +100,31 @@ router.add_api_route("/health", readyz, methods=["HEAD"], include_in_schema=Fals
 router.add_api_route("/metrics", metrics, methods=["HEAD"], include_in_schema=False)
 
 
+def can_serve(services: Services, reasons: Mapping[str, str | None]) -> bool:
+    """Returns whether requests can be served: with several bases, those to the bases whose engines serve."""
+    common = (reason for name, reason in reasons.items() if not name.startswith(_ENGINE_OF))
+    return services.pools.ready and not any(common)
+
+
 async def reasons_not_ready(services: Services) -> dict[str, str | None]:
     """Runs every check; returns why each fails, by its name, and None for those that pass."""
     names = list(services.checks)
     reasons = await asyncio.gather(*(_run(name, services.checks[name]) for name in names))
-    engine = None if services.engine.ready else "not connected to a serving engine"
-    return {"engine": engine, **dict(zip(names, reasons, strict=True))}
+    return {**_engines(services.pools), **dict(zip(names, reasons, strict=True))}
+
+
+def _engines(pools: Pools) -> dict[str, str | None]:
+    """Returns why requests to a base cannot be served: `engine` for the only one, `engine BASE` for each of
+    several.
+    """
+    if len(pools) == 1:
+        return {"engine": None if pools.ready else NOT_CONNECTED}
+    return {
+        _ENGINE_OF + pool.name: (
+            None if pool.engine.ready else "; ".join(pool.engine.left_out) or NOT_CONNECTED
+        )
+        for pool in pools
+    }
 
 
 async def _run(name: str, check: Check) -> str | None:

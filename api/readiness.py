@@ -12,11 +12,11 @@ import redis.asyncio
 import structlog
 from redis.exceptions import ResponseError
 
+from api.pools import Pools
 from db.errors import DatabaseUnavailable, UnusableDatabase
 from db.schema import assert_fit_to_serve
 from db.session import Database
 from engine.protocol import EngineStats
-from routing.replica_set import ReplicaSet
 from telemetry.disk import DiskSpace, disk_space, shortage
 
 log = structlog.get_logger(__name__)
@@ -107,13 +107,13 @@ class SchemaVersion:
         return self._reason
 
 
-class SameBaseModel:
-    """Checks that the engine serves the model whose tokenizer this process has loaded."""
+class ExpectedBase:
+    """Checks, while no engine serves, whether engines answer and were left out, such as for another base."""
 
-    def __init__(self, engine: ReplicaSet, base_name: str) -> None:
-        self._engine = engine
-        self._base_name = base_name
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
 
-    async def check(self) -> None:
-        if self._engine.info is not None and self._engine.info.base != self._base_name:
-            raise ValueError(f"the engine serves {self._engine.info.base}, this process {self._base_name}")
+    async def check(self) -> str | None:
+        if self._pools.ready:
+            return None
+        return "; ".join(reason for pool in self._pools for reason in pool.engine.left_out) or None

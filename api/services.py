@@ -21,12 +21,12 @@ from adapters.storage import ObjectStore
 from adapters.submission import AdapterSubmission
 from api.deferred_work import DeferredWork
 from api.errors import NotServing
-from api.grammars.checks import GrammarChecks
 from api.metrics.background_work import BackgroundWorkCollector
 from api.metrics.payments import PaymentsCollector
 from api.metrics.polled import PolledCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
+from api.pools import Pools
 from batches.service import BatchService
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
@@ -40,9 +40,6 @@ from conversations.background.service import BackgroundQueue
 from conversations.responses.service import ResponseService
 from conversations.service import ConversationService
 from db.outbox import Outbox
-from engine.client import EngineGone
-from engine.protocol import EngineInfo
-from routing.replica_set import ReplicaSet
 from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
@@ -52,9 +49,6 @@ from tenants.quotas import Quotas
 from tenants.refusals.recorder import RefusalRecorder
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
-from tokenization.codec import TextCodec
-from tokenization.reasoning.efforts import OfferedReasoning
-from tokenization.tools.formats import ToolFormat
 
 ServiceT = TypeVar("ServiceT")
 Check = Callable[[], Awaitable[str | None]]
@@ -113,9 +107,8 @@ class BackgroundWork(Protocol):
 class Services:
     """Everything the routes use, built once by the process's main (or by a test)."""
 
-    engine: ReplicaSet
-    """All engines, as one."""
-    text: TextCodec
+    pools: Pools
+    """The base models and their engines."""
     keys: KeyResolver
     models: ModelResolver
     usage: UsageReports
@@ -128,14 +121,8 @@ class Services:
     metrics: ServingMetrics = field(default_factory=ServingMetrics)
     deferred_work: DeferredWork = field(default_factory=DeferredWork)
     checks: Mapping[str, Check] = field(default_factory=dict)
-    """By the name /readyz shows: postgres, redis, schema. The engine is asked directly."""
+    """By the name /readyz shows: postgres, redis, schema. The engines are asked directly."""
     limits: RequestLimits = field(default_factory=RequestLimits)
-    grammars: GrammarChecks | None = None
-    """None in a process that refuses requests with a grammar."""
-    tool_format: ToolFormat | None = None
-    """How the base model writes tool calls; None: it has no tools."""
-    reasoning: OfferedReasoning | None = None
-    """How the base model thinks before it answers; None: it does not."""
     idempotency: IdempotencyRecords | None = None
     """None in a process that refuses requests with an idempotency key."""
     state: StoredState | None = None
@@ -192,16 +179,3 @@ def served(service: ServiceT | None, what: str) -> ServiceT:
 def onboarding_of(request: Request) -> Onboarding:
     """Returns the services of adapters. Raises NotServing where this process has none."""
     return served(services_of(request).onboarding, "Files and adapters")
-
-
-def serving_engine(request: Request) -> EngineInfo:
-    """Returns what the engine said of itself. Raises EngineGone while none is connected and ready."""
-    return engine_of(services_of(request))
-
-
-def engine_of(services: Services) -> EngineInfo:
-    """Returns what the engine said of itself. Raises EngineGone while none is connected and ready."""
-    engine = services.engine
-    if engine.info is None or not engine.ready:
-        raise EngineGone("the engine does not serve", engine.ready_in)
-    return engine.info

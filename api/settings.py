@@ -6,15 +6,20 @@ import os
 import socket
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from adapters.served_bases import (
+    BaseName,
+    ReasoningBudgets,
+    ReasoningFormatName,
+    ServedBase,
+    ToolFormatName,
+    checked_endpoints,
+)
 from routing.endpoints import parse_endpoints
-
-ReasoningEffort = Literal["minimal", "low", "medium", "high", "xhigh"]
-"""OpenAI's efforts, without `none`."""
 
 
 class ApiSettings(BaseSettings):
@@ -32,16 +37,16 @@ class ApiSettings(BaseSettings):
     This process alone answers there, so that Prometheus can read the metrics of each.
     """
     engine_endpoint: str
-    """Where the engines listen, `ipc://...` or `tcp://...`, separated by commas."""
+    """Where the base's engines listen, `ipc://...` or `tcp://...`, separated by commas."""
     base_path: Path
     """The base model's directory: its tokenizer and chat template are read, its weights are not."""
-    base_name: str = Field(pattern=r"^[a-z0-9._-]{1,64}$")
+    base_name: BaseName
     """Name the base model is sold under."""
-    tool_format: Literal["auto", "none", "hermes", "llama", "mistral", "mistral_args", "qwen_coder"] = "auto"
+    tool_format: ToolFormatName = "auto"
     """How the base model writes tool calls: `auto` finds it in the chat template, `none` offers no tools."""
-    reasoning_format: Literal["auto", "none", "think", "mistral", "seed_oss", "cohere", "kimi"] = "auto"
+    reasoning_format: ReasoningFormatName = "auto"
     """How the base model delimits its thinking: `auto` finds it in the chat template, `none`: it has none."""
-    reasoning_budgets: dict[ReasoningEffort, Annotated[int, Field(ge=1, lt=2**31)] | None] = {}
+    reasoning_budgets: ReasoningBudgets = {}
     """By `reasoning_effort`, as a JSON object: after how many tokens of thinking the answer begins; null: no
     bound. In place of the default of each effort that it names."""
     redis_url: str
@@ -65,12 +70,21 @@ class ApiSettings(BaseSettings):
     def engine_endpoints(self) -> tuple[str, ...]:
         return parse_endpoints(self.engine_endpoint)
 
+    @property
+    def first_base(self) -> ServedBase:
+        return ServedBase(
+            name=self.base_name,
+            path=self.base_path,
+            engine_endpoint=self.engine_endpoint,
+            tool_format=self.tool_format,
+            reasoning_format=self.reasoning_format,
+            reasoning_budgets=self.reasoning_budgets,
+        )
+
     @field_validator("engine_endpoint")
     @classmethod
     def _names_engines(cls, endpoints: str) -> str:
-        if not parse_endpoints(endpoints):
-            raise ValueError("names no engine: give at least one endpoint, ipc://PATH or tcp://HOST:PORT")
-        return endpoints
+        return checked_endpoints(endpoints)
 
 
 class ConnectionSettings(BaseSettings):

@@ -20,6 +20,7 @@ from typing import Any
 
 import redis.asyncio
 
+from adapters.bases import Bases
 from adapters.service import AdapterService
 from benchmarks.chaos_load import Caller
 from benchmarks.chaos_process import Order, Point, written
@@ -270,7 +271,7 @@ async def _open_accounts(site: Site) -> list[Caller]:
                 few = metric is Metric.CONCURRENT_REQUESTS and number == NUM_TENANTS - 1
                 limit = Limit("tenant", tenant.id, "", metric, 2 if few else amount)
                 await accounts.limits.set(tenant.id, OPERATOR, limit)
-            await AdapterService(database, client, BASE_NAME).register_version(
+            await AdapterService(database, client, Bases(BASE_NAME)).register_version(
                 tenant.id, "pirate", AdapterRef(f"{number:064x}", 8), base_digest="0" * 64
             )
             models = [BASE_NAME, f"{BASE_NAME}:pirate"]

@@ -34,6 +34,7 @@ from engine.parallel.leader import Leader
 from engine.parallel.messages import Begin, DeviceSizes
 from engine.parallel.runner import ParallelLoader
 from engine.protocol import SamplingParams, Submit, TokenChunk
+from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
 
@@ -75,6 +76,7 @@ class InProcessEngine:
         options: RunnerOptions = DEFAULT_OPTIONS,
         tokenizer: LLTokenizer | None = None,
         leader: Leader | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """With a `tokenizer`, requests may have grammars and think. With a `leader`, `model` is rank 0's
         part of one.
@@ -102,6 +104,7 @@ class InProcessEngine:
             config.eos_ids,
             [] if tokenizer is None else _token_bytes(tokenizer),
             EngineEnvironment("engine-0", "benchmark"),
+            drafter=drafter,
         )
         grammars = None
         if tokenizer is not None:
@@ -188,6 +191,10 @@ class InProcessEngine:
         outputs = self.core.step()
         assert not outputs.rejected, outputs.rejected
         return outputs.chunks
+
+    def wake(self) -> None:
+        """Ends the sleep of a `step`, from any thread."""
+        self._wake.set()
 
     def drain(self) -> Iterator[Sequence[TokenChunk]]:
         """Steps until every request has ended."""

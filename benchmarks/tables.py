@@ -315,6 +315,7 @@ def _pair(figures: Mapping[str, float]) -> str | None:
 TABLES: dict[str, Callable[[Results], str]] = {
     "summary": summary_table,
     "decode": decode_table(DECODE, barred=True),
+    "decode-h100": decode_table("../h100/decode-llama-3.1-8b-fp8-r16.json"),
     "decode-ranks": decode_table("decode-llama-3.1-8b-fp8-ranks.json"),
     "decode-fp8-adapters": decode_table("decode-llama-3.1-8b-fp8-adapters-fp8.json"),
     "decode-fp8-kv": decode_table("decode-llama-3.1-8b-fp8-kv-fp8.json"),

@@ -74,7 +74,10 @@ BatchPrice = Annotated[
 @adapter_app.command("add")
 def adapter_add(
     tenant: Tenant,
-    name: Annotated[str, typer.Argument(help="Name of the adapter: a-z 0-9 . _ -")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of the adapter: a-z 0-9 . _ -; of several base models, BASE:NAME."),
+    ],
     directory: Annotated[
         Path, typer.Argument(help="PEFT directory: adapter_config.json, adapter_model.safetensors.")
     ],

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.service_access import Services, call, minute, setting
+from cli.service_access import Services, call, minute
 
 if TYPE_CHECKING:
     from adapters.catalogue import AdapterCatalogue, AdapterWithVersion
@@ -128,7 +128,7 @@ def delete_adapter(data: Path | None, tenant: str, name: str) -> str:
 
         owner = await services.accounts.tenants.find_tenant(tenant)
         async with _pinning(services) as pinning:
-            deletion = AdapterDeletion(services.database, services.redis, _base(services), pinning)
+            deletion = AdapterDeletion(services.database, services.redis, services.bases, pinning)
             return (await deletion.delete(owner.id, name, by=OPERATOR)).id
 
     return call(data, work)
@@ -142,7 +142,7 @@ def _change(
 
         owner = await services.accounts.tenants.find_tenant(tenant)
         async with _pinning(services) as pinning:
-            adapters = AdapterService(services.database, services.redis, _base(services), pinning)
+            adapters = AdapterService(services.database, services.redis, services.bases, pinning)
             shown = await change(adapters, owner.id)
         version = f"@{shown.version.version}" if shown.version is not None else ""
         return f"{shown.adapter.base}:{shown.adapter.name}{version}"
@@ -159,30 +159,28 @@ async def _pinning(services: Services) -> AsyncIterator[Pinning | None]:
     from routing.endpoints import parse_endpoints
     from routing.replica_set import ReplicaSet
 
-    names = ("ROOTSTOCK_API_ENGINE_ENDPOINT", "ROOTSTOCK_ENGINE_ENDPOINT")
-    endpoints = next((services.environment[name] for name in names if services.environment.get(name)), "")
-    if not endpoints:
+    endpoints = {name: parse_endpoints(base.engine_endpoint) for name, base in services.base_models.items()}
+    if not all(endpoints.values()):
         yield None
         return
-    client = ReplicaSet(parse_endpoints(endpoints), "operator")
-    await client.start()
+    engines = {name: ReplicaSet(of_base, "operator", base=name) for name, of_base in endpoints.items()}
+    for one in engines.values():
+        await one.start()
     try:
         try:
             async with asyncio.timeout(_ENGINE_ANSWER_S):
-                await client.wait_ready()
+                for one in engines.values():
+                    await one.wait_ready()
         except TimeoutError:
             yield None
         else:
-            yield Pinning(services.database, client, _base(services))
+            yield Pinning(services.database, engines)
     finally:
-        await client.close()
+        for one in engines.values():
+            await one.close()
 
 
 def _catalogue(services: Services) -> AdapterCatalogue:
     from adapters.catalogue import AdapterCatalogue
 
-    return AdapterCatalogue(services.database, _base(services))
-
-
-def _base(services: Services) -> str:
-    return setting(services.environment, "ROOTSTOCK_ENGINE_BASE_NAME")
+    return AdapterCatalogue(services.database, services.bases)

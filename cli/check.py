@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
+from adapters.served_bases import FurtherBases
 from adapters.storage.settings import StorageSettings
 from api.settings import ApiSettings
 from cli.checks.configuration import PREFIX, Configuration, read_configuration, variable_of
@@ -79,8 +80,7 @@ async def _networked(configuration: Configuration) -> list[Finding]:
     checks += [check_redis(variable, url) for url, variable in reversed(variables.items())]
     if (storage := configuration.get(StorageSettings)) is not None:
         checks.append(check_storage(storage))
-    base_name = next(iter(configuration.values("base_name", ApiSettings, JobsSettings).values()), None)
-    checks.append(_engines(_engine_endpoints(configuration), base_name))
+    checks += [_engines(endpoints, base) for base, endpoints in _pools(configuration).items()]
     return [finding for group in await asyncio.gather(*checks) for finding in group]
 
 
@@ -94,6 +94,18 @@ async def _engines(named: list[str], base_name: str | None) -> list[Finding]:
         detail = "the registry in Redis lists none: start `rootstock up --ray`, or look at its log"
         return [Finding("engines", Status.WARNING, detail)]
     return await check_engines(list(found), base_name)
+
+
+def _pools(configuration: Configuration) -> dict[str | None, list[str]]:
+    """Returns the endpoints of each base's engines, by base; without API and jobs, the base is not known."""
+    name = next(iter(configuration.values("base_name", ApiSettings, JobsSettings).values()), None)
+    settings = configuration.get(FurtherBases)
+    further = {} if settings is None else {base.name: list(base.engines) for base in settings.further}
+    others = {endpoint for endpoints in further.values() for endpoint in endpoints}
+    first = [one for one in _engine_endpoints(configuration) if one not in others]
+    pools: dict[str | None, list[str]] = {name: first}
+    pools.update(further)
+    return pools
 
 
 def _engine_endpoints(configuration: Configuration) -> list[str]:
@@ -113,6 +125,9 @@ def _local(configuration: Configuration) -> Iterator[Finding]:
     engine = configuration.get(EngineSettings)
     bases = configuration.values("base_path", ApiSettings, JobsSettings)
     bases |= configuration.values("base", EngineSettings)
+    if (further := configuration.get(FurtherBases)) is not None:
+        variable = variable_of(FurtherBases, "further")
+        bases |= {f"{variable} {base.name}": str(base.path) for base in further.further}
     variables: dict[str, list[str]] = {}
     for variable, directory in bases.items():
         variables.setdefault(directory, []).append(variable)

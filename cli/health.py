@@ -50,12 +50,14 @@ def _look(base_url: str, timeout_s: float) -> Health:
         return Health(alive=False, ready=False, missing="api")
     finally:
         connection.close()
-    return Health(alive=True, ready=answer.status == 200, missing=_missing(body))
+    missing = _missing(body)
+    return Health(alive=True, ready=answer.status == 200 and not missing, missing=missing)
 
 
 def _missing(body: bytes) -> str:
+    """Returns what is not ready; of several bases, one without engines is, although the others serve."""
     try:
         document: Any = json.loads(body)
-    except ValueError:
+        return ", ".join(document["not_ready"])
+    except (ValueError, KeyError, TypeError):
         return "unknown"
-    return json.dumps(document)

@@ -6,8 +6,10 @@ Exit codes: 2 for incorrect usage, 1 for a failure, 0 otherwise. Commands import
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -59,15 +61,6 @@ app.add_typer(sla_app, name="sla")
 app.add_typer(capacity_app)
 
 
-class Quantization(StrEnum):
-    """Weight formats of the base model."""
-
-    NONE = "none"
-    INT8 = "int8"
-    FP8 = "fp8"
-    INT4 = "int4"
-
-
 @app.command()
 def up(
     data: Annotated[Path, typer.Option(help="Directory for databases, secrets, adapters and logs.")] = Path(
@@ -78,19 +71,34 @@ def up(
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")
     ] = 8000,
     base: Annotated[
-        Path | None, typer.Option(help="Directory of the base model in Hugging Face layout.")
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]DIR",
+            help="Directory of a base model in Hugging Face layout, and the name it is served under. "
+            "Repeatable; the first is the default.",
+        ),
     ] = None,
     base_name: Annotated[
-        str | None, typer.Option(help="Name the base model is served under. Default: its directory's name.")
+        str | None,
+        typer.Option(help="Name the only base model is served under. Default: its directory's name."),
     ] = None,
     quantization: Annotated[
-        Quantization | None,
-        typer.Option(help="Weight format: none or int8 on a CPU; none, fp8 or int4 on a GPU."),
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FORMAT",
+            help="Weight format, of all base models or of one: none or int8 on a CPU; none, fp8 or int4 on a "
+            "GPU. Repeatable.",
+        ),
     ] = None,
     tensor_parallel: Annotated[
         int, typer.Option(min=1, max=8, help="GPUs, or processes on a CPU, that share each step.")
     ] = 1,
-    replicas: Annotated[int, typer.Option(min=1, max=64, help="Engines; on GPUs, each has its own.")] = 1,
+    replicas: Annotated[
+        int, typer.Option(min=1, max=64, help="Engines of each base model; on GPUs, each has its own.")
+    ] = 1,
+    prefill_replicas: Annotated[
+        int, typer.Option(min=0, max=64, help="More engines, which compute long prompts for the others.")
+    ] = 0,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -126,16 +134,16 @@ def up(
         raise UsageError("--once stops after the showcase: pass --showcase too")
     if showcase and not demo:
         raise UsageError("--showcase needs the demo: pass --demo too")
-    chosen = quantization.value if quantization else None
     options = UpOptions(
         data=data,
         host=host,
         port=port,
-        base=base,
+        bases=base or [],
         base_name=base_name,
-        quantization=chosen,
+        quantizations=quantization or [],
         tensor_parallel=tensor_parallel,
         replicas=replicas,
+        prefill_replicas=prefill_replicas,
         api_processes=api_processes,
         ray=ray,
         replicas_min=replicas_min,
@@ -248,6 +256,21 @@ def bench(
         print_rows(("BENCHMARK", "MEASURES"), list_benchmarks())
         return
     raise typer.Exit(run_benchmark(name, context.args))
+
+
+@app.command()
+def version(
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Show the installed release, the database schemas it works with, and its commit."""
+    from cli.version import installed_version
+
+    fields = asdict(installed_version())
+    if as_json:
+        print(json.dumps(fields))
+        return
+    for name, value in fields.items():
+        print(f"{name.replace('_', '-'):15}{value or 'unknown'}")
 
 
 def complete_options(arguments: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ This module alone knows every package's settings prefix. `cli.supervisor` starts
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,13 +31,21 @@ _RAY_SOCKET = "session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
 
 
 @dataclass(frozen=True)
+class LocalBase:
+    """A base model that is served from this machine's disk."""
+
+    name: str
+    path: Path
+    quantization: str
+
+
+@dataclass(frozen=True)
 class Service:
-    """The configuration of one `up`: base model, databases and payment settings."""
+    """The configuration of one `up`: base models, databases and payment settings."""
 
     data: DataDir
-    base: Path
-    base_name: str
-    quantization: str
+    bases: Sequence[LocalBase]
+    """The default one first."""
     redis_url: str
     db_url: str = ""
     """URL of the role that serves."""
@@ -47,7 +56,9 @@ class Service:
     payments: Mapping[str, str] = field(default_factory=dict)
     """Settings of the demo's payment provider, if any."""
     replicas: int = 1
-    """Engines."""
+    """Engines of each base that take requests."""
+    prefill_replicas: int = 0
+    """Engines that compute long prompts for them; for one base."""
     api_processes: int = 1
     ray: RayPlan | None = None
     """Where engines run on a Ray cluster."""
@@ -55,15 +66,43 @@ class Service:
     """Each engine's GPUs, as CUDA_VISIBLE_DEVICES lists them; empty: every engine chooses itself."""
 
     @property
-    def engine_endpoints(self) -> tuple[str, ...]:
-        """Returns Unix sockets that only this account reaches: every client of an engine's socket can use the
-        engine.
+    def base_name(self) -> str:
+        """The default base."""
+        return self.bases[0].name
+
+    @property
+    def num_serving(self) -> int:
+        """Engines of all bases that take requests."""
+        return self.replicas * len(self.bases)
+
+    def engines_of(self, base: LocalBase) -> tuple[str, ...]:
+        """Returns the endpoints of a base's engines, which are numbered base by base."""
+        if self.ray is not None:
+            return self.serving_endpoints
+        first = self.bases.index(base) * self.replicas
+        return self.serving_endpoints[first : first + self.replicas]
+
+    @property
+    def serving_endpoints(self) -> tuple[str, ...]:
+        """Returns the sockets of the engines that take requests: Unix sockets that only this account reaches,
+        because every client of an engine's socket can use the engine.
         """
         if self.ray is not None:
             return (self.ray.registry(self.redis_url),)
-        names = ("engine", *(f"engine-{number}" for number in range(1, self.replicas)))
-        folders = (socket_directory(self.data.path, name, "zmq.sock", None) for name in names)
-        return tuple(f"ipc://{folder / 'zmq.sock'}" for folder in folders)
+        names = ("engine", *(f"engine-{number}" for number in range(1, self.num_serving)))
+        return tuple(self._socket(name, "zmq.sock") for name in names)
+
+    @property
+    def engine_endpoints(self) -> tuple[str, ...]:
+        """Returns the sockets of all engines, in the order of `engines`."""
+        return (*self.serving_endpoints, *(self._socket(name, "zmq.sock") for name in self._prefill_names))
+
+    @property
+    def _prefill_names(self) -> list[str]:
+        return [f"prefill-{number}" for number in range(self.prefill_replicas)]
+
+    def _socket(self, name: str, file: str) -> str:
+        return f"ipc://{socket_directory(self.data.path, name, file, None) / file}"
 
     @property
     def engine_states(self) -> list[Path]:
@@ -72,10 +111,11 @@ class Service:
         folder = Path(settings["ROOTSTOCK_ENGINE_DATA_DIR"]) / "engine"
         if self.ray is not None:
             return [folder / f"engine-{number}" for number in range(self.ray.replicas_max)]
-        return [folder / self._engine_id(settings, number) for number in range(self.replicas)]
+        serving = [self._engine_id(settings, number) for number in range(self.num_serving)]
+        return [folder / name for name in (*serving, *self._prefill_names)]
 
     def _engine_id(self, settings: Mapping[str, str], number: int) -> str:
-        if self.replicas == 1:
+        if self.num_serving == 1:
             return settings.get("ROOTSTOCK_ENGINE_ENGINE_ID", "engine-0")
         return f"engine-{number}"
 
@@ -83,26 +123,28 @@ class Service:
         """Returns the settings of all processes and of the operator's commands; the shell's settings take
         precedence.
         """
-        endpoints = self.engine_endpoints
+        first, *further = self.bases
+        endpoints, of_first = self.serving_endpoints, ",".join(self.engines_of(first))
         settings = {
             "ROOTSTOCK_DB_URL": self.db_url,
             OWNER_URL: self.db_owner_url,
             "ROOTSTOCK_REDIS_URL": self.redis_url,
             "ROOTSTOCK_TENANTS_KEY_SECRET": self.data.secret("key_secret"),
             "ROOTSTOCK_API_REDIS_URL": self.redis_url,
-            "ROOTSTOCK_API_BASE_PATH": str(self.base),
-            "ROOTSTOCK_API_BASE_NAME": self.base_name,
-            "ROOTSTOCK_API_ENGINE_ENDPOINT": ",".join(endpoints),
+            "ROOTSTOCK_API_BASE_PATH": str(first.path),
+            "ROOTSTOCK_API_BASE_NAME": first.name,
+            "ROOTSTOCK_API_ENGINE_ENDPOINT": of_first,
+            "ROOTSTOCK_BASES_FURTHER": self._further(further),
             "ROOTSTOCK_WORKER_REDIS_URL": self.redis_url,
             "ROOTSTOCK_WORKER_ENGINE_ENDPOINTS": ",".join(endpoints),
-            "ROOTSTOCK_JOBS_BASE_PATH": str(self.base),
-            "ROOTSTOCK_JOBS_BASE_NAME": self.base_name,
-            "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": ",".join(endpoints),
+            "ROOTSTOCK_JOBS_BASE_PATH": str(first.path),
+            "ROOTSTOCK_JOBS_BASE_NAME": first.name,
+            "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": of_first,
             "ROOTSTOCK_JOBS_ARTIFACTS_DIR": str(self.data.artifacts),
             "ROOTSTOCK_STORAGE_URL": f"file://{quote(str(self.data.objects))}",
-            "ROOTSTOCK_ENGINE_BASE": str(self.base),
-            "ROOTSTOCK_ENGINE_BASE_NAME": self.base_name,
-            "ROOTSTOCK_DEVICE_QUANTIZATION": self.quantization,
+            "ROOTSTOCK_ENGINE_BASE": str(first.path),
+            "ROOTSTOCK_ENGINE_BASE_NAME": first.name,
+            "ROOTSTOCK_DEVICE_QUANTIZATION": first.quantization,
             "ROOTSTOCK_DEVICE_TENSOR_PARALLEL": str(self.tensor_parallel),
             "ROOTSTOCK_ENGINE_ENDPOINT": endpoints[0],
             "ROOTSTOCK_ENGINE_REDIS_URL": self.redis_url,
@@ -118,25 +160,53 @@ class Service:
             name: value for name, value in os.environ.items() if name.startswith("ROOTSTOCK_")
         }
 
+    def _further(self, bases: Sequence[LocalBase]) -> str:
+        """Returns the setting of the bases beside the first; empty without any."""
+        listed = [
+            {"name": base.name, "path": str(base.path), "engine_endpoint": ",".join(self.engines_of(base))}
+            for base in bases
+        ]
+        return json.dumps(listed) if listed else ""
+
     def engines(self) -> list[Program]:
-        """Returns the engines: `engine`, or `engine-0`, `engine-1`... if there are several. With Ray, what
-        places them.
+        """Returns the engines: `engine`, or `engine-0`, `engine-1`... if there are several; then those that
+        compute prompts, `prefill-0`... With Ray, what places them.
         """
         if self.ray is not None:
             controller = self._program("engine-controller", "place-engines", grace_s=_ENGINE_DRAIN_S + 30)
             return self.ray.programs(controller, socket_directory(self.data.path, "ray", _RAY_SOCKET, None))
-        return [self._engine(number) for number in range(self.replicas)]
+        serving = [self._serving_engine(number) for number in range(self.num_serving)]
+        return [*serving, *(self._prefill_engine(number) for number in range(self.prefill_replicas))]
 
-    def _engine(self, number: int) -> Program:
-        name = "engine" if self.replicas == 1 else f"engine-{number}"
+    def _serving_engine(self, number: int) -> Program:
+        base, own = self.bases[number // self.replicas], {}
+        if len(self.bases) > 1:
+            own["ROOTSTOCK_ENGINE_BASE"] = str(base.path)
+            own["ROOTSTOCK_ENGINE_BASE_NAME"] = base.name
+            own["ROOTSTOCK_DEVICE_QUANTIZATION"] = base.quantization
+        if self.num_serving > 1:
+            own["ROOTSTOCK_ENGINE_ENGINE_ID"] = f"engine-{number}"
+            own["ROOTSTOCK_ENGINE_ENDPOINT"] = self.serving_endpoints[number]
+        if self.prefill_replicas:
+            sources = [self._socket(name, "prompts.sock") for name in self._prefill_names]
+            own["ROOTSTOCK_PREFILL_SOURCES"] = ",".join(sources)
+        return self._engine("engine" if self.num_serving == 1 else f"engine-{number}", number, own)
+
+    def _prefill_engine(self, number: int) -> Program:
+        name, place = self._prefill_names[number], self.num_serving + number
+        own = {
+            "ROOTSTOCK_ENGINE_ENGINE_ID": name,
+            "ROOTSTOCK_ENGINE_ENDPOINT": self.engine_endpoints[place],
+            "ROOTSTOCK_PREFILL_ENDPOINT": self._socket(name, "prompts.sock"),
+        }
+        return self._engine(name, place, own)
+
+    def _engine(self, name: str, place: int, own: dict[str, str]) -> Program:
+        """Returns the engine at a place among all, with settings of its `own`."""
         program = self._program(name, "serve-engine", grace_s=_ENGINE_DRAIN_S + 15)
-        own = {}
-        if self.replicas > 1:
-            own["ROOTSTOCK_ENGINE_ENGINE_ID"] = self._engine_id(program.env, number)
-            own["ROOTSTOCK_ENGINE_ENDPOINT"] = self.engine_endpoints[number]
         if self.gpus:
-            own["CUDA_VISIBLE_DEVICES"] = self.gpus[number]
-        reason = self.engine_states[number] / STOP_REASON
+            own["CUDA_VISIBLE_DEVICES"] = self.gpus[place]
+        reason = self.engine_states[place] / STOP_REASON
         return dataclasses.replace(program, env={**program.env, **own}, reason=reason)
 
     def apis(self, listener_fd: int, own_fds: Sequence[int] = ()) -> list[Program]:

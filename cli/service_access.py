@@ -24,6 +24,7 @@ from cli.errors import CliError
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+    from adapters.bases import Bases
     from adapters.service import AdapterService
     from db.session import Database
     from engine.protocol import AdapterRef
@@ -63,6 +64,15 @@ def setting(environment: Mapping[str, str], name: str) -> str:
     return value
 
 
+@dataclass(frozen=True)
+class BaseAccess:
+    """Where a base model is found."""
+
+    engine_endpoint: str
+    """Of its engines, separated by commas; empty if they are not known here."""
+    path: Path
+
+
 @dataclass
 class Services:
     """The services that an operator's command calls."""
@@ -72,12 +82,28 @@ class Services:
     redis: Redis
     accounts: AccountServices
 
+    @property
+    def base_models(self) -> dict[str, BaseAccess]:
+        """The service's base models by name, the default one first."""
+        from adapters.served_bases import further_bases
+
+        known = self.environment
+        endpoint = known.get("ROOTSTOCK_API_ENGINE_ENDPOINT")  # of a cluster, no engine has the other
+        endpoint = endpoint or known.get("ROOTSTOCK_ENGINE_ENDPOINT", "")
+        name = setting(known, "ROOTSTOCK_ENGINE_BASE_NAME")
+        further = {base.name: BaseAccess(base.engine_endpoint, base.path) for base in further_bases(known)}
+        return {name: BaseAccess(endpoint, Path(known.get("ROOTSTOCK_ENGINE_BASE", "")))} | further
+
+    @property
+    def bases(self) -> Bases:
+        from adapters.bases import Bases
+
+        return Bases(*self.base_models)
+
     def adapters(self) -> AdapterService:
         from adapters.service import AdapterService
 
-        return AdapterService(
-            self.database, self.redis, setting(self.environment, "ROOTSTOCK_ENGINE_BASE_NAME")
-        )
+        return AdapterService(self.database, self.redis, self.bases)
 
 
 @asynccontextmanager
@@ -173,13 +199,15 @@ def migrate(data: Path | None) -> str:
 
 
 def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]) -> list[str]:
-    """Packs PEFT directories, by adapter name, and activates them; returns the pinned model names."""
+    """Packs PEFT directories, by adapter name or `base:name`, and activates them; returns the pinned model
+    names.
+    """
     from adapters.errors import InvalidAdapter
     from adapters.model_names import check_new_name
 
     for name, directory in directories.items():
         try:
-            check_new_name(name)
+            check_new_name(name.rpartition(":")[2])
         except InvalidAdapter as error:
             raise CliError(f"{name!r} is not a valid adapter name: {error.reason}") from None
         except ValueError:
@@ -189,23 +217,35 @@ def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]
 
     async def work(services: Services) -> list[str]:
         owner = await services.accounts.tenants.find_tenant(tenant)
-        environment = services.environment
-        endpoint = environment.get("ROOTSTOCK_API_ENGINE_ENDPOINT")  # of a cluster, no engine has the other
-        endpoint = endpoint or setting(environment, "ROOTSTOCK_ENGINE_ENDPOINT")
-        base_digest = await served_base_digest(endpoint)
-        refs = pack_adapters(services.environment, base_digest, directories)
-        return await register_adapters(services, owner.id, refs, base_digest)
+        added = []
+        for name, directory in directories.items():
+            base, _, adapter = name.rpartition(":")
+            base = base or services.bases.default
+            model = services.base_models.get(base)
+            if model is None:
+                raise CliError(f"no base model is called {base!r}: use one of {', '.join(services.bases)}")
+            endpoint = model.engine_endpoint or setting(services.environment, "ROOTSTOCK_ENGINE_ENDPOINT")
+            digest = await served_base_digest(endpoint)
+            refs = pack_adapters(services.environment, digest, {adapter: directory}, model.path)
+            added += await register_adapters(services, owner.id, refs, digest, base)
+        return added
 
     return call(data, work)
 
 
 async def register_adapters(
-    services: Services, tenant_id: str, refs: Mapping[str, AdapterRef], base_digest: str
+    services: Services,
+    tenant_id: str,
+    refs: Mapping[str, AdapterRef],
+    base_digest: str,
+    base: str | None = None,
 ) -> list[str]:
-    """Makes packed adapters the active versions of their names; returns the pinned model names."""
+    """Makes packed adapters the active versions of their names on `base` (default: the default base); returns
+    the pinned model names.
+    """
     adapters = services.adapters()
     return [
-        (await adapters.register_version(tenant_id, name, ref, base_digest=base_digest)).name
+        (await adapters.register_version(tenant_id, name, ref, base=base, base_digest=base_digest)).name
         for name, ref in refs.items()
     ]
 
@@ -227,9 +267,13 @@ async def served_base_digest(endpoint: str) -> str:
 
 
 def pack_adapters(
-    environment: Mapping[str, str], base_digest: str, directories: Mapping[str, Path]
+    environment: Mapping[str, str],
+    base_digest: str,
+    directories: Mapping[str, Path],
+    base_dir: Path | None = None,
 ) -> dict[str, AdapterRef]:
-    """Packs PEFT directories into the engine's artifact folder. Loads torch. Raises `CliError` naming the
+    """Packs PEFT directories into the engine's artifact folder, for the base in `base_dir` (default: that of
+    the engine's setting). Loads torch. Raises `CliError` naming the
     adapter.
     """
     from adapters.arithmetic_threads import bound_arithmetic_threads
@@ -240,7 +284,7 @@ def pack_adapters(
         bound_arithmetic_threads(environment=environment)
     except ValueError as error:
         raise CliError(str(error)) from error
-    config = load_config(Path(setting(environment, "ROOTSTOCK_ENGINE_BASE")))
+    config = load_config(base_dir or Path(setting(environment, "ROOTSTOCK_ENGINE_BASE")))
     out_dir = Path(setting(environment, "ROOTSTOCK_ENGINE_ARTIFACTS_DIR"))
     refs = {}
     for name, directory in directories.items():

@@ -33,8 +33,9 @@ from cli.service_access import silence_logs, upgrade_schema
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
 from cli.unbilled import finish_metering
 from cli.up_options import UpOptions
+from engine.client import EngineClient
 from engine.protocol import EngineInfo
-from routing.endpoints import parse_endpoints
+from routing.endpoints import parse_endpoints, registry_in
 from routing.replica_set import ReplicaSet
 from telemetry.disk import DiskSettings, start_problem
 
@@ -47,8 +48,7 @@ def run_up(options: UpOptions) -> int:
     """Runs until SIGTERM or SIGINT; returns the exit status. Raises `CliError` for what the operator
     can fix.
     """
-    base, base_name = options.chosen_base()
-    quantization = options.chosen_quantization()
+    bases = options.chosen_bases()
     options.check_replicas()
     gpus = options.chosen_gpus()
     silence_logs()
@@ -58,13 +58,12 @@ def run_up(options: UpOptions) -> int:
     with DataDir(options.data.absolute()) as data, closing_display(open_display()) as display:
         service = Service(
             data=data,
-            base=base,
-            base_name=base_name,
-            quantization=quantization,
+            bases=bases,
             redis_url="",
             tensor_parallel=options.tensor_parallel,
             is_demo=options.demo,
             replicas=options.replicas,
+            prefill_replicas=options.prefill_replicas,
             api_processes=options.api_processes,
             gpus=gpus,
             ray=options.chosen_ray(data.path),
@@ -196,14 +195,19 @@ class _Up:
 
     async def _start_engines(self, engines: Sequence[Child], service: Service, demo: Demo | None) -> None:
         is_several = len(engines) > 1 or service.ray is not None
-        with self._display.step(f"{service.replicas} engines" if is_several else "Engine") as step:
-            step.detail(f"loading {service.base_name} ({service.quantization})")
+        infos: dict[str, EngineInfo] = {}
+        num_engines = service.num_serving + service.prefill_replicas
+        with self._display.step(f"{num_engines} engines" if is_several else "Engine") as step:
+            step.detail(
+                "loading " + ", ".join(f"{base.name} ({base.quantization})" for base in service.bases)
+            )
             for endpoint in service.engine_endpoints:
                 info = await self._bounded(_engine_at(endpoint), *engines)
-            step.detail(f"{info.base}, {info.quantization}, on {info.device}, context {info.context_length}")
+                infos[info.base] = info
+            step.detail("; ".join(map(_told, infos.values())))
         if demo is not None:
             with self._display.step("Adapters") as step:
-                await demo.pack(service, info.base_digest)
+                await demo.pack(service, infos[service.base_name].base_digest)
                 step.detail(f"{len(demo.adapters)} packed")
 
     async def _start_services(self, service: Service) -> None:
@@ -325,9 +329,17 @@ class _Up:
         return await finish_metering(redis_url, self._engine_states, lambda: worker.pid is not None)
 
 
+def _told(info: EngineInfo) -> str:
+    return f"{info.base}, {info.quantization}, on {info.device}, context {info.context_length}"
+
+
 async def _engine_at(endpoint: str) -> EngineInfo:
-    """Waits until an engine answers, and returns what it says of itself."""
-    client = ReplicaSet(parse_endpoints(endpoint), "up")
+    """Waits until an engine answers, or one that takes requests of a registry's, and returns what it says of
+    itself.
+    """
+    endpoints = parse_endpoints(endpoint)
+    is_registry = registry_in(endpoints) is not None
+    client = ReplicaSet(endpoints, "up") if is_registry else EngineClient(endpoint, "up")
     await client.start()
     try:
         return await client.wait_ready()

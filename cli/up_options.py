@@ -1,20 +1,20 @@
-"""Checks the options of `rootstock up`: which base model it serves, and in which weight format."""
+"""Checks the options of `rootstock up`: which base models it serves, on which devices, and where."""
 
 from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cli.base_options import parse_bases
 from cli.cluster.programs import LOCAL, RayPlan, require_ray
 from cli.cluster.settings import head_settings
-from cli.demo import DEMO_BASE
 from cli.errors import CliError, UsageError
-from engine.device.capabilities import device_kind, num_gpus, refusal
+from cli.programs import LocalBase
+from engine.device.capabilities import device_kind, num_gpus
 from engine.transport.curve import KeyPair, write_secret
-
-_DEMO_QUANTIZATION = {"cpu": "int8", "cuda": "fp8"}
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,17 @@ class UpOptions:
     data: Path
     host: str
     port: int
-    base: Path | None
+    bases: Sequence[str]
+    """`[NAME=]DIR` each."""
     base_name: str | None
-    quantization: str | None
-    """Weight format of the base model; None: `chosen_quantization` decides."""
+    quantizations: Sequence[str]
+    """`[NAME=]FORMAT` each."""
     tensor_parallel: int = 1
     """Processes that share each step of the engine."""
     replicas: int = 1
-    """Engines."""
+    """Engines of each base that take requests."""
+    prefill_replicas: int = 0
+    """Engines that compute long prompts for them."""
     api_processes: int = 1
     ray: str | None = None
     """`local`, or HOST:PORT of a Ray head; None: engines run on this machine without Ray."""
@@ -41,23 +44,17 @@ class UpOptions:
     showcase: bool = False
     once: bool = False
 
-    def chosen_base(self) -> tuple[Path, str]:
-        """Returns directory and name of the base model. Raises `UsageError` when none was given, `CliError`
-        for an invalid one.
-        """
-        base = self.base or (DEMO_BASE if self.demo else None)
-        if base is None:
-            raise UsageError(
-                "no base model: pass --base DIR (Hugging Face layout), or --demo for the one that is included"
-            )
-        if not (base / "config.json").is_file():
-            raise CliError(
-                f"{base} holds no config.json: pass a model's directory in Hugging Face layout as --base"
-            )
-        name = self.base_name or (
-            "sapling" if self.demo and self.base is None else base.resolve().name.lower()
-        )
-        return base.resolve(), name
+    def chosen_bases(self) -> tuple[LocalBase, ...]:
+        """Returns the base models. Raises `UsageError`, `CliError` for a directory that is none."""
+        bases = parse_bases(self.bases, self.base_name, self.quantizations, is_demo=self.demo)
+        if self.ray is not None and len(bases) > 1:
+            raise UsageError("--ray serves one base model: pass --base once, or leave --ray out")
+        return bases
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of all bases together, without Ray."""
+        return self.replicas * max(1, len(self.bases)) + self.prefill_replicas
 
     def chosen_gpus(self) -> list[str]:
         """Returns the GPUs of each engine, as CUDA_VISIBLE_DEVICES names them; none for one engine, and on a
@@ -65,20 +62,27 @@ class UpOptions:
         """
         if (
             self.ray is not None
-            or self.replicas == 1
+            or self.num_engines == 1
             or device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto")) == "cpu"
         ):
             return []
         named = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
         names = named or [str(number) for number in range(num_gpus())]
         each = self.tensor_parallel
-        if len(names) < self.replicas * each:
+        if self.prefill_replicas and len(names) < self.num_engines:
+            raise UsageError(
+                f"--replicas {self.replicas} and --prefill-replicas {self.prefill_replicas} need "
+                f"{self.num_engines} GPUs, and there are {len(names)}: lower one of them"
+            )
+        if len(names) < self.num_engines * each:
+            bases = max(1, len(self.bases))
+            option = f"--replicas {self.replicas}" + (f" of {bases} bases" if bases > 1 else "")
             needed = "as many GPUs" if each == 1 else f"{each} GPUs for each (--tensor-parallel {each})"
             raise UsageError(
-                f"--replicas {self.replicas} needs {needed}, and there are {len(names)}: "
-                f"pass --replicas {max(1, len(names) // each)}"
+                f"{option} needs {needed}, and there are {len(names)}: "
+                f"pass --replicas {max(1, len(names) // each // bases)}"
             )
-        return [",".join(names[number * each : (number + 1) * each]) for number in range(self.replicas)]
+        return [",".join(names[number * each : (number + 1) * each]) for number in range(self.num_engines)]
 
     def chosen_ray(self, data: Path) -> RayPlan | None:
         """Returns how engines run on Ray, with the keys in the data folder; None without --ray. Raises
@@ -121,23 +125,25 @@ class UpOptions:
         )
 
     def check_replicas(self) -> None:
-        """Raises `UsageError` when the environment gives several engines one address or name."""
-        option = f"--replicas {self.replicas}" if self.ray is None else "--ray"
+        """Raises `UsageError` when the environment gives several engines one address or name, or for prefill
+        replicas where there can be none.
+        """
+        if self.prefill_replicas:
+            self._check_prefill()
+        several = f"--replicas {self.replicas}" if self.replicas > 1 else "--base more than once"
+        option = several if self.ray is None else "--ray"
         for name in ("ROOTSTOCK_ENGINE_ENDPOINT", "ROOTSTOCK_ENGINE_ENGINE_ID"):
-            if (self.replicas > 1 or self.ray is not None) and name in os.environ:
+            if (self.replicas > 1 or len(self.bases) > 1 or self.ray is not None) and name in os.environ:
                 raise UsageError(f"{name} is set, and {option} gives each engine its own: unset it")
 
-    def chosen_quantization(self) -> str:
-        """Returns the requested weight format, if the device supports it. The demo's default is the smallest
-        that gives the same answers. Raises `UsageError`, before anything starts.
-        """
-        try:
-            kind = device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto"))
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-        if self.quantization is None:
-            return _DEMO_QUANTIZATION[kind] if self.demo else "none"
-        reason = refusal(kind, self.quantization)
-        if reason is not None:
-            raise UsageError(f"--quantization {self.quantization}: {reason}")
-        return self.quantization
+    def _check_prefill(self) -> None:
+        option = f"--prefill-replicas {self.prefill_replicas}"
+        if self.ray is not None:
+            raise UsageError(f"{option} is not for clusters on Ray: leave out one of --ray and it")
+        if self.tensor_parallel > 1:
+            raise UsageError(f"{option} needs engines of one device each: leave out --tensor-parallel")
+        if len(self.bases) > 1:
+            raise UsageError(f"{option} serves one base model: pass --base once, or leave it out")
+        for name in ("ROOTSTOCK_PREFILL_ENDPOINT", "ROOTSTOCK_PREFILL_SOURCES", "ROOTSTOCK_ENGINE_ENGINE_ID"):
+            if name in os.environ:
+                raise UsageError(f"{name} is set, and {option} gives each engine its own: unset it")

@@ -85,6 +85,13 @@ def expected_revision() -> str:
     return head
 
 
+def oldest_serving_revision() -> str:
+    """Returns the oldest revision whose code may serve a schema at this code's revision."""
+    oldest = compatibility.oldest_code(_scripts(), expected_revision())
+    assert oldest is not None, "the first migration does more than expand"
+    return oldest
+
+
 async def assert_fit_to_serve(database: Database) -> None:
     """Raises `db.errors.UnusableDatabase` unless this code can serve from this database: SchemaMismatch at
     another revision (a newer one that only expanded is served), `db.roles.PrivilegedRole` if row-level

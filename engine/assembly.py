@@ -15,6 +15,7 @@ import structlog
 import torch
 
 from engine.core import EngineCore
+from engine.device.cache_copies import HostCacheCopies
 from engine.device.capabilities import device_kind, refusal
 from engine.device.memory import SLOTS_ON_CPU, SLOTS_ON_GPU
 from engine.device_parts import BLOCK_SIZE, Sizes, cpu_parts, gpu_parts, kv_dtype_of
@@ -31,11 +32,15 @@ from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.model.weights import base_digest
 from engine.parallel.leader import Leader
+from engine.prefill.copies import CacheCopies
+from engine.prefill.messages import CacheFormat
+from engine.prefill_setup import check_prefill, set_up_prefill
 from engine.protocol import EngineInfo
 from engine.scheduling.byte_floor import ByteFloor
 from engine.scheduling.scheduler import Scheduler
 from engine.server import EngineServer
 from engine.settings import DeviceSettings, EngineSettings
+from engine.speculation.drafter import SuffixDrafter
 from engine.vocabulary import Vocabulary
 from kernels.timing import copy_bandwidth
 
@@ -56,6 +61,7 @@ def build_engine(
     assert settings.base is not None
     torch.set_num_threads(device_settings.threads)
     device = _device(device_settings)
+    check_prefill(settings.prefill, device_settings.tensor_parallel)
     vocabulary = Vocabulary.load(settings.base)
     leader = _leader(settings, device_settings, device)
     if leader is not None:
@@ -87,6 +93,7 @@ def build_engine(
         token_bytes=vocabulary.token_bytes,
         environment=EngineEnvironment(server.engine_id, server.incarnation),
         floor=ByteFloor(model.weight_bytes, model.head_bytes, kv_token_bytes, parts.memory.slot_bytes),
+        drafter=_drafter(settings),
     )
     info = EngineInfo(
         engine_id=server.engine_id,
@@ -101,10 +108,23 @@ def build_engine(
         build=build,
         sliding_window=config.sliding_window if _is_clamped(sizes, config) else None,
         tensor_parallel=device_settings.tensor_parallel,
+        role="prefill" if settings.prefill.endpoint else "",
     )
     memory = replace(parts.memory, bandwidth=bandwidth)
     grammars = _grammars(settings.base, config, server, device_settings.mask_threads)
-    return EngineCore(scheduler, parts.runner, parts.gauges, memory, grammars), info
+    core = EngineCore(scheduler, parts.runner, parts.gauges, memory, grammars)
+    if settings.prefill.endpoint or settings.prefill.sources:
+        cache_format = CacheFormat.of(info, parts.kv.layers.shape, str(parts.kv.layers.dtype))
+        set_up_prefill(core, settings.prefill, cache_format, _cache_copies(parts.kv), server)
+    return core, info
+
+
+def _cache_copies(kv: KVCache) -> CacheCopies:
+    if kv.layers.is_cuda:
+        from engine.device.gpu_cache_copies import DeviceCacheCopies
+
+        return DeviceCacheCopies(kv)
+    return HostCacheCopies(kv)
 
 
 def _grammars(
@@ -119,6 +139,11 @@ def _grammars(
     return GrammarAdmission(
         GrammarCompiler(tokenizer, config.eos_ids, server.wake, mask_threads=mask_threads)
     )
+
+
+def _drafter(settings: EngineSettings) -> SuffixDrafter | None:
+    """Returns what proposes drafts, if anything does."""
+    return SuffixDrafter(time.monotonic) if settings.scheduling.speculation else None
 
 
 # Choices ----------------------------------------------------------------------------------------------------

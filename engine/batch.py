@@ -60,11 +60,38 @@ class Scored(NamedTuple):
     """How many of the likeliest tokens are reported beside each."""
 
 
+MAX_DRAFTS = 8
+"""Of one row in one step."""
+
+
+class Drafted(NamedTuple):
+    """Tokens that are guessed to follow a row's last token, computed with it to see whether they do.
+
+    The row's share has that many tokens more than the one, and draws after each of them.
+    """
+
+    row: int
+    token_ids: list[int]
+
+
+class Verified(NamedTuple):
+    """What a step with drafts left of a row. Its lengths stand still from that step until this is applied."""
+
+    row: int
+    token_ids: list[int]
+    """The tokens drawn that count: drafts that were drawn too, and one more."""
+    num_blocks: int
+    """Blocks that the row keeps."""
+
+
 @dataclass(slots=True)
 class Batch:
-    """The plan of one step. Apply in order: freed rows, new rows, grown tables; then run `scheduled`."""
+    """The plan of one step. Apply in order: verified rows, freed rows, new rows, grown tables; then run
+    `scheduled`.
+    """
 
     step: int
+    verified: list[Verified] = field(default_factory=list)
     freed_rows: list[int] = field(default_factory=list)
     new_rows: list[NewRow] = field(default_factory=list)
     grown: list[tuple[int, list[int]]] = field(default_factory=list)
@@ -72,6 +99,7 @@ class Batch:
     scheduled: list[Scheduled] = field(default_factory=list)
     """In token order of the flattened batch; decoding rows (one token) first."""
     scored: list[Scored] = field(default_factory=list)
+    drafted: list[Drafted] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -80,7 +108,11 @@ class Batch:
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step drew, parallel to the entries of `Batch.scheduled` that sample, in their order."""
+    """What one step drew, parallel to the entries of `Batch.scheduled` that sample, in their order.
+
+    A row with drafts has a draw after its known token and after each draft, side by side. Those after a draft
+    that was not drawn mean nothing.
+    """
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)

@@ -34,8 +34,10 @@ from engine.protocol import (
     Inspect,
     Outputs,
     Prefetch,
+    ServedElsewhere,
     Spooled,
     Submit,
+    TenantService,
 )
 from engine.transport.connection import Connection
 from engine.transport.curve import Address
@@ -187,6 +189,13 @@ class EngineClient:
         """
         if self.ready:
             self._send(Prefetch(adapter, pinned))
+
+    def served_elsewhere(self, rates: list[TenantService]) -> None:
+        """Tells the engine how fast others serve its tenants. Not for engines that do not report it of
+        themselves.
+        """
+        if rates and self.ready:
+            self._send(ServedElsewhere(rates))
 
     async def inspect(self, within: float) -> EngineView | None:
         """Returns the engine's view, or None when there is no answer within `within` seconds.

@@ -1,7 +1,7 @@
 """Runs the engine's step loop without its process: schedule, launch, commit.
 
 Sockets and journals are the server's, tensors the runner's. One thread calls the core, except for
-`adapter_loaded`, which any thread may call.
+`adapter_loaded` and `prompt_event`, which any thread may call.
 
 With a runner of depth 1 the next step is planned and launched before the tokens of this one are read, so that
 the device works while the host publishes results and prepares what follows:
@@ -11,6 +11,9 @@ the device works while the host publishes results and prepares what follows:
 Rows that are held to a grammar cannot be drawn at the launch: their masks depend on the tokens of step n.
 They are filled in other threads, while the device computes step n+1 and the host commits step n and plans
 step n+2; the draws are queued at the next launch.
+
+A step with drafts is committed before the next one is planned: only then are the lengths of its rows known.
+The scheduler plans nothing until then, and neither does it where the tokens in flight are worth waiting for.
 
 With depth 0 a launch returns when its step is over, and the step is committed at once.
 """
@@ -27,9 +30,18 @@ from engine.batch import Batch, LaunchedStep
 from engine.grammar.admission import GrammarAdmission
 from engine.inspection import build_view, create_history, resident_adapters
 from engine.outputs import DeviceGauges, DeviceMemory, RunnerCounters, StepOutputs
+from engine.prefill.exporting import ExportEvent, PromptExporter
 from engine.protocol import AdapterRef, EngineStats, EngineView, PriorityClass, Rejected, Submit
+from engine.scheduling.prompt_fetches import ArrivedBlocks, FetchEnded
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import is_digest
+
+MAX_WRITES_PER_STEP = 2
+"""Messages with blocks of other engines that are written before a step: many come at once, and each would
+delay the launch by what it takes to queue it."""
+
+PromptEvent = ArrivedBlocks | FetchEnded | ExportEvent
+"""What is reported of prompts that move between engines."""
 
 
 class Runner(Protocol):
@@ -77,6 +89,9 @@ class EngineCore:
         self._started_at = time.time()
         # (slot, digest, error): filled by the loader's thread, emptied by the next step.
         self._load_reports: deque[tuple[int, str, str | None]] = deque()
+        self._prompt_events: deque[PromptEvent] = deque()  # filled by the threads that move prompts
+        self.exporter: PromptExporter | None = None
+        """Computes prompts for other engines; None: not on this engine."""
         self._in_flight: deque[_InFlightStep] = deque()
         self._is_blocked = False  # the last step found nothing to run, and nothing has changed since
         self._num_steps = 0
@@ -127,13 +142,19 @@ class EngineCore:
         """
         self._load_reports.append((slot, digest, error))
 
+    def prompt_event(self, event: PromptEvent) -> None:
+        """Records what has happened to a prompt that moves between engines. Called from any thread, which
+        wakes the stepping thread afterwards.
+        """
+        self._prompt_events.append(event)
+
     @property
     def has_work(self) -> bool:
         """Returns whether a step would do anything.
 
         If not, sleep until a message or a load report arrives, but not for long: waits for an adapter expire.
         """
-        if self._in_flight or self._load_reports or self.scheduler.has_outputs:
+        if self._in_flight or self._load_reports or self._prompt_events or self.scheduler.has_outputs:
             return True
         if self.grammars is not None and self.grammars.has_compiled:
             return True
@@ -146,6 +167,7 @@ class EngineCore:
         Exceptions of the runner are not caught: the process must end then.
         """
         self._apply_load_reports()
+        self._apply_prompt_events()
         if self.grammars is not None:
             self._queue_compiled(self.grammars)
         batch = self.scheduler.schedule()
@@ -159,6 +181,8 @@ class EngineCore:
         else:
             outputs = self.scheduler.collect()
             self._fill_masks()
+        if self.exporter is not None:
+            self.exporter.take_outputs(outputs)
         return outputs
 
     @property
@@ -211,6 +235,17 @@ class EngineCore:
             memory_bandwidth=self._memory.bandwidth,
             prompt_rate=scheduler.prompt_rate,
             resident=resident_adapters(slots),
+            served=scheduler.shared_service.rates(),
+            prefill_sources=scheduler.fetches.num_sources,
+            prefill_refusals=scheduler.fetches.refusals,
+            prompts_fetching=scheduler.fetches.num_fetching,
+            prompts_fetched=scheduler.fetches.counters.fetched,
+            fetched_tokens=scheduler.fetches.counters.fetched_tokens,
+            fetch_fallbacks=scheduler.fetches.counters.fallbacks.copy(),
+            prompts_exported=0 if self.exporter is None else self.exporter.num_exported,
+            exported_tokens=0 if self.exporter is None else self.exporter.num_tokens,
+            drafted_tokens=counters.drafted_tokens,
+            accepted_tokens=counters.accepted_tokens,
         )
 
     def view(self, stats: EngineStats) -> EngineView:
@@ -231,7 +266,7 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Asserts that nothing is lost or held twice. For idle moments and tests."""
         assert len(self._in_flight) <= self.runner.depth
-        self.scheduler.check_integrity()
+        self.scheduler.check_integrity(None if self.exporter is None else self.exporter.held_ids())
 
     def _launch(self, batch: Batch) -> None:
         began = time.perf_counter()
@@ -239,6 +274,8 @@ class EngineCore:
             self._gap_seconds += began - self._last_commit_at
         self._history.planned(*self.scheduler.composition)
         self._in_flight.append(_InFlightStep(batch, self.runner.launch(batch), began))
+        if self.exporter is not None:
+            self.exporter.launched()
 
     def _commit(self, in_flight: _InFlightStep) -> StepOutputs:
         constrained = self.scheduler.constrained(in_flight.batch)
@@ -275,6 +312,16 @@ class EngineCore:
                 self.scheduler.reject(rejected, counted=True)
             elif admitted.is_aborted:
                 self.scheduler.abort(submit.request_id)
+
+    def _apply_prompt_events(self) -> None:
+        events, num_writes = self._prompt_events, 0
+        while events and num_writes < MAX_WRITES_PER_STEP:
+            event = events.popleft()
+            if isinstance(event, ArrivedBlocks | FetchEnded):
+                num_writes += isinstance(event, ArrivedBlocks)
+                self.scheduler.fetches.take(event)
+            elif self.exporter is not None:
+                self.exporter.take(event)
 
     def _apply_load_reports(self) -> None:
         while self._load_reports:

@@ -55,6 +55,8 @@ class Parts:
     """The parts that differ between CPU and GPU."""
 
     runner: Runner
+    kv: KVCache
+    """The keys and values of this process's part of the model."""
     loader: AdapterLoader[Any] | ParallelLoader
     num_blocks: int
     gauges: Callable[[], DeviceGauges]
@@ -98,7 +100,7 @@ def cpu_parts(
         )
 
     memory = DeviceMemory({"kv": plan.kv_bytes}, pool.slot_bytes)
-    return Parts(runner, loader, plan.num_blocks, gauges, memory)
+    return Parts(runner, local.kv, loader, plan.num_blocks, gauges, memory)
 
 
 def gpu_parts(
@@ -156,7 +158,7 @@ def gpu_parts(
 
     shares = {"weights": used_bytes, "scratch": scratch_bytes, "kv": plan.kv_bytes}
     shares["rest"] = max(0, total_bytes - sum(shares.values()) - plan.adapter_bytes)
-    return Parts(runner, loader, plan.num_blocks, gauges, DeviceMemory(shares))
+    return Parts(runner, local.kv, loader, plan.num_blocks, gauges, DeviceMemory(shares))
 
 
 def _with_ranks(

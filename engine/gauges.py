@@ -12,9 +12,22 @@ MAX_RESIDENT = 1024
 """Adapters that a heartbeat names: it is sent to every client twice a second."""
 
 
+MAX_SERVED = 256
+"""Tenants whose service a heartbeat reports."""
+
+
 def adapter_key(digest: str) -> bytes:
     """Returns the bytes by which heartbeats name an adapter: the first of its digest."""
     return bytes.fromhex(digest[: 2 * KEY_BYTES])
+
+
+class TenantService(msgspec.Struct, frozen=True, array_like=True):
+    """How fast a tenant's requests of one class are served."""
+
+    tenant: str
+    priority: str
+    rate: float
+    """Tokens per second, weighted by their cost (`engine.scheduling.fairness`)."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
@@ -96,6 +109,29 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     resident: bytes | None = None
     """The `adapter_key` of each adapter that is loaded or loading, one after the other; of at most
     MAX_RESIDENT, those in use first. None: from an engine that does not report them."""
+    served: list[TenantService] | None = None
+    """The tenants served during the last second, at most MAX_SERVED, those served most first. None: from an
+    engine that does not report them, and does not understand `ServedElsewhere`."""
+    prefill_sources: int = 0
+    """Engines that would compute prompts for this one now."""
+    prefill_refusals: tuple[str, ...] = ()
+    """Why engines that should compute prompts for this one do not."""
+    prompts_fetching: int = 0
+    """Requests whose prompts are being computed on another engine."""
+    prompts_fetched: int = 0
+    """Prompts whose keys and values came from another engine as a whole."""
+    fetched_tokens: int = 0
+    """Prompt tokens whose keys and values came from another engine."""
+    fetch_fallbacks: dict[str, int] = {}
+    """By cause: prompts that were to be computed on another engine, and were computed here, or their rest."""
+    prompts_exported: int = 0
+    """Prompts computed for other engines."""
+    exported_tokens: int = 0
+    """Prompt tokens whose keys and values went to other engines."""
+    drafted_tokens: int = 0
+    """Guessed tokens that steps verified."""
+    accepted_tokens: int = 0
+    """Of those, tokens that were drawn too; `completion_tokens` has them."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):
@@ -140,6 +176,9 @@ class SlotView(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     """Requests in the batch that use it."""
     waiting: int
+    drafted_tokens: int = 0
+    """Of its requests, since the engine's start, like `accepted_tokens`."""
+    accepted_tokens: int = 0
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):

@@ -144,7 +144,7 @@ def _shares(running: list[Request], waiting: list[Request], now: float) -> tuple
 
 def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
     slot_allocator = scheduler.slot_allocator
-    table = slot_allocator.slots
+    table, drafts = slot_allocator.slots, scheduler.counters.drafts_by_adapter
     found = [
         SlotView(
             slot=slot.index,
@@ -156,6 +156,8 @@ def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
             closing=slot_allocator.is_closed(slot.index),
             rows=slot.references,
             waiting=slot_allocator.num_waiting(slot.ref.digest),
+            drafted_tokens=drafts.get(slot.ref.digest, (0, 0))[0],
+            accepted_tokens=drafts.get(slot.ref.digest, (0, 0))[1],
         )
         for slot in table.slots
         if slot.ref is not None

@@ -168,6 +168,11 @@ class BlockTable:
         self._extend_hashes(token_ids, num_useful)
         return self._pool.find(self._hashes[:num_useful])
 
+    def hashes(self, token_ids: list[int], num_blocks: int) -> list[bytes]:
+        """Returns the hashes of the first blocks, which must be full."""
+        self._extend_hashes(token_ids, num_blocks)
+        return self._hashes[:num_blocks]
+
     def open(self, matched: list[int], total_len: int) -> None:
         """Holds the blocks that `match` found and allocates the rest for `total_len` tokens. There must be
         enough.
@@ -185,6 +190,15 @@ class BlockTable:
         self.block_ids.append(block_id)
         self.capacity += self._pool.block_size
         return block_id
+
+    def trim(self, num_tokens: int) -> None:
+        """Releases the blocks beyond those of its first `num_tokens`, which no registered one is among."""
+        num_kept = -(-num_tokens // self._pool.block_size)
+        assert num_tokens >= self.registered_len, "a registered block is given back"
+        if num_kept < len(self.block_ids):
+            self._pool.release(self.block_ids[num_kept:])
+            del self.block_ids[num_kept:]
+            self.capacity = num_kept * self._pool.block_size
 
     def register_computed(self, token_ids: list[int], computed_len: int) -> None:
         """Registers the blocks that have been filled since the last call."""

@@ -129,22 +129,38 @@ class NullRunner:
     def draw_step(self, batch: Batch) -> StepResult:
         """Returns what a batch draws."""
         rows = self._rows
+        for verified in batch.verified:
+            state = rows[verified.row]
+            assert state is not None
+            state.history = extend_history(state.history, verified.token_ids)
         for row in batch.freed_rows:
             rows[row] = None
         for new in batch.new_rows:
             rows[new.row] = RowState(new, self._digests[new.slot])
         result = StepResult([], scores=[self._score(share) for share in batch.scored])
-        token_ids = result.token_ids
+        drafts = dict(batch.drafted)
         for row, _, samples in batch.scheduled:
             if samples:
                 state = rows[row]
                 assert state is not None
-                token_id = self.draw(state.history, state.salt)
-                if state.num_logprobs is not None:
-                    result.logprobs[len(token_ids)] = self.logprob(token_id, state.num_logprobs)
-                state.history = crc32(token_id.to_bytes(4, "little"), state.history)
-                token_ids.append(token_id)
+                if row in drafts:
+                    self._draw_drafted(state, drafts[row], result)
+                else:
+                    token_id = self._draw_next(state, state.history, result)
+                    state.history = crc32(token_id.to_bytes(4, "little"), state.history)
         return result
+
+    def _draw_drafted(self, state: RowState, drafts: Sequence[int], result: StepResult) -> None:
+        """Draws after the row's last token and after each draft. The row stays where it is."""
+        for num in range(len(drafts) + 1):
+            self._draw_next(state, extend_history(state.history, drafts[:num]), result)
+
+    def _draw_next(self, state: RowState, history: int, result: StepResult) -> int:
+        token_id = self.draw(history, state.salt)
+        if state.num_logprobs is not None:
+            result.logprobs[len(result.token_ids)] = self.logprob(token_id, state.num_logprobs)
+        result.token_ids.append(token_id)
+        return token_id
 
     def _score(self, share: Scored) -> list[TokenLogprob]:
         state = self._rows[share.row]

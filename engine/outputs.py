@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ class StepOutputs:
             self.chunks or self.finished or self.started or self.checkpoints or self.rejected or self.scores
         )
 
+
+MAX_COUNTED_ADAPTERS = 4096
 
 MAX_BUFFERED_TOKENS = 256
 """About as many tokens as the journal may lag behind."""
@@ -99,6 +102,12 @@ class Counters:
     """Tokens that steps computed one to a row, each the token drawn last."""
     step_bytes: int = 0
     """Bytes that steps had to read at least."""
+    drafted_tokens: int = 0
+    """Guessed tokens that steps verified."""
+    accepted_tokens: int = 0
+    """Of those, tokens that were drawn too and given out; `completion_tokens` has them."""
+    drafts_by_adapter: OrderedDict[str, list[int]] = field(default_factory=OrderedDict)
+    """The same two by adapter digest, of those that had drafts last."""
 
     def count_admission(self, service_class: str, waited: float) -> None:
         self.admitted[service_class] = self.admitted.get(service_class, 0) + 1
@@ -106,6 +115,18 @@ class Counters:
 
     def count_preemption(self, service_class: str) -> None:
         self.preempted[service_class] = self.preempted.get(service_class, 0) + 1
+
+    def count_drafts(self, adapter_digest: str | None, num_drafted: int, num_accepted: int) -> None:
+        self.drafted_tokens += num_drafted
+        self.accepted_tokens += num_accepted
+        if adapter_digest is None:
+            return
+        counts = self.drafts_by_adapter.setdefault(adapter_digest, [0, 0])
+        counts[0] += num_drafted
+        counts[1] += num_accepted
+        self.drafts_by_adapter.move_to_end(adapter_digest)
+        if len(self.drafts_by_adapter) > MAX_COUNTED_ADAPTERS:
+            self.drafts_by_adapter.popitem(last=False)
 
     def count_shed(self, service_class: str) -> None:
         self.shed[service_class] = self.shed.get(service_class, 0) + 1

@@ -14,6 +14,7 @@ import msgspec
 
 from engine.gauges import EngineStats as EngineStats
 from engine.gauges import EngineView as EngineView
+from engine.gauges import TenantService as TenantService
 
 
 class PriorityClass(StrEnum):
@@ -143,6 +144,12 @@ class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
     """True keeps it there, as far as the engine has room for pins; False ends that; None changes nothing."""
 
 
+class ServedElsewhere(msgspec.Struct, frozen=True, tag="served_elsewhere"):
+    """Says how fast other engines serve this engine's tenants, which it counts for their turns."""
+
+    rates: list[TenantService]
+
+
 class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
     """Requests one EngineView. Send it again for the next view."""
 
@@ -164,7 +171,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """The client disconnects: its requests are aborted, nothing more is sent to it."""
 
 
-ClientMessage = Submit | Abort | Prefetch | Hello | Goodbye | Inspect | AskSpooled
+ClientMessage = Submit | Abort | Prefetch | ServedElsewhere | Hello | Goodbye | Inspect | AskSpooled
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -295,6 +302,8 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="info"):
     """Set where the base's sliding window bounds the context: attention beyond it is not computed."""
     tensor_parallel: int = 1
     """Processes that share each step."""
+    role: Literal["", "prefill"] = ""
+    """prefill: it computes prompts for other engines, and clients send it no requests."""
 
 
 class IssuedEvents(msgspec.Struct, frozen=True):

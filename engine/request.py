@@ -36,11 +36,13 @@ class RequestState(Enum):
 class TenantShare:
     """What one tenant has received of one service class. Shared by its requests, read by the queue."""
 
-    __slots__ = ("num_running", "served")
+    __slots__ = ("cost_factor", "num_running", "served")
 
     def __init__(self) -> None:
         self.served = 0.0
-        """Tokens, weighted by their cost."""
+        """Tokens, weighted by their cost and its factor."""
+        self.cost_factor = 1.0
+        """More than 1 where other engines serve the tenant, too."""
         self.num_running = 0
         """Requests in the batch."""
 
@@ -277,6 +279,23 @@ class Request:
             slot=slot,
             constraint=self.constraint,
         )
+
+    def plan_drafts(self, num_drafts: int) -> Scheduled:
+        """Returns its share of a step that computes its last token and drafts. Until the step is committed,
+        its lengths are those without them: at least one token is drawn.
+        """
+        assert not self.num_pending, "the drafts follow a token that is not known"
+        assert self.total_len + num_drafts < self.limit
+        assert self.computed_len + 1 + num_drafts <= self.table.capacity
+        self.computed_len = self.total_len
+        self.total_len += 1
+        return Scheduled(self.row, 1 + num_drafts, True)
+
+    def accept_drafts(self, num_accepted: int) -> None:
+        """Counts the drafts that were drawn too; the blocks of the others are given back."""
+        self.computed_len += num_accepted
+        self.total_len += num_accepted
+        self.table.trim(self.computed_len)
 
     def leave(self, state: RequestState) -> None:
         """Ends a stay in the batch, after table, row and slot were given back."""

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from engine.protocol import (
     Prefetch,
     RejectCode,
     Rejected,
+    ServedElsewhere,
     Submit,
 )
 from engine.response_router import ResponseRouter
@@ -116,6 +117,7 @@ class EngineServer:
         self._step_began: float | None = None
         self._last_resort: threading.Timer | None = None
         self._num_refused = 0
+        self._closing: list[Callable[[], None]] = []
         self._num_stops = 0
         self._meter = Meter(
             state_dir=state_dir,
@@ -144,6 +146,14 @@ class EngineServer:
         """Wakes the loop, from any thread, because the core has work."""
         self._inbox.put(_Wake())
 
+    def at_close(self, close: Callable[[], None]) -> None:
+        """Calls `close` when serving has ended, before files and socket are closed."""
+        self._closing.append(close)
+
+    def status(self) -> EngineStats | None:
+        """Returns the latest gauges and counters; None before serving. Safe in any thread."""
+        return None if self._stats is None else self._finish_stats(self._stats)
+
     def fail(self, error: Exception) -> None:
         """Ends serving with an error of another thread: `serve` raises it. If the step loop hangs, the
         process ends itself soon.
@@ -166,6 +176,8 @@ class EngineServer:
         """Writes out the journal, sends what is queued, and closes files and socket."""
         if self._last_resort is not None:
             self._last_resort.cancel()
+        for close in self._closing:
+            close()
         try:
             self._meter.close()
         finally:
@@ -199,6 +211,8 @@ class EngineServer:
                     aborted, deadline = True, time.monotonic()
                     log.warning("drain cut short; aborting", open_requests=len(self._router))
                     self._abort_all(self._router.request_ids)
+                    if self._core.exporter is not None:
+                        self._core.exporter.abort_all()
                 elif aborted and late > ABORT_GRACE:
                     raise RuntimeError(f"{len(self._router)} requests did not end when aborted")
             self._take_messages(wait=not self._core.has_work)
@@ -246,6 +260,8 @@ class EngineServer:
                     self._core.abort(request_id)
             case FromClient(_, Prefetch(adapter, pinned)):
                 self._core.prefetch(adapter, pinned)
+            case FromClient(_, ServedElsewhere(rates)):
+                self._core.scheduler.shared_service.note_elsewhere(rates)
             case FromClient(client, Inspect()):
                 self._view_clients.add(client)
             case FromClient(client, AskSpooled(position)):
@@ -327,6 +343,4 @@ class EngineServer:
             os._exit(
                 STALL_EXIT_CODE
             )  # the step loop can raise nothing any more; the in-flight table has the bill
-        if self._stats is None:
-            return None
-        return self._finish_stats(self._stats)
+        return self.status()

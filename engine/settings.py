@@ -100,6 +100,9 @@ class SchedulingSettings(BaseSettings):
     """The same for DEFAULT."""
     flex_ttft_seconds: Annotated[float, Field(gt=0)] = 300.0
     """The same for FLEX."""
+    speculation: bool = False
+    """Verifies tokens that followed the same ones before several at a time, where measured times say that it
+    is faster."""
 
     @property
     def ttft_targets(self) -> dict[PriorityClass, float]:
@@ -132,6 +135,40 @@ class ClusterSettings(BaseSettings):
     @property
     def keys(self) -> frozenset[bytes]:
         return frozenset(decode_key(one.strip()) for one in self.client_keys.split(",") if one.strip())
+
+
+class PrefillSettings(BaseSettings):
+    """Prompts that are computed on engines of their own, apart from decoding."""
+
+    model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_PREFILL_", frozen=True, extra="forbid")
+
+    endpoint: str = ""
+    """Where this engine computes prompts for others: tcp://HOST:PORT or ipc:///PATH to listen on. Empty: it
+    does not. If set, the API sends it no requests."""
+    sources: str = ""
+    """Where engines compute prompts for this one: their endpoints, separated by commas."""
+    key_file: Path | None = None
+    """A file with a secret key, 64 hexadecimal digits, that all these engines have: connections are then
+    encrypted. Unset: any process that can connect may read what prompts' keys and values tell of them."""
+    min_tokens: Annotated[int, Field(ge=16)] = 4096
+    """Tokens of a prompt, without those that are cached, from which on it is computed elsewhere."""
+    max_wait_seconds: Annotated[float, Field(ge=0)] = 5.0
+    """A prompt that is expected to wait longer for every such engine is computed where its request is."""
+    timeout_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds without any progress after which the rest of a prompt is computed where its request is."""
+
+    @field_validator("endpoint", "sources")
+    @classmethod
+    def _known_transport(cls, value: str) -> str:
+        for one in (part.strip() for part in value.split(",")) if value else ():
+            port = one.rpartition(":")[2]
+            if not one.startswith("ipc:///") and not (one.startswith("tcp://") and port.isdigit()):
+                raise ValueError(f"{one!r} must be tcp://HOST:PORT or ipc:///PATH")
+        return value
+
+    @property
+    def source_endpoints(self) -> list[str]:
+        return [one.strip() for one in self.sources.split(",") if one.strip()]
 
 
 class EngineSettings(BaseSettings):
@@ -171,6 +208,7 @@ class EngineSettings(BaseSettings):
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     """How long running requests have to finish after SIGTERM."""
     cluster: ClusterSettings = Field(default_factory=ClusterSettings)
+    prefill: PrefillSettings = Field(default_factory=PrefillSettings)
 
     @field_validator("endpoint")
     @classmethod
@@ -186,6 +224,12 @@ class EngineSettings(BaseSettings):
                 f"ROOTSTOCK_CLUSTER_CLIENT_KEYS is for engines on TCP, and ROOTSTOCK_ENGINE_ENDPOINT is "
                 f"{self.endpoint}: unset the keys, or listen on tcp://HOST:PORT"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _prefill_has_a_model(self) -> EngineSettings:
+        if self.null and (self.prefill.endpoint or self.prefill.sources):
+            raise ValueError("a null engine has no keys and values to move: unset ROOTSTOCK_PREFILL_*")
         return self
 
     def limits(self, context_length: int, vocab_size: int) -> EngineLimits:

@@ -26,6 +26,7 @@ from routing.membership import Membership
 from routing.pins import PinChange, PinnedAdapters
 from routing.reports import report_of
 from routing.router import Choice, NoReplica, Reason, Router, RoutingQuery
+from routing.served_elsewhere import ServedElsewhere
 from routing.warming import KnownAdapters, warm
 
 __all__ = ["ReplicaSet"]
@@ -46,7 +47,8 @@ class _Replica:
     """Its engine's id, once it has joined or begun to; None: it takes no requests."""
     incarnation: str | None = None
     """Of the engine that was looked at last."""
-    is_left_out: bool = False
+    left_out: str | None = None
+    """Why the engine may not join."""
     joining: asyncio.Task[None] | None = None
 
 
@@ -79,12 +81,14 @@ class ReplicaSet:
         endpoints: Sequence[str],
         name: str,
         *,
+        base: str | None = None,
         router: Router | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`endpoints`: all engines, or one registry of engines (`engine.registry`), which is followed.
-        `name` appears in the engines' logs. Connects at `start`; no engine need be running yet. Raises
-        ValueError without endpoints, when one is named twice, and where keys cannot be used.
+        `name` appears in the engines' logs. Engines of another base model than `base` are left out; without
+        it, those of another than the first that connects. Connects at `start`; no engine need be running
+        yet. Raises ValueError without endpoints, when one is named twice, and where keys cannot be used.
         """
         if not endpoints or len(set(endpoints)) < len(endpoints):
             raise ValueError(
@@ -96,6 +100,7 @@ class ReplicaSet:
         self._router = Router() if router is None else router
         self._clock = clock
         self._client_name = name
+        self._base = base
         registry = registry_in(endpoints)
         self._membership = None if registry is None else Membership(registry, self._follow)
         self._replicas: list[_Replica] = []
@@ -107,6 +112,7 @@ class ReplicaSet:
         """The replicas that have a name."""
         self._adapters = KnownAdapters()
         self._pins = PinnedAdapters(self._router.placement)
+        self._served = ServedElsewhere()
         self._open: dict[str, _Open] = {}
         self._available = asyncio.Event()
 
@@ -127,12 +133,18 @@ class ReplicaSet:
     @property
     def is_starting(self) -> bool:
         """Whether no replica takes requests, and one is about to."""
-        return not self.ready and any(client.is_starting or client.ready for client in self.clients)
+        takes_requests = [one for one in self.clients if one.info is None or one.info.role != "prefill"]
+        return not self.ready and any(client.is_starting or client.ready for client in takes_requests)
 
     @property
     def ready_in(self) -> float:
         """Seconds until a replica is likely to take requests again."""
         return min((client.ready_in for client in self.clients), default=_UNKNOWN_START_S)
+
+    @property
+    def left_out(self) -> list[str]:
+        """Returns why each engine that answers and may not serve here is left out."""
+        return [replica.left_out for replica in self._replicas if replica.left_out is not None]
 
     @property
     def num_open(self) -> int:
@@ -283,7 +295,7 @@ class ReplicaSet:
         client = replica.client
         info, stats = client.info, client.stats
         if not client.ready or info is None:
-            replica.incarnation, replica.is_left_out = None, False
+            replica.incarnation, replica.left_out = None, None
             self._leave(replica)
             return
         if info.incarnation != replica.incarnation:
@@ -292,12 +304,17 @@ class ReplicaSet:
             self._begin_to_join(replica, info)
         if replica.name is not None and stats is not None and stats.incarnation == info.incarnation:
             self._router.report(replica.name, report_of(stats), self._clock())
+            if stats.served is not None:
+                self._served.report(replica.name, stats.served)
+                client.served_elsewhere(self._served.of(replica.name))
             if stats.draining:
                 self._leave(replica)
 
     def _begin_to_join(self, replica: _Replica, info: EngineInfo) -> None:
+        if info.role == "prefill":
+            return  # other engines have it compute prompts; it takes no requests
         reason = self._reason_to_leave_out(replica, info)
-        replica.is_left_out = reason is not None
+        replica.left_out = reason
         if reason is not None:
             log.error("an engine is left out", endpoint=replica.client.endpoint, reason=reason)
             return
@@ -312,6 +329,11 @@ class ReplicaSet:
 
     def _reason_to_leave_out(self, replica: _Replica, info: EngineInfo) -> str | None:
         """Returns why an engine may not join those that serve; None if it may."""
+        if self._base is not None and info.base != self._base:
+            return (
+                f"the engine {info.engine_id} serves {info.base!r}, and engines of {self._base!r} are "
+                "expected: set its ROOTSTOCK_ENGINE_BASE_NAME, or name its endpoint with its own base"
+            )
         for other in self._replicas:
             theirs = other.client.info
             if other is replica or other.name is None or theirs is None:
@@ -357,6 +379,7 @@ class ReplicaSet:
             return
         del self._by_name[name]
         self._router.leave(name)
+        self._served.leave(name)
         self._pins.forget(name)
         if not self._router.num_available:
             self._available.clear()
@@ -370,7 +393,7 @@ class ReplicaSet:
             info = replica.client.info
             if info is None or not replica.client.ready:
                 continue
-            if replica.is_left_out:
+            if replica.left_out is not None:
                 self._begin_to_join(replica, info)
             elif replica.joining is not None and not self._router.num_available:
                 replica.joining.cancel()

@@ -20,7 +20,7 @@ def report_of(stats: EngineStats) -> ReplicaReport:
     """Returns what a heartbeat says of its replica."""
     return ReplicaReport(
         rows_total=max(1, stats.rows_total),
-        rows_taken=stats.running + sum(stats.waiting.values()),
+        rows_taken=stats.running + sum(stats.waiting.values()) + stats.prompts_fetching,
         predicted_wait=stats.predicted_wait,
         prompt_rate=stats.prompt_rate,
         load_seconds=stats.adapter_load_seconds / stats.adapter_loads if stats.adapter_loads else 0.0,

@@ -25,14 +25,13 @@ async def open_pipeline(runtime: Runtime, settings: JobsSettings, opened: AsyncE
     """Builds the pipeline. Used as `worker.runtime.OpenPipeline`."""
     bound_arithmetic_threads(settings.threads)
     asyncio.get_running_loop().set_default_executor(computing_threads())
-    base = Base(
-        settings.base_path,
-        settings.base_name,
-        await asyncio.to_thread(TextCodec.load, settings.base_path),
-    )
     sandbox = Sandbox()
     await sandbox.start()
     opened.push_async_callback(sandbox.close)
-    steps = AdapterSteps(runtime.store, sandbox, base, settings.artifacts_dir, settings.engines)
-    announcer = Announcer(runtime.redis, Pinning(runtime.database, steps, settings.base_name))
-    return AdapterPipeline(steps, announcer, settings.base_name, settings.scratch_dir)
+    steps = {}
+    for served in runtime.bases:
+        codec = await asyncio.to_thread(TextCodec.load, served.path)
+        base = Base(served.name, served.path, codec, served.engines)
+        steps[served.name] = AdapterSteps(runtime.store, sandbox, base, settings.artifacts_dir)
+    announcer = Announcer(runtime.redis, Pinning(runtime.database, steps))
+    return AdapterPipeline(steps, announcer, settings.scratch_dir)

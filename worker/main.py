@@ -24,6 +24,7 @@ from celery import Celery, signals
 from celery.beat import EmbeddedService, Scheduler
 from celery.exceptions import SecurityWarning
 
+from adapters.served_bases import FurtherBases
 from adapters.storage import StorageSettings
 from billing.notifications.settings import NotificationSettings
 from db.errors import DatabaseUnavailable, UnusableDatabase
@@ -100,7 +101,8 @@ def _runtime(
     if open_pipeline is None:
         from worker.assembly import open_pipeline  # imports torch
     jobs, storage = JobsSettings(), StorageSettings()  # type: ignore[call-arg]
-    return Runtime(settings, database, jobs, storage, open_pipeline, NotificationSettings())
+    bases = FurtherBases().beside(jobs.first_base)
+    return Runtime(settings, database, jobs, storage, open_pipeline, NotificationSettings(), bases)
 
 
 async def _check_schema(settings: DatabaseSettings) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from secrets import token_hex
@@ -20,6 +20,7 @@ import redis.asyncio
 from adapters.jobs.execution import Pipeline, attempt, retry_unavailable
 from adapters.jobs.lease import Lease, claim
 from adapters.jobs.repository import JobLeases
+from adapters.served_bases import ServedBase
 from adapters.storage import ObjectStore, StorageSettings, open_store
 from billing.charges import ChargeService
 from billing.metering import JournalMeter
@@ -65,14 +66,18 @@ class Runtime:
         storage: StorageSettings | None = None,
         open_pipeline: OpenPipeline | None = None,
         notifications: NotificationSettings | None = None,
+        bases: Sequence[ServedBase] = (),
     ) -> None:
-        """`jobs`, `storage` and `open_pipeline` are for workers that run jobs."""
+        """`jobs`, `storage`, `open_pipeline` and `bases`, the base models served, are for workers that run
+        jobs.
+        """
         self.notifications = notifications or NotificationSettings()
         self.database_url = database.url
         self.delivering = BackgroundThread("delivering notifications")
         self.settings = settings
         self.shutdown = ShutdownPipe()
         self.jobs = jobs
+        self.bases = bases
         self._storage = storage
         self._open_pipeline = open_pipeline
         self._database_settings = database
@@ -84,7 +89,7 @@ class Runtime:
     @property
     def engine_endpoints(self) -> tuple[str, ...]:
         """All engines: those configured, else those that jobs use."""
-        return self.settings.engines or (self.jobs.engines if self.jobs is not None else ())
+        return self.settings.engines or tuple(one for base in self.bases for one in base.engines)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` on this process's loop and returns its result."""

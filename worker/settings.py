@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from adapters.served_bases import BaseName, ServedBase, checked_endpoints
 from db.tasks import QUEUE, QUEUES
 from routing.endpoints import parse_endpoints
 
@@ -78,11 +79,11 @@ class JobsSettings(BaseSettings):
 
     base_path: Path
     """The directory of the base model, unquantised, which calibration compares with."""
-    base_name: str = Field(pattern=r"^[a-z0-9._-]{1,64}$")
+    base_name: BaseName
     """The name of the base model in requests."""
     engine_endpoint: str
-    """The endpoints of all engines, `ipc://...` or `tcp://...`, separated by commas. Calibration measures on
-    the first; adapters are loaded early where the router sends their requests."""
+    """The endpoints of the base's engines, `ipc://...` or `tcp://...`, separated by commas. Calibration
+    measures on the first; adapters are loaded early where the router sends their requests."""
     artifacts_dir: Path
     """The engine's directory of packed adapters."""
     threads: int | None = Field(default=None, ge=1, le=256)
@@ -98,9 +99,11 @@ class JobsSettings(BaseSettings):
     def engines(self) -> tuple[str, ...]:
         return parse_endpoints(self.engine_endpoint)
 
+    @property
+    def first_base(self) -> ServedBase:
+        return ServedBase(name=self.base_name, path=self.base_path, engine_endpoint=self.engine_endpoint)
+
     @field_validator("engine_endpoint")
     @classmethod
     def _names_engines(cls, endpoints: str) -> str:
-        if not parse_endpoints(endpoints):
-            raise ValueError("names no engine: give at least one endpoint, ipc://PATH or tcp://HOST:PORT")
-        return endpoints
+        return checked_endpoints(endpoints)

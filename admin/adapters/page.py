@@ -80,6 +80,7 @@ class AdapterRow:
     """A line of the list."""
 
     id: str
+    base: str
     name: str
     state: Badge
     on_its_way: str | None
@@ -93,7 +94,8 @@ class AdapterRow:
 
 @dataclass(frozen=True)
 class AdapterList:
-    base: str
+    bases: list[str]
+    """The base models, the default one first."""
     headings: list[Heading]
     rows: list[AdapterRow]
     num_sorted: int | None
@@ -177,7 +179,7 @@ class AdaptersPage:
             rows = sort_rows(rows, sort, _sort_value)
         is_all = after is None and not has_more
         return AdapterList(
-            base=self._catalogue.base,
+            bases=list(self._catalogue.bases),
             headings=headings(COLUMNS, sort),
             rows=rows,
             num_sorted=len(rows) if sort is not None and has_more else None,
@@ -301,6 +303,7 @@ def _row(shown: AdapterWithVersion, job: Job | None, last_event: AdapterEvent | 
         state = _PAUSED
     return AdapterRow(
         id=adapter.id,
+        base=adapter.base,
         name=adapter.name,
         state=state,
         on_its_way=on_its_way,

@@ -87,7 +87,7 @@ class AdapterRoutes:
             section="adapters",
             page=shown,
             is_first=after is None,
-            snippets=snippets.bring(origin_of(request), shown.base),
+            snippets=snippets.bring(origin_of(request), shown.bases[0]),
         )
 
     async def show(self, request: Request, principal: TenantUser) -> Response:

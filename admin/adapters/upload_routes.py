@@ -55,6 +55,8 @@ class Order(Struct, frozen=True, forbid_unknown_fields=True):
     calibration: Id | None = None
     name: str = ""
     """Of a new adapter."""
+    base: str = ""
+    """Of a new adapter; empty: the default base."""
     dtype: Dtype = "auto"
     activate: bool = True
 
@@ -215,7 +217,15 @@ class UploadRoutes:
                 raise FieldError(slot, self._problem(error)[2]) from error
             kept[slot] = stored.id
         return msgspec.convert(
-            {**kept, "name": name, "dtype": dtype, "activate": "activate" in fields}, Order, strict=True
+            {
+                **kept,
+                "name": name,
+                "base": fields.get("base", ""),
+                "dtype": dtype,
+                "activate": "activate" in fields,
+            },
+            Order,
+            strict=True,
         )
 
     # ------------------------------------------------------------------------------------------------------
@@ -230,13 +240,20 @@ class UploadRoutes:
             activate=order.activate,
             calibration=Calibration(order.calibration, order.dtype),
         )
-        digest = self._base_digest()
         if adapter_id is not None:
+            shown = await self._services.catalogue.get(principal.tenant_id, adapter_id)
+            digest = self._base_digest(shown.adapter.base)
             return await self._services.submission.add_version(
                 caller, adapter_id, submission, base_digest=digest
             )
         _check_name(order.name)
-        return await self._services.submission.create(caller, order.name, submission, base_digest=digest)
+        bases = self._services.catalogue.bases
+        base = order.base or bases.default
+        if base not in bases:
+            raise FieldError("form", f"Choose one of these base models: {', '.join(bases)}.")
+        return await self._services.submission.create(
+            caller, order.name, submission, base=base, base_digest=self._base_digest(base)
+        )
 
     async def _adapter(self, request: Request, principal: TenantUser) -> AdapterWithVersion | None:
         adapter = request.path_params.get("adapter")
@@ -257,7 +274,7 @@ class UploadRoutes:
             status,
             principal=principal,
             section="adapters",
-            base=self._services.catalogue.base,
+            bases=list(self._services.catalogue.bases),
             adapter=None if adapter is None else adapter.adapter,
             fields=defaultdict(str, fields),
             activate=not fields or "activate" in fields,

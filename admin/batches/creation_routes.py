@@ -35,7 +35,7 @@ class BatchCreationRoutes:
         self._batches = services.batches
         self._endpoints = services.batch_endpoints
         self._files = services.files
-        self._base = services.adapters.catalogue.base
+        self._base = services.adapters.catalogue.bases.default
         self._error_mapping = services.error_mapping
         self._expected_errors = expected_errors(services.error_mapping)
 

@@ -39,7 +39,7 @@ class KeyRoutes:
         self._keys = services.account.keys
         self._limits = services.account.limits
         self._pages = KeysPage(services.account.keys, services.account.projects)
-        self._base = services.adapters.catalogue.base
+        self._base = services.adapters.catalogue.bases.default
         self._scopes = services.scopes
         self._error_mapping = services.error_mapping
         self._expected_errors = form_errors.expected_errors(services.error_mapping)

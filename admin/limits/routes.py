@@ -33,7 +33,7 @@ class LimitRoutes:
         self._console = console
         account, billing = services.account, services.billing
         self._limits = account.limits
-        self._base = services.adapters.catalogue.base
+        self._base = services.adapters.catalogue.bases.default
         self._pages = LimitsPage(
             account.limits,
             billing.quotas,

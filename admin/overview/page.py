@@ -112,7 +112,7 @@ class Step:
 class Overview:
     """Everything the template shows; None: not for this visitor."""
 
-    base: str
+    bases: list[str]
     steps: list[Step]
     """Empty when all are done, or requests came without."""
     today: Today
@@ -152,7 +152,7 @@ class OverviewPage:
         by_day = {one.bucket.astimezone(UTC).date(): one for one in used if one.kind == REQUEST}
         days = [today - timedelta(days=DAYS - 1 - number) for number in range(DAYS)]
         return Overview(
-            base=self.catalogue.base,
+            bases=list(self.catalogue.bases),
             steps=[] if is_used else _steps(may, bool(adapters), await self._has_key(tenant_id, may)),
             today=_today(by_day, days),
             chart=_chart(by_day, days, may),

@@ -13,9 +13,9 @@ from engine.protocol import PriorityClass
 
 @dataclass(frozen=True)
 class Stage:
-    base: str
+    bases: list[str]
     models: list[str]
-    """The base first."""
+    """The bases first."""
     chosen: str
     versus: str
     """The model that answers beside it; empty: none."""
@@ -23,7 +23,7 @@ class Stage:
     @property
     def choices(self) -> list[tuple[str, str]]:
         """(name, what a list shows)."""
-        return [(name, f"{name} (base model)" if name == self.base else name) for name in self.models]
+        return [(name, f"{name} (base model)" if name in self.bases else name) for name in self.models]
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,21 @@ class PlaygroundPage:
 
     async def gather(self, tenant_id: str, wanted: str | None, versus: str | None = None) -> Stage:
         """`wanted` where it can be asked, also one version as `base:adapter@2`; else the newest adapter, or
-        the base where there is none. Raises DatabaseUnavailable.
+        the default base where there is none. Raises DatabaseUnavailable.
         """
         cards = await self._models.list(tenant_id)
         adapters = [card for card in cards if card.adapter_id is not None]
-        names = [self._models.base, *(card.id for card in adapters)]
+        bases = list(self._models.bases)
+        names = [*bases, *(card.id for card in adapters)]
         for name in (wanted, versus):
             if name is not None and name not in names and await self._is_version(tenant_id, name):
                 names.append(name)
-        chosen = self._models.base
+        chosen = bases[0]
         if wanted in names:
             chosen = wanted
         elif adapters:
             chosen = max(adapters, key=lambda card: card.created).id
-        return Stage(self._models.base, names, chosen, versus if versus in names and versus != chosen else "")
+        return Stage(bases, names, chosen, versus if versus in names and versus != chosen else "")
 
     async def _is_version(self, tenant_id: str, name: str) -> bool:
         if "@" not in name:

@@ -37,7 +37,7 @@ class ServiceAccountRoutes:
         account = services.account
         self._accounts, self._keys = account.service_accounts, account.keys
         self._pages = ServiceAccountsPage(account.projects, account.service_accounts, account.keys)
-        self._base = services.adapters.catalogue.base
+        self._base = services.adapters.catalogue.bases.default
         self._error_mapping = services.error_mapping
         self._expected_errors = form_errors.expected_errors(services.error_mapping)
 

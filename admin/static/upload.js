@@ -205,6 +205,7 @@ async function send() {
     activate: form.elements.activate.checked,
   };
   if (form.elements.name) order.name = form.elements.name.value;
+  if (form.elements.base) order.base = form.elements.base.value;
   try {
     const made = await exchange(submit, token, order);
     await Promise.all(slots.map((slot) => forget(place, slot.name, owner)));
@@ -234,6 +235,10 @@ form.elements.name?.addEventListener("input", ({ target }) => {
   target.removeAttribute("aria-invalid");
   show(form.querySelector('[data-slot="name"] [data-problem]'), "");
   form.querySelector("[data-shown-name]").textContent = target.value || target.placeholder;
+});
+
+form.elements.base?.addEventListener("change", ({ target }) => {
+  form.querySelector("[data-shown-base]").textContent = target.value;
 });
 
 // Dropping anywhere in the box; a file that misses it must not replace the page.

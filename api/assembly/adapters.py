@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import redis.asyncio
 
 from adapters.announcer import Announcer
+from adapters.bases import Bases
 from adapters.catalogue import AdapterCatalogue
 from adapters.deletion import AdapterDeletion
 from adapters.files.service import FileService
@@ -37,27 +38,27 @@ async def open_onboarding(
     files: FileService,
     uploads: UploadService,
     sandbox: Sandbox,
-    engine: Engine,
+    engines: Mapping[str, Engine],
     *,
     redis_url: str,
-    base: str,
-    base_config: Path,
+    base_configs: Mapping[str, Path],
 ) -> AsyncIterator[Onboarding]:
     """Yields the started services and closes them at the end of the block. The caller closes what it passes
     in.
 
-    `base_config`: the base's `config.json`.
+    `engines`, the default base's first, and `base_configs`, the paths of `config.json`: by base.
     """
     async with AsyncExitStack() as opened:
         sender = TaskSender(redis_url)
         opened.callback(sender.close)
         outbox = Outbox(database, sender)
         opened.push_async_callback(outbox.close)
-        pinning = Pinning(database, engine, base)
+        bases = Bases(*engines)
+        pinning = Pinning(database, engines)
         await pinning.start()
         opened.push_async_callback(pinning.close)
         announcer = Announcer(redis_client, pinning)
-        copies = SourceCopies(store, files, sandbox, base_config)
+        copies = SourceCopies(store, files, sandbox, base_configs)
         waiting = PendingUploads(database, announcer, uploads, copies, outbox)
         uploads.follower = waiting
         yield Onboarding(
@@ -70,14 +71,14 @@ async def open_onboarding(
                 copies,
                 waiting,
                 outbox,
-                base,
+                bases,
             ),
             waiting=waiting,
-            catalogue=AdapterCatalogue(database, base),
-            adapters=AdapterService(database, redis_client, base, pinning),
-            deletion=AdapterDeletion(database, redis_client, base, pinning),
+            catalogue=AdapterCatalogue(database, bases),
+            adapters=AdapterService(database, redis_client, bases, pinning),
+            deletion=AdapterDeletion(database, redis_client, bases, pinning),
             jobs=JobService(database, outbox, announcer.changed),
-            recalibration=Recalibration(database, announcer, files, copies, outbox, base),
+            recalibration=Recalibration(database, announcer, files, copies, outbox, bases),
             reports=ReportReader(store),
             outbox=outbox,
         )

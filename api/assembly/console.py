@@ -14,7 +14,6 @@ from api.organization.scopes import SCOPES
 from api.playground import Playground
 from api.services import Services
 from db.session import Database
-from engine.client import EngineGone
 from tenants.object_names import NameService
 from tenants.refusals.service import RefusedRequests
 from tenants.user_contexts import UserContexts
@@ -33,15 +32,13 @@ def console_over(
     sign_in: SignInServices,
 ) -> AsgiApp:
     """Returns the console's application, to be mounted. `services` must have accounts and onboarding."""
-    engine, accounts, onboarding = services.engine, services.accounts, services.onboarding
+    accounts, onboarding = services.accounts, services.onboarding
     assert accounts is not None
     assert onboarding is not None
     assert services.batches is not None
 
-    def base_digest() -> str:
-        if engine.info is None or not engine.ready:
-            raise EngineGone("the engine does not serve", engine.ready_in)
-        return engine.info.base_digest
+    def base_digest(base: str) -> str:
+        return services.pools[base].info().base_digest
 
     return create_console(
         ConsoleServices(

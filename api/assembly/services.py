@@ -5,7 +5,6 @@ What starts later closes earlier: the engine's connection before the quotas that
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -15,10 +14,12 @@ from secrets import token_hex
 import redis.asyncio
 import structlog
 
+from adapters.bases import Bases
 from adapters.files.service import FileService, UploadService
 from adapters.inspection import SandboxUnavailable
 from adapters.inspection.sandbox import Sandbox
 from adapters.resolver import ModelResolver
+from adapters.served_bases import FurtherBases
 from adapters.storage import ObjectStore, StorageSettings, open_store
 from admin.app import BillingServices
 from admin.settings import ConsoleSettings
@@ -27,19 +28,20 @@ from api.assembly.batches import batch_runner
 from api.assembly.console import console_over
 from api.assembly.operators import operator_services
 from api.assembly.payments import open_payments
+from api.assembly.pools import build_pools
 from api.assembly.sign_in import open_sign_in
 from api.assembly.stored_state import running_background, stored_state
 from api.batches.settings import BatchSettings
 from api.deferred_work import DeferredWork
 from api.edge import AsgiApp
 from api.engine_watch import EngineWatch
-from api.grammars.checks import GrammarChecks
 from api.metrics.background_work import BackgroundWorkCollector
 from api.metrics.disk import DiskCollector
 from api.metrics.payments import PaymentsCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
-from api.readiness import EngineDisk, LocalDisk, RedisWritable, SameBaseModel, SchemaVersion
+from api.pools import Pools
+from api.readiness import EngineDisk, ExpectedBase, LocalDisk, RedisWritable, SchemaVersion
 from api.services import Check, Onboarding, RequestLimits, Services
 from api.settings import ApiSettings
 from batches.service import BatchService
@@ -64,7 +66,6 @@ from billing.window_usage import WindowUsage
 from billing.windows.usage_exists import UsageExists
 from db.session import Database
 from db.settings import DatabaseSettings
-from routing.replica_set import ReplicaSet
 from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
@@ -76,10 +77,6 @@ from tenants.refusals.recorder import RefusalRecorder
 from tenants.resolver import KeyResolver
 from tenants.service import account_services
 from tenants.settings import TenantSettings
-from tokenization.codec import TextCodec
-from tokenization.reasoning.efforts import OfferedReasoning
-from tokenization.reasoning.formats import ReasoningFormat
-from tokenization.tools.formats import ToolFormat
 
 LOG_DELAY_S = 0.01
 """By which lines of the log and counters may be late."""
@@ -101,7 +98,6 @@ class _Stores:
 class _Generation:
     """The services that a generation request passes through."""
 
-    text: TextCodec
     keys: KeyResolver
     models: ModelResolver
     prices: PriceBook
@@ -109,11 +105,10 @@ class _Generation:
     refusals: RefusalRecorder
     request_metadata: MetadataRecorder
     quotas: Quotas
-    engine: ReplicaSet
+    pools: Pools
     watch: EngineWatch
     deferred_work: DeferredWork
     metrics: ServingMetrics
-    grammars: GrammarChecks
 
 
 @contextlib.asynccontextmanager
@@ -124,10 +119,11 @@ async def open_services(
 
     Raises UnusableDatabase, OSError, ValueError when the process cannot serve with these settings.
     """
-    text = await asyncio.to_thread(TextCodec.load, settings.base_path)
+    bases, metrics = FurtherBases().beside(settings.first_base), ServingMetrics()
+    pools = await build_pools(bases, settings.name, metrics)
     async with AsyncExitStack() as opened:
         stores = await _open_stores(opened, settings, database, storage)
-        generation = await _start_generation(opened, stores, settings, tenants, text)
+        generation = await _start_generation(opened, stores, settings, tenants, pools, metrics)
         await _start_sandbox(opened, stores.sandbox)
         files = FileService(stores.database, stores.objects, stores.sandbox)
         uploads = UploadService(stores.database, stores.objects, stores.sandbox)
@@ -139,10 +135,9 @@ async def open_services(
                 files,
                 uploads,
                 stores.sandbox,
-                generation.engine,
+                {pool.name: pool.engine for pool in pools},
                 redis_url=settings.redis_url,
-                base=settings.base_name,
-                base_config=settings.base_path / "config.json",
+                base_configs={base.name: base.path / "config.json" for base in bases},
             )
         )
         payments = await opened.enter_async_context(
@@ -180,26 +175,28 @@ async def _open_stores(
 
 
 async def _start_generation(
-    opened: AsyncExitStack, stores: _Stores, settings: ApiSettings, tenants: TenantSettings, text: TextCodec
+    opened: AsyncExitStack,
+    stores: _Stores,
+    settings: ApiSettings,
+    tenants: TenantSettings,
+    pools: Pools,
+    metrics: ServingMetrics,
 ) -> _Generation:
     rows, cache = stores.database, stores.cache
     usage_exists = UsageExists(rows, WindowUsage(rows))
     opened.push_async_callback(usage_exists.close)
-    engine, metrics = ReplicaSet(settings.engine_endpoints, settings.name), ServingMetrics()
     generation = _Generation(
-        text=text,
         keys=KeyResolver(rows, cache, tenants.key_secret.get_secret_value(), ttl=tenants.cache_seconds),
-        models=ModelResolver(rows, cache, settings.base_name, ttl=tenants.cache_seconds),
+        models=ModelResolver(rows, cache, Bases(*(pool.name for pool in pools)), ttl=tenants.cache_seconds),
         prices=PriceBook(rows, cache, ttl=tenants.cache_seconds),
         sla=SlaRecorder(cache),
         refusals=RefusalRecorder(cache),
         request_metadata=MetadataRecorder(cache, _sealer(tenants)),
         quotas=Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}", read_usage=usage_exists),
-        engine=engine,
-        watch=EngineWatch(engine.clients, cache),
+        pools=pools,
+        watch=EngineWatch(pools.clients, cache),
         deferred_work=DeferredWork(LOG_DELAY_S),
         metrics=metrics,
-        grammars=GrammarChecks(settings.base_path, metrics),
     )
     # Closed in the opposite order: what the engine still says of requests is settled.
     for part in (
@@ -210,9 +207,8 @@ async def _start_generation(
         generation.refusals,
         generation.request_metadata,
         generation.quotas,
-        generation.engine,
+        generation.pools,
         generation.watch,
-        generation.grammars,
     ):
         await part.start()
         opened.push_async_callback(part.close)
@@ -276,12 +272,8 @@ def _services(
     tenants: TenantSettings,
 ) -> Services:
     rows, cache = stores.database, stores.cache
-    tool_format = ToolFormat.of(generation.text, settings.tool_format)
     services = Services(
-        engine=generation.engine,
-        text=generation.text,
-        tool_format=tool_format,
-        reasoning=_reasoning(generation.text, settings, tool_format),
+        pools=generation.pools,
         keys=generation.keys,
         models=generation.models,
         usage=UsageReports(rows, _sealer(tenants)),
@@ -295,7 +287,7 @@ def _services(
         request_metadata=generation.request_metadata,
         idempotency=IdempotencyRecords(cache),
         books=BooksCollector(ReconciliationService(rows, cache)),
-        checks=_checks(stores, generation.engine, settings.base_name),
+        checks=_checks(stores, generation.pools),
         limits=RequestLimits(
             settings.max_body_bytes,
             settings.body_timeout,
@@ -304,7 +296,6 @@ def _services(
             settings.ping_interval,
         ),
         metrics=generation.metrics,
-        grammars=generation.grammars,
         deferred_work=generation.deferred_work,
         onboarding=onboarding,
         state=stored_state(rows, tenants.key_secret.get_secret_value()),
@@ -320,7 +311,7 @@ def _services(
         batches=BatchService(rows, stores.objects),
         incidents=Incidents(rows),
     )
-    services.metrics.registry.register(DiskCollector(stores.objects.scratch, generation.engine.latest_stats))
+    services.metrics.registry.register(DiskCollector(stores.objects.scratch, generation.pools.latest_stats))
     return services
 
 
@@ -328,20 +319,13 @@ def _sealer(tenants: TenantSettings) -> MetadataSealer:
     return MetadataSealer(tenants.key_secret.get_secret_value())
 
 
-def _reasoning(text: TextCodec, settings: ApiSettings, tools: ToolFormat | None) -> OfferedReasoning | None:
-    """Returns None for a base that does not think. Raises ValueError for a format that it cannot have."""
-    format = ReasoningFormat.of(text, settings.reasoning_format, tools)
-    budgets = {str(effort): budget for effort, budget in settings.reasoning_budgets.items()}
-    return None if format is None else OfferedReasoning.of(format, budgets)
-
-
-def _checks(stores: _Stores, engine: ReplicaSet, base_name: str) -> dict[str, Check]:
+def _checks(stores: _Stores, pools: Pools) -> dict[str, Check]:
     min_free_bytes = DiskSettings().min_free_bytes
     return {
         "postgres": stores.database.ping,
         "redis": RedisWritable(stores.cache).check,
         "schema": stores.schema.check,
-        "base": SameBaseModel(engine, base_name).check,
+        "base": ExpectedBase(pools).check,
         "disk": LocalDisk(stores.objects.scratch, min_free_bytes).check,
-        "engine_disk": EngineDisk(engine.latest_stats, min_free_bytes).check,
+        "engine_disk": EngineDisk(pools.latest_stats, min_free_bytes).check,
     }

@@ -329,7 +329,7 @@ class BatchExecution:
             if (
                 caller is not None
                 and caller.billing_state != "suspended"
-                and self._site.services.engine.ready
+                and self._site.services.pools.ready
                 and len(self._running) < self._limit.limit
                 and not self._limit.pause
                 and len(self._unstored) < MOST_UNSTORED

@@ -128,6 +128,7 @@ class LineRuns:
         body = decode_body(decoded, self._endpoint)
         prepared = await self._endpoint.prepare(services, caller, body)
         validated = self._identified(prepared.request.validated, line)
+        pool = services.pools[validated.model.base]
         self._num_attempts += 1
         reserved = await reserve_batch_line(
             validated, f"{self._fence}.{self._num_attempts}", services.quotas, services.prices
@@ -136,14 +137,14 @@ class LineRuns:
             answer = Answer(
                 reserved,
                 NoOutcome(caller, services.sla, services.metrics),
-                services.text,
+                pool.text,
                 services.metrics,
                 services.deferred_work,
                 time.perf_counter(),
                 prepared.request.is_chat,
                 prepared.request.echo,
             )
-            await answer.submit(services.engine, services.request_metadata)
+            await answer.submit(pool.engine, services.request_metadata)
             try:
                 content = await prepared.body(answer, validated)
             except BaseException:

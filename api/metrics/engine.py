@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -36,6 +36,8 @@ _GAUGES = {
         "Bytes per second that the device's memory copies, as set or measured; 0: not known.",
     ),
     "draining": ("engine_draining", "1 while the engine refuses new requests and ends with those it has."),
+    "prefill_sources": ("prefill_sources", "Engines that would compute prompts for this one now."),
+    "prompts_fetching": ("prompts_fetching", "Requests whose prompts are being computed on another engine."),
     "started_at": ("engine_start_time_seconds", "When the engine started, in Unix seconds."),
     "journal_spooled": ("usage_events_spooled", "Usage events on the engine's disk, waiting for Redis."),
     "journal_set_aside": (
@@ -64,6 +66,18 @@ _COUNTERS = {
     "completion_tokens": ("engine_completion_tokens", "Tokens generated."),
     "prefill_tokens": ("engine_prefill_tokens", "Known tokens computed: of prompts, and again if preempted."),
     "decode_tokens": ("engine_decode_tokens", "Tokens computed one to a row, to draw the next."),
+    "prompts_fetched": ("prompts_fetched", "Prompts that were computed on another engine as a whole."),
+    "fetched_tokens": (
+        "prompt_tokens_fetched",
+        "Prompt tokens whose keys and values came from another engine.",
+    ),
+    "prompts_exported": ("prompts_exported", "Prompts computed for other engines."),
+    "exported_tokens": (
+        "prompt_tokens_exported",
+        "Prompt tokens whose keys and values went to other engines.",
+    ),
+    "drafted_tokens": ("engine_drafted_tokens", "Guessed tokens that steps verified."),
+    "accepted_tokens": ("engine_accepted_tokens", "Guessed tokens that were drawn too, and given out."),
     "preemptions": ("preemptions", "Requests taken out of the batch to make room, and run again later."),
     "aborted": ("engine_aborted", "Requests stopped before their end, mostly by clients that left."),
     "rejected": ("engine_rejected", "Requests the engine would not run."),
@@ -103,7 +117,7 @@ class EngineCollector(Collector):
     `rootstock_engine_up` is shown of an engine.
     """
 
-    def __init__(self, engines: Sequence[EngineClient]) -> None:
+    def __init__(self, engines: Callable[[], Sequence[EngineClient]]) -> None:
         self._engines = engines
 
     def describe(self) -> list[Metric]:
@@ -111,22 +125,26 @@ class EngineCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
+        engines = self._engines()
         up = GaugeMetricFamily(
             "rootstock_engine_up", "1 while the engine is connected and serving.", labels=["replica"]
         )
         serving: dict[str, bool] = {}
-        for position, engine in enumerate(self._engines):
+        for position, engine in enumerate(engines):
             name = f"unknown-{position}" if engine.info is None else engine.info.engine_id
             serving[name] = serving.get(name, False) or engine.ready  # two may have one id by mistake
         for name, is_serving in serving.items():
             up.add_metric([name], float(is_serving))
         yield up
         # Read once: a family's samples are then of the same engines.
-        latest = {stats.engine_id: stats for engine in self._engines if (stats := engine.stats) is not None}
+        latest = {stats.engine_id: stats for engine in engines if (stats := engine.stats) is not None}
         if latest:
+            bases = {one.info.engine_id: one.info.base for one in engines if one.info is not None}
             yield from _of_engines(latest)
+            yield _about(latest, bases)
             yield from _by_class(latest)
             yield _queue_wait(latest)
+            yield _prompt_fallbacks(latest)
             yield from _ratios(latest)
 
 
@@ -141,13 +159,17 @@ def _of_engines(latest: Mapping[str, EngineStats]) -> Iterator[Metric]:
             for replica, stats in latest.items():
                 family.add_metric([replica], float(getattr(stats, field)))
             yield family
+
+
+def _about(latest: Mapping[str, EngineStats], bases: Mapping[str, str]) -> Metric:
     about = InfoMetricFamily(
         "rootstock_engine", "What the engine runs on and how it holds its numbers.", labels=["replica"]
     )
     for replica, stats in latest.items():
         facts = {"device": stats.device, "quantization": stats.quantization, "kv_dtype": stats.kv_dtype}
+        facts["base"] = bases.get(replica, "")
         about.add_metric([replica], facts)
-    yield about
+    return about
 
 
 def _by_class(latest: Mapping[str, EngineStats]) -> Iterator[Metric]:
@@ -175,6 +197,18 @@ def _queue_wait(latest: Mapping[str, EngineStats]) -> Metric:
             seconds = stats.queue_seconds.get(tier, 0.0)
             wait.add_metric([tier, replica], count_value=count, sum_value=seconds)
     return wait
+
+
+def _prompt_fallbacks(latest: Mapping[str, EngineStats]) -> Metric:
+    family = CounterMetricFamily(
+        "rootstock_prompt_fallbacks",
+        "Long prompts that were computed on the engine of their request, or their rest, and why.",
+        labels=["cause", "replica"],
+    )
+    for replica, stats in latest.items():
+        for cause, count in stats.fetch_fallbacks.items():
+            family.add_metric([cause, replica], count)
+    return family
 
 
 def _ratios(latest: Mapping[str, EngineStats]) -> Iterator[Metric]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -11,22 +11,22 @@ from routing.replica_set import ReplicaSet
 
 
 class RoutingCollector(Collector):
-    def __init__(self, engines: ReplicaSet) -> None:
-        self._engines = engines
+    def __init__(self, pools: Sequence[ReplicaSet]) -> None:
+        self._pools = pools
 
     def collect(self) -> Iterator[Metric]:
-        counts = self._engines.counts
         routed = CounterMetricFamily(
             "rootstock_routed",
             "Requests that this process routed, by replica and why it was chosen: it has the adapter, the "
             "prefix, the session or the shortest wait, is less late than the first choice, or the only one.",
             labels=["replica", "reason"],
         )
-        for (replica, reason), number in sorted(counts.chosen.copy().items()):
-            routed.add_metric([replica, reason], number)
+        for pool in self._pools:
+            for (replica, reason), number in sorted(pool.counts.chosen.copy().items()):
+                routed.add_metric([replica, reason], number)
         yield routed
         yield CounterMetricFamily(
             "rootstock_rerouted",
             "Requests that a draining replica rejected and another one took.",
-            counts.rerouted,
+            sum(pool.counts.rerouted for pool in self._pools),
         )

@@ -57,7 +57,7 @@ class Capabilities(TypedDict):
 
 
 class ModelObject(TypedDict):
-    """A model: the base model or an adapter of it."""
+    """A model: a base model or an adapter of one."""
 
     id: str
     object: Literal["model"]
@@ -67,14 +67,15 @@ class ModelObject(TypedDict):
     base: str
     """The base model."""
     adapter_id: str | None
-    """Null for the base model."""
+    """Null for a base model."""
     version: int | None
     """The adapter's version that serves."""
     rank: int | None
     digest: str | None
     """The SHA-256 of the packed adapter."""
     max_model_len: int | None
-    """The context length in tokens, prompt and completion together; null while no engine is connected."""
+    """The context length in tokens, prompt and completion together; null while no engine of the base is
+    connected."""
     context_window: int | None
     """The same as `max_model_len`."""
     max_prompt_tokens: int | None
@@ -94,7 +95,7 @@ router = Router(prefix="/v1", tags=["Models"], errors=(AccountSuspended(),))
 
 @router.get("/models", operation_id="listModels")
 async def list_models(request: Request) -> ModelList:
-    """Lists the base model and those of your adapters that serve."""
+    """Lists the base models and those of your adapters that serve."""
     caller = await authenticate(request, READ_MODELS)
     services = services_of(request)
     cards = [card for card in await services.models.list(caller.tenant_id) if caller.may_use(card.id)]
@@ -154,7 +155,8 @@ def _percentage(price: int, percent: int) -> float:
 
 
 def _model_object(services: Services, card: ModelCard, pricing: Pricing) -> ModelObject:
-    info = services.engine.info
+    pool = services.pools[card.base]
+    info = pool.engine.info
     context_length = None if info is None else info.context_length
     return {
         "id": card.id,
@@ -170,15 +172,15 @@ def _model_object(services: Services, card: ModelCard, pricing: Pricing) -> Mode
         "context_window": context_length,
         "max_prompt_tokens": None if info is None else info.max_prompt_tokens,
         "capabilities": {
-            "chat_completions": services.text.template is not None,
+            "chat_completions": pool.text.template is not None,
             "completions": True,
             "streaming": True,
             "logprobs": True,
-            "tools": services.tool_format is not None,
-            "reasoning": services.reasoning is not None,
+            "tools": pool.tool_format is not None,
+            "reasoning": pool.reasoning is not None,
             "vision": False,
             "audio": False,
-            "structured_outputs": services.grammars is not None and services.grammars.are_supported,
+            "structured_outputs": pool.grammars is not None and pool.grammars.are_supported,
         },
         "pricing": pricing,
     }

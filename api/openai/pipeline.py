@@ -26,7 +26,8 @@ from api.openai.service_tier import requested_tier
 from api.openai.tool_calls import OfferedTools, offered_tools
 from api.openai.tool_constraint import message_constraint
 from api.openai.validation import ValidatedRequest, validate_chat, validate_completion
-from api.services import Services, engine_of
+from api.pools import BasePool
+from api.services import Services
 from engine.protocol import EngineInfo
 from tenants.context import TenantContext
 
@@ -89,22 +90,21 @@ async def validated_chat(
     nothing is reserved.
     """
     model = await permitted_model(services, caller, body.model)
-    info = engine_of(services)
-    prompt_ids, tools, thinking = await encoded_chat(services, info, body)
-    grammar = await message_constraint(body, tools, caller.tenant_id, services.grammars)
+    pool = services.pools[model.base]
+    info = pool.info()
+    prompt_ids, tools, thinking = await encoded_chat(pool, info, body)
+    grammar = await message_constraint(body, tools, caller.tenant_id, pool.grammars)
     return validate_chat(body, prompt_ids, caller, model, info, grammar, tools, thinking)
 
 
-async def encoded_chat(services: Services, info: EngineInfo, body: ChatCompletionRequest) -> EncodedChat:
+async def encoded_chat(pool: BasePool, info: EngineInfo, body: ChatCompletionRequest) -> EncodedChat:
     """Returns a conversation as the model is given it. Raises InvalidValue, UnsupportedParameter,
     ContextLengthExceeded.
     """
-    tools = offered_tools(body, services.text, services.tool_format)
-    reasoning = requested_reasoning(body, services.reasoning)
-    prompt_ids = await encode_chat(
-        body, info, services.text, tools, services.tool_format, reasoning.template_options
-    )
-    prompt_ids, thinking = reasoning.begin(prompt_ids, services.text, info)
+    tools = offered_tools(body, pool.text, pool.tool_format)
+    reasoning = requested_reasoning(body, pool.reasoning)
+    prompt_ids = await encode_chat(body, info, pool.text, tools, pool.tool_format, reasoning.template_options)
+    prompt_ids, thinking = reasoning.begin(prompt_ids, pool.text, info)
     return EncodedChat(prompt_ids, tools, thinking)
 
 
@@ -113,11 +113,12 @@ async def prepare_completion(
 ) -> PreparedRequest:
     """Returns a completion request with its model resolved and its prompts encoded, as `prepare_chat`."""
     model = await permitted_model(services, caller, body.model)
-    info = engine_of(services)
-    prompts = await encode_prompts(body, info, services.text)
-    grammar = await checked_grammar(body, caller.tenant_id, services.grammars)
+    pool = services.pools[model.base]
+    info = pool.info()
+    prompts = await encode_prompts(body, info, pool.text)
+    grammar = await checked_grammar(body, caller.tenant_id, pool.grammars)
     validated = validate_completion(body, prompts, caller, model, info, grammar)
-    echo = echoed_texts(body, prompts, services.text) if body.echo else None
+    echo = echoed_texts(body, prompts, pool.text) if body.echo else None
     return PreparedRequest(validated, echo, False)
 
 

@@ -43,7 +43,7 @@ async def respond(
     with released(reserved):
         answer = new_answer(services, reserved, outcome, request.state.arrived, is_chat, echo)
         writer = response_writer_for(request.scope, request.receive, request._send)
-        await answer.submit(services.engine, services.request_metadata)
+        await answer.submit(services.pools[submission.base].engine, services.request_metadata)
         headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
         if not body.stream:
             with AbortOnDisconnect(writer, answer):
@@ -71,9 +71,8 @@ def new_answer(
     """Returns the answer to a reserved request, not submitted yet. `arrived`: `time.perf_counter()` of the
     request's arrival.
     """
-    return Answer(
-        reserved, outcome, services.text, services.metrics, services.deferred_work, arrived, is_chat, echo
-    )
+    text = services.pools[reserved.submission.base].text
+    return Answer(reserved, outcome, text, services.metrics, services.deferred_work, arrived, is_chat, echo)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from adapters.model_names import base_of
 from api.openai.reasoning import Thinking
 from api.openai.tool_calls import OfferedTools
 from api.openai.validation import ValidatedRequest
@@ -36,6 +37,11 @@ class Submission(msgspec.Struct, frozen=True):
     """What the client named the request with, to be kept for its receipt."""
     session: str | None = None
     """Names requests that share a prefix: they go to one engine, if it has room."""
+
+    @property
+    def base(self) -> str:
+        """The base model, with which the model's name begins."""
+        return base_of(self.model)
 
 
 def build_submission(

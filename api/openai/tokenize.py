@@ -18,7 +18,7 @@ from api.openai.prompts import check_token_ids, encode_prompt
 from api.openai.schemas import MAX_MESSAGES, ChatCompletionRequest, Message, Text, TokenId
 from api.openai.tool_schemas import Tools
 from api.openapi.routing import Router, fails_with, json_body
-from api.services import engine_of, services_of
+from api.services import services_of
 from engine.client import EngineGone
 from tenants.errors import AccountSuspended
 
@@ -90,8 +90,8 @@ async def tokenize(request: Request) -> TokenizedObject:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidValue("Give either 'prompt' or 'messages'.", "prompt")
     services = services_of(request)
-    await permitted_model(services, caller, body.model)
-    info = engine_of(services)
+    pool = services.pools[(await permitted_model(services, caller, body.model)).base]
+    info = pool.info()
     if body.messages is not None:
         if body.add_special_tokens is not None:
             raise InvalidValue(
@@ -100,17 +100,17 @@ async def tokenize(request: Request) -> TokenizedObject:
             )
         chat = ChatCompletionRequest(model=body.model, messages=body.messages, tools=body.tools)
         check_chat(chat)
-        tokens = (await encoded_chat(services, info, chat)).prompt_ids
+        tokens = (await encoded_chat(pool, info, chat)).prompt_ids
     else:
         if body.tools is not None:
             raise InvalidValue("'tools' are for 'messages'; leave them out with a 'prompt'.", "tools")
         assert body.prompt is not None
-        tokens = await encode_prompt(body.prompt, info, services.text, body.add_special_tokens is not False)
+        tokens = await encode_prompt(body.prompt, info, pool.text, body.add_special_tokens is not False)
     return {
         "count": len(tokens),
         "max_model_len": info.context_length,
         "tokens": tokens,
-        "token_strs": [services.text.decode([token]) for token in tokens] if body.return_token_strs else None,
+        "token_strs": [pool.text.decode([token]) for token in tokens] if body.return_token_strs else None,
     }
 
 
@@ -121,6 +121,6 @@ async def detokenize(request: Request) -> DetokenizedObject:
     caller = await authenticate(request, GENERATE)
     body = _bodies.decode(DetokenizeRequest, await read_json(request))
     services = services_of(request)
-    await permitted_model(services, caller, body.model)
-    check_token_ids(body.tokens, engine_of(services), "tokens")
-    return {"prompt": services.text.decode(body.tokens)}
+    pool = services.pools[(await permitted_model(services, caller, body.model)).base]
+    check_token_ids(body.tokens, pool.info(), "tokens")
+    return {"prompt": pool.text.decode(body.tokens)}

@@ -55,15 +55,15 @@ async def list_rate_limits(
     before: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 100,
 ) -> Page[RateLimitObject]:
-    """Lists the project's rate limits: of all models together, the base model, all adapters, and every model
-    that has its own.
+    """Lists the project's rate limits: of all models together, each base model, all its adapters, and every
+    model that has its own.
     """
     who = await authenticated_admin(request, READ_LIMITS)
     if after is not None and before is not None:
         raise InvalidValue("Give either 'after' or 'before'.", "before")
     of_project, of_all = await _limits(who, project_id)
-    base = services_of(request).models.base
-    ids = [_PREFIX + model for model in sorted({ALL, base, f"{base}:*", *of_project})]
+    of_bases = {model for pool in services_of(request).pools for model in (pool.name, f"{pool.name}:*")}
+    ids = [_PREFIX + model for model in sorted({ALL, *of_bases, *of_project})]
     first, end = position(ids, after), position(ids, before, "before")
     ids = ids[0 if first is None else first + 1 : end]
     chosen = ids[-limit:] if before is not None else ids[:limit]

@@ -115,7 +115,7 @@ class BackgroundAttempt:
 
         with released(reserved):
             answer = new_answer(services, reserved, outcome, time.perf_counter(), is_chat=True)
-            await answer.submit(services.engine, services.request_metadata)
+            await answer.submit(services.pools[submission.base].engine, services.request_metadata)
             try:
                 await self._while_logging(answer.read(take))
             except Exception as error:

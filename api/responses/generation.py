@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from api.errors import ContextLengthExceeded, UnsupportedParameter
+from api.openai.model_access import permitted_model
 from api.openai.pipeline import validated_chat
 from api.openai.validation import ValidatedRequest
 from api.responses.chat_request import chat_request
@@ -36,7 +37,9 @@ async def validated_input(
     """Returns the whole context as a chat request. Raises what `validated_chat` does, with a response's names
     of fields.
     """
-    chat = chat_request(request, _understood(turn, has_reasoning=services.reasoning is not None))
+    model = await permitted_model(services, caller, request.model)
+    has_reasoning = services.pools[model.base].reasoning is not None
+    chat = chat_request(request, _understood(turn, has_reasoning=has_reasoning))
     with response_names():
         try:
             return await validated_chat(services, caller, chat)

@@ -82,7 +82,7 @@ async def _respond(
     with released(reserved):
         answer = new_answer(services, reserved, outcome, request.state.arrived, is_chat=True)
         writer = response_writer_for(request.scope, request.receive, request._send)
-        await answer.submit(services.engine, services.request_metadata)
+        await answer.submit(services.pools[submission.base].engine, services.request_metadata)
         headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
         if exchange.request.stream:
             with AbortOnDisconnect(writer, answer):

@@ -116,7 +116,7 @@ class BackgroundRunner:
 
     async def _claim(self) -> None:
         room = MAX_RUNNING - len(self._running)
-        if room <= 0 or not self._services.engine.ready:
+        if room <= 0 or not self._services.pools.ready:
             return
         for claimed in await self._queue.claim(self._process, room):
             if claimed.fence > 1:

@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from admin.web.assets import FOLDER as CONSOLE_FILES
 from admin.web.security import CONTENT_SECURITY_POLICY
 from admin.web.static_files import REVALIDATED, File, StaticFiles, make_file, respond
-from api.health import reasons_not_ready
+from api.health import can_serve, reasons_not_ready
 from api.services import Services
 from api.site.pages import HERE, render, render_reference
 from db.errors import DatabaseUnavailable
@@ -75,7 +75,7 @@ class SiteRoutes:
             base_url=_base_url(request),
             model=self._model(),
             checks=[(_NAMES.get(name, name), reason) for name, reason in reasons.items()],
-            is_ready=not any(reasons.values()),
+            is_ready=can_serve(self._services, reasons),
             incidents=incidents,
         )
         return Response(html, media_type="text/html", headers=_HEADERS | {"cache-control": "no-store"})
@@ -113,9 +113,9 @@ class SiteRoutes:
         return make_file(html.encode(), "text/html", REVALIDATED)
 
     def _model(self) -> str:
-        """The base that the engine serves, for examples that run as they stand."""
-        info = self._services.engine.info
-        return "MODEL" if info is None else info.base
+        """A base that an engine serves, for examples that run as they stand."""
+        served = (pool.name for pool in self._services.pools if pool.engine.info is not None)
+        return next(served, "MODEL")
 
     async def _incidents(self) -> list[PublicIncident]:
         """Those that tenants see, too. While the database is away, which the checks say, there are none."""

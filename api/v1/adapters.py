@@ -30,7 +30,7 @@ from api.json_bodies import read_json
 from api.openapi.routing import Router, answers, fails_with, json_body
 from api.organization.response_objects import DeletedObject
 from api.pagination import Page, Paged, page
-from api.services import onboarding_of, services_of, serving_engine
+from api.services import onboarding_of, services_of
 from api.v1.adapter_bodies import (
     AdapterEventObject,
     AdapterObject,
@@ -78,14 +78,17 @@ async def create_adapter(request: Request) -> SubmittedAdapterObject:
     """
     caller = await authenticate(request, WRITE_ADAPTERS)
     body = decode_create(await read_json(request))
-    engine = serving_engine(request)
-    if body.base_model != services_of(request).models.base:
-        raise InvalidAdapter("base_model", f"the base served here is '{services_of(request).models.base}'")
+    pools = services_of(request).pools
+    pools.check_ready()
+    if body.base_model not in pools:
+        served = " or ".join(f"'{pool.name}'" for pool in pools)
+        raise InvalidAdapter("base_model", f"the base served here is {served}")
     made = await onboarding_of(request).submission.create(
         _on_behalf_of(request, caller),
         body.name,
         body.submission(),
-        base_digest=engine.base_digest,
+        base=body.base_model,
+        base_digest=pools[body.base_model].info().base_digest,
         description=body.description,
     )
     return _submitted(made)
@@ -162,9 +165,14 @@ async def create_version(request: Request, response: Response, adapter: str) -> 
     """
     caller = await authenticate(request, WRITE_ADAPTERS)
     body = decode_version(await read_json(request))
-    engine = serving_engine(request)
+    pools = services_of(request).pools
+    pools.check_ready()
+    shown = await onboarding_of(request).catalogue.get(caller.tenant_id, adapter)
     made = await onboarding_of(request).submission.add_version(
-        _on_behalf_of(request, caller), adapter, body.submission(), base_digest=engine.base_digest
+        _on_behalf_of(request, caller),
+        shown.adapter.id,
+        body.submission(),
+        base_digest=pools[shown.adapter.base].info().base_digest,
     )
     if not made.created:
         response.status_code = 200

@@ -22,7 +22,7 @@ from api.event_streams import event_stream
 from api.json_bodies import read_json
 from api.openapi.routing import Router, answers, fails_with, json_body
 from api.pagination import Page, Paged, page
-from api.services import onboarding_of, services_of, serving_engine
+from api.services import onboarding_of, services_of
 from api.v1.job_bodies import JobEventObject, JobObject, decode_create_job, job_event_object, job_object
 from engine.client import EngineGone
 from tenants.errors import AccountSuspended
@@ -61,7 +61,7 @@ async def create_job(request: Request) -> JobObject:
     """
     caller = await authenticate(request, WRITE_ADAPTERS)
     body = decode_create_job(await read_json(request))
-    serving_engine(request)
+    services_of(request).pools.check_ready()
     started = await onboarding_of(request).recalibration.start(
         caller.tenant_id,
         caller.key_id,

@@ -33,6 +33,9 @@ Floats = NDArray[np.float64]
 NUM_READERS = 4
 """Threads of an engine that read adapters from disk; one thread loads them into slots."""
 _ITERATIONS = 60
+"""At most; both accuracies are reached in half as many."""
+_STEP_ACCURACY_S = 1e-8
+_RATE_ACCURACY = 1e-7
 _QUANTILES = (np.arange(24) + 0.5) / 24
 
 
@@ -156,7 +159,7 @@ class ReplicaQueue:
             tokens = requests_per_s * mean * self._load.prompt_tokens / np.maximum(with_prompts, 1e-12)
             busy = self._seconds(np.minimum(tokens, self._max_batch_tokens))
             following = (1 - with_prompts) * self._plain + with_prompts * busy
-            if np.allclose(following, mean, rtol=1e-9):
+            if np.abs(following - mean).max() < _STEP_ACCURACY_S:
                 break
             mean = (mean + following) / 2
         return mean, busy
@@ -164,7 +167,9 @@ class ReplicaQueue:
     def _max_requests_per_s(self) -> float:
         """Returns the rate at which requests leave a full replica while others wait."""
         low, high = 0.0, self._rows / (self._load.output_tokens * float(self._plain[-1]))
-        for _ in range(60):
+        for _ in range(_ITERATIONS):
+            if high - low < _RATE_ACCURACY * high:
+                break
             middle = (low + high) / 2
             steps, _ = self._step_times(middle)
             leaves = self._rows / (self._load.output_tokens * float(steps[-1]))

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
 from adapters.published_bases.settings import BaseSource
+from adapters.served_bases import FurtherBases
 from adapters.storage.settings import StorageSettings
 from admin.settings import ConsoleSettings
 from api.batches.settings import BatchSettings
@@ -33,6 +34,7 @@ from engine.settings import (
     ClusterSettings,
     DeviceSettings,
     EngineSettings,
+    PrefillSettings,
     SchedulingSettings,
     moved_settings,
 )
@@ -67,11 +69,13 @@ USERS: Mapping[type[BaseSettings], set[Process]] = {
     StripeSettings: _API | _WORKERS,
     WorkerSettings: _WORKERS,
     JobsSettings: _JOBS,
+    FurtherBases: _API | _JOBS,
     SchedulingSettings: _ENGINE,
     EngineSettings: _ENGINE,
     DeviceSettings: _ENGINE,
     ClusterSettings: _ENGINE,
     BaseSource: _ENGINE,
+    PrefillSettings: _ENGINE,
     DiskSettings: _API | _ENGINE,
     HeadSettings: set(),  # `rootstock up --ray` and its controller alone
     RaySettings: set(),

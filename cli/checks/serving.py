@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from adapters.served_bases import FurtherBases
 from adapters.storage.settings import StorageSettings
 from api.settings import ApiSettings
-from cli.checks.configuration import OPERATOR_REDIS_URL, Configuration
+from cli.checks.configuration import OPERATOR_REDIS_URL, Configuration, variable_of
 from cli.checks.findings import Finding, Status
 from cli.checks.stores import redis_address
 from engine.protocol import EngineInfo
@@ -29,6 +30,12 @@ def redis_urls(configuration: Configuration) -> dict[str, str]:
 def check_agreement(configuration: Configuration) -> Iterator[Finding]:
     """Checks that settings of several processes that name one thing are equal. Yields differences only."""
     base_names = configuration.values("base_name", ApiSettings, JobsSettings, EngineSettings)
+    further = configuration.get(FurtherBases)
+    if further is not None:
+        yield from _check_bases(configuration, further)
+        engines_own = variable_of(EngineSettings, "base_name")
+        if base_names.get(engines_own) in {base.name for base in further.further}:
+            del base_names[engines_own]  # an engine of another base than the first
     artifacts = configuration.values("artifacts_dir", JobsSettings, EngineSettings)
     redis = {name: redis_address(url) for name, url in redis_urls(configuration).items()}
     groups = (
@@ -40,6 +47,17 @@ def check_agreement(configuration: Configuration) -> Iterator[Finding]:
         if len(set(values.values())) > 1:
             shown = ", ".join(f"{name}={value}" for name, value in values.items())
             yield Finding("settings", status, f"{shown} differ: {consequence}")
+
+
+def _check_bases(configuration: Configuration, further: FurtherBases) -> Iterator[Finding]:
+    """Checks that the base models differ in name and engines."""
+    for settings in (configuration.get(ApiSettings), configuration.get(JobsSettings)):
+        if settings is not None:
+            try:
+                further.beside(settings.first_base)
+            except ValueError as error:
+                yield Finding("settings", Status.FAILED, str(error))
+                return
 
 
 def check_base(variable: str, directory: Path, *, needs_weights: bool) -> Finding:
@@ -100,8 +118,9 @@ async def _check_engine(endpoint: str, base_name: str | None) -> tuple[Finding, 
     finally:
         await client.close()
     if base_name is not None and info.base != base_name:
-        detail = f"{endpoint} serves {info.base!r}, ROOTSTOCK_API_BASE_NAME is {base_name!r}"
-        return Finding("engine", Status.FAILED, f"{detail}: give both the same name"), info
+        detail = f"{endpoint} serves {info.base!r}, the settings expect {base_name!r}"
+        remedy = "give both the same name, or list it under its own base"
+        return Finding("engine", Status.FAILED, f"{detail}: {remedy}"), info
     detail = f"{endpoint} serves {info.base} on {info.device} ({info.engine_id})"
     return Finding("engine", Status.OK, detail), info
 

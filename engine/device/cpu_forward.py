@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import NO_SLOT, Batch, NewRow, Scored
-from engine.device.batch_state import BatchState, Ints, Shares
+from engine.device.batch_state import BatchState, Ints, Shares, positions_of_draws
 from engine.device.runner_options import CacheLayout
 from engine.device.scoring import ScoreRequests, rows_per_chunk, score, score_requests
 from engine.lora.pool import AdapterPool
@@ -27,7 +27,7 @@ class Forward(NamedTuple):
     """What a forward pass computed."""
 
     logits_SV: Tensor
-    """Of the rows that sample, in their order. On ranks other than 0 without columns."""
+    """Of the step's draws, in their order. On ranks other than 0 without columns."""
     scores_NW: Tensor | None
     """As `engine.device.scoring.score` returns them."""
     requests: ScoreRequests | None
@@ -43,13 +43,15 @@ class CpuForward:
         self._model = model
         self._device = torch.device(model.device)
         self._block_size = cache.block_size
-        self._kv = KVCache(model.config, cache.num_blocks, cache.block_size, model.device, model.dtype)
+        self.kv = KVCache(model.config, cache.num_blocks, cache.block_size, model.device, model.dtype)
         sum_over_ranks = None if model.group is None else model.group.sum
         self._lora = None if pool is None else LoraContext(pool, model.device, sum_over_ranks)
         self.state = BatchState(max_rows, max_len, cache.block_size)
 
     def apply(self, batch: Batch) -> Shares:
         """Applies a plan's changes of rows and tables. Returns what it schedules."""
+        for verified in batch.verified:
+            self.state.verify(verified)
         for row in batch.freed_rows:
             self.state.free(row)
         for new in batch.new_rows:
@@ -69,8 +71,9 @@ class CpuForward:
         self.state.enter(new)
 
     def _forward(self, shares: Shares, scored: list[Scored]) -> Forward:
-        rows, query_lens, samples = shares
+        rows, query_lens, samples, num_drafts = shares
         state = self.state
+        num_draws = 1 + num_drafts[samples]
         places = np.flatnonzero(samples)
         if self._lora is not None and query_lens.max() > 1:
             order = self._by_slot(rows, query_lens)
@@ -87,7 +90,7 @@ class CpuForward:
         if self._lora is not None:
             self._lora.begin(state.slot[owners])
         hidden_TH = self._model.forward(
-            input_ids_T.to(self._device), positions_T.to(self._device), attention, self._kv, self._lora
+            input_ids_T.to(self._device), positions_T.to(self._device), attention, self.kv, self._lora
         )
         requests = score_requests(scored, state, rows, query_lens) if scored else None
         scores_NW = None if requests is None else self._score(requests, hidden_TH)
@@ -95,7 +98,8 @@ class CpuForward:
             return Forward(hidden_TH.new_empty(0, self._model.config.vocab_size), scores_NW, requests)
         if places.size < attention.num_tokens:
             last = (attention.query_starts + query_lens - 1)[places]
-            hidden_TH = hidden_TH.index_select(0, torch.from_numpy(last).to(self._device))
+            at = positions_of_draws(last, num_draws)
+            hidden_TH = hidden_TH.index_select(0, torch.from_numpy(at).to(self._device))
         return Forward(self._model.logits(hidden_TH), scores_NW, requests)
 
     def _score(self, requests: ScoreRequests, hidden_TH: Tensor) -> Tensor | None:

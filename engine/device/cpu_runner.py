@@ -16,8 +16,9 @@ from engine.device.cpu_sampler import Sampler
 from engine.device.runner_options import CacheLayout
 from engine.device.scoring import read
 from engine.grammar.masks import MaskFiller, words_of
-from engine.grammar.row_constraints import RowConstraints
+from engine.grammar.row_constraints import RowConstraints, ahead_of_masks
 from engine.lora.pool import AdapterPool
+from engine.model.cache import KVCache
 from engine.model.model import Model
 from engine.outputs import RunnerCounters
 from kernels.sampling import TokenMasks
@@ -47,6 +48,11 @@ class ModelRunner:
         self._bits_MW = np.zeros((max_rows, words_of(config.vocab_size)), np.int32)
         self.counters = RunnerCounters()
 
+    @property
+    def kv(self) -> KVCache:
+        """The keys and values of all sequences."""
+        return self._forward.kv
+
     def launch(self, batch: Batch) -> CompletedStep:
         """Runs the batch to its end."""
         self.counters.eager_steps += 1
@@ -56,6 +62,8 @@ class ModelRunner:
     def execute(self, batch: Batch) -> StepResult:
         """Applies the changes, runs the scheduled tokens, draws for the rows that sample."""
         state = self._forward.state
+        for verified in batch.verified:
+            self._sampler.verified(verified.row, verified.token_ids)
         for row in batch.freed_rows:
             self._sampler.release(row)
             self._constraints.free(row)
@@ -64,17 +72,22 @@ class ModelRunner:
             self._sampler.admit(new.row, new.sampling, new.seed, prompt_ids, output_ids)
             self._constraints.enter(new.row, new.constraint)
         shares = self._forward.apply(batch)
-        drawing = shares.rows[shares.samples]
-        output_lens = state.total_len[drawing] - state.prompt_len[drawing]
+        draws = state.draws(shares)
+        drawing = draws.rows
+        output_lens = state.total_len[drawing] - state.prompt_len[drawing] + draws.num_ahead
         masks, constraints = self._constraints.of(drawing, output_lens)
-        filling = self._filler.start(constraints, self._bits_MW[: len(constraints)]) if constraints else None
+        filling = None
+        if constraints:
+            ahead = ahead_of_masks(masks, draws.ahead)
+            filling = self._filler.start(constraints, self._bits_MW[: len(constraints)], ahead=ahead)
         logits_SV, scores_NW, requests = self._forward.run(shares, batch.scored)
         scores = [] if scores_NW is None or requests is None else read(scores_NW, requests)
         if not drawing.size:
             return StepResult([], scores=scores)
         token_masks = None if filling is None else self._filled(filling, masks)
-        sampled = self._sampler.sample(logits_SV, drawing, output_lens, token_masks)
-        state.learn(drawing, sampled.token_ids)
+        sampled = self._sampler.sample(logits_SV, drawing, output_lens, token_masks, draws)
+        plain = ~draws.is_verified
+        state.learn(drawing[plain], sampled.token_ids[plain])
         return StepResult(sampled.token_ids.tolist(), sampled.logprobs, sampled.failed, scores)
 
     def _filled(self, filling: Future[None], masks: np.ndarray) -> TokenMasks:

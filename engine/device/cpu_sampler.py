@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from engine.device.batch_state import Draws
 from engine.device.sampling_rows import SamplingRows, bias_of, ending_ids, has_penalties, penalties_of
 from engine.protocol import SamplingParams, TokenLogprob, TopLogprob
 from kernels import sampling as ops
@@ -79,22 +80,28 @@ class Sampler:
         self._counts.discard(row)
         self._shaped[row] = False
 
+    def verified(self, row: int, token_ids: Sequence[int]) -> None:
+        """Counts the tokens of a row with drafts, when it is known which of its draws count."""
+        self._counts.count_more(row, token_ids)
+
     def sample(
         self,
         logits_SV: torch.Tensor,
         rows: np.ndarray,
         output_lens: np.ndarray,
         masks: ops.TokenMasks | None = None,
+        draws: Draws | None = None,
     ) -> Sampled:
-        """Draws one token per row.
+        """Draws one token per row of the logits.
 
         Args:
             logits_SV: fp32, not modified.
             rows: int [S], rows of the batch.
-            output_lens: int [S], tokens that each row has generated: the position of the one drawn now.
-            masks: what constrained rows may draw.
+            output_lens: int [S], tokens that precede each draw in its row's output.
+            masks: what constrained draws may draw.
+            draws: which of the draws come after drafts, if any do.
 
-        A row whose largest logit is not finite, before or after shaping, is listed in `failed`; its token is
+        A draw whose largest logit is not finite, before or after shaping, is listed in `failed`; its token is
         meaningless.
         """
         best_S, finite_S = ops.greedy(logits_SV)
@@ -107,18 +114,22 @@ class Sampler:
             logits_RV = logits_SV
             if chosen.size < len(rows):
                 logits_RV = logits_SV[torch.from_numpy(chosen).to(self._device)]
-            shaped_RV = self._shape(logits_RV, rows[chosen], young[chosen])
+            ahead = None if draws is None else draws.ahead_at(chosen)
+            shaped_RV = self._shape(logits_RV, rows[chosen], young[chosen], ahead)
             if masks is not None:
                 shaped_RV = ops.allow(shaped_RV, masks.at(chosen))
             token_ids[chosen], finite[chosen] = self._pick(shaped_RV, rows[chosen], output_lens[chosen])
         failed = np.flatnonzero(~finite).tolist()
-        self._counts.count(rows, token_ids)
+        plain = slice(None) if draws is None else ~draws.is_verified
+        self._counts.count(rows[plain], token_ids[plain])
         logprobs = {}
         if (self._rows.num_logprobs[rows] >= 0).any():
             logprobs = self._logprobs(logits_SV, rows, token_ids, finite)
         return Sampled(token_ids, logprobs, failed)
 
-    def _shape(self, logits_RV: torch.Tensor, rows: np.ndarray, young: np.ndarray) -> torch.Tensor:
+    def _shape(
+        self, logits_RV: torch.Tensor, rows: np.ndarray, young: np.ndarray, ahead: list[list[int]] | None
+    ) -> torch.Tensor:
         """Returns logits after bias, penalties and min_tokens; a new tensor where anything changes."""
         biased = [(place, row) for place, row in enumerate(rows.tolist()) if row in self._bias]
         if biased or young.any():
@@ -126,7 +137,7 @@ class Sampler:
         for place, row in biased:
             ids, values = self._bias[row]
             logits_RV[place, ids] += values
-        logits_RV = self._counts.penalize(logits_RV, rows)
+        logits_RV = self._counts.penalize(logits_RV, rows, ahead)
         for place in np.flatnonzero(young).tolist():
             logits_RV[place, self._forbidden[int(rows[place])]] = -torch.inf
         return logits_RV
@@ -226,8 +237,20 @@ class TokenCounts:
             at = (torch.from_numpy(entries[places]), torch.from_numpy(token_ids[places]))
             self._output[at[0].to(self._device), at[1].to(self._device)] += 1
 
-    def penalize(self, logits_RV: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-        """Returns logits with the penalties of the counted rows; the same tensor when none is."""
+    def count_more(self, row: int, token_ids: Sequence[int]) -> None:
+        """Counts several tokens of one row, if it is counted."""
+        if row in self:
+            ids = torch.tensor(token_ids, dtype=torch.int64, device=self._device)
+            ones = torch.ones_like(ids, dtype=torch.int32)
+            self._output[int(self._entry[row])].index_add_(0, ids, ones)
+
+    def penalize(
+        self, logits_RV: torch.Tensor, rows: np.ndarray, ahead: list[list[int]] | None = None
+    ) -> torch.Tensor:
+        """Returns logits with the penalties of the counted rows; the same tensor when none is.
+
+        `ahead`: drafts that precede each draw, which count as drawn.
+        """
         entries = self._entry[rows]
         places = np.flatnonzero(entries >= 0)
         if not places.size:
@@ -235,8 +258,13 @@ class TokenCounts:
         at = torch.from_numpy(entries[places]).to(self._device)
         where = torch.from_numpy(places).to(self._device)
         presence, frequency, repetition = self._penalties[at].unbind(dim=-1)
+        output_RV = self._output[at]
+        if ahead is not None:
+            for output_V, place in zip(output_RV, places.tolist(), strict=True):
+                ids = torch.tensor(ahead[place], dtype=torch.int64, device=self._device)
+                output_V.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         penalized = ops.penalize(
-            logits_RV[where], self._output[at], self._in_prompt[at], presence, frequency, repetition
+            logits_RV[where], output_RV, self._in_prompt[at], presence, frequency, repetition
         )
         return penalized if places.size == len(rows) else logits_RV.index_copy(0, where, penalized)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import NO_SLOT, Batch, NewRow
-from engine.device.batch_state import BatchState, Shares
+from engine.device.batch_state import BatchState, Shares, positions_of_draws
 from engine.device.graphs import Bucket, StepGraphs, row_buckets, token_buckets
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.lora.device_pool import DevicePool
@@ -23,10 +23,13 @@ from engine.model.cache import KVCache
 from engine.model.model import Model
 from kernels.attention import AttentionGeometry, DevicePlan
 from kernels.lora.device import DeviceLora
+from kernels.parallel_compilation import compiled_in_parallel
 from kernels.step_inputs import StepInputs
 
 MAX_TABLE_CHANGES = 4096
 """New entries of block tables in one step that travel with its other inputs: 65 536 tokens."""
+DIFFERENT_LAYERS = 2
+"""The first layer, and one that adds what the one before it computed: all others launch the same kernels."""
 INVARIANT_ROWS = 256
 """Rows of every product of a batch-invariant engine: as many as a full decode step has anyway."""
 
@@ -67,7 +70,7 @@ class DeviceForward:
         self._model, self._inputs = model, inputs
         self._captures = options.cuda_graphs
         self._max_graph_rows = limits.max_rows if options.max_graph_rows is None else options.max_graph_rows
-        self._kv = KVCache(config, cache.num_blocks, cache.block_size, device, cache.dtype or model.dtype)
+        self.kv = KVCache(config, cache.num_blocks, cache.block_size, device, cache.dtype or model.dtype)
         self.state = BatchState(limits.max_rows, limits.max_len, cache.block_size)
         rows, tokens = (
             row_buckets(limits.max_rows),
@@ -115,6 +118,9 @@ class DeviceForward:
         buckets = [b for b in buckets if not b.decode_only or b.num_tokens <= self._max_graph_rows]
         self._fill_with_padding(buckets[0].num_tokens)
         if self._captures:
+            with compiled_in_parallel():
+                for bucket in buckets:
+                    self._forward(bucket, DIFFERENT_LAYERS)
             self._graphs.capture(buckets, on_progress)
         else:
             self._forward(buckets[0])
@@ -122,6 +128,8 @@ class DeviceForward:
 
     def apply(self, batch: Batch) -> Shares:
         """Applies a plan's changes of rows and tables. Returns what it schedules."""
+        for verified in batch.verified:
+            self.state.verify(verified)
         for row in batch.freed_rows:
             self.state.free(row)
         for new in batch.new_rows:
@@ -132,7 +140,7 @@ class DeviceForward:
 
     def prepare(self, shares: Shares) -> PreparedForward:
         """Writes a step's inputs on the host; the last step may still have to be drawn."""
-        rows, query_lens, samples = shares
+        rows, query_lens, *_ = shares
         state = self.state
         num_tokens = int(query_lens.sum())
         decode_only = num_tokens == len(rows)
@@ -148,12 +156,12 @@ class DeviceForward:
         ids = self._ids.host
         ids[:num_tokens] = state.tokens[owners, positions]
         ids[num_tokens : bucket.num_tokens] = 0
-        self._fill_sampled(query_lens, samples, decode_only)
+        self._fill_sampled(shares, decode_only)
         return PreparedForward(shares, bucket, num_changes)
 
     def run(self, prepared: PreparedForward) -> Tensor:
-        """Queues a step behind its inputs. Returns logits [S, V] of the rows that may draw: in a decode step
-        every row's, otherwise those that sample.
+        """Queues a step behind its inputs. Returns logits [S, V] of what may be drawn: in a decode step every
+        row's, otherwise of the step's draws.
         """
         if prepared.num_changes:
             self._write_tables(*self._changes.device[:, : prepared.num_changes])
@@ -204,25 +212,30 @@ class DeviceForward:
         row_slots[len(slots) :] = NO_SLOT
         self._lora.begin(row_slots)
 
-    def _fill_sampled(self, query_lens: np.ndarray, samples: np.ndarray, decode_only: bool) -> None:
-        """Says, in a mixed step, whose logits are needed. A decode step needs all."""
+    def _fill_sampled(self, shares: Shares, decode_only: bool) -> None:
+        """Says, in a mixed step, which tokens' logits are needed. A decode step needs all."""
         if decode_only:
             return
+        _, query_lens, samples, num_drafts = shares
         last = (query_lens.cumsum() - 1)[samples]
+        at = positions_of_draws(last, 1 + num_drafts[samples]) if num_drafts.any() else last
         sampled = self._sampled.host
-        sampled[: len(last)] = last
-        sampled[len(last) :] = 0
+        sampled[: len(at)] = at
+        sampled[len(at) :] = 0
 
     @torch.inference_mode()
-    def _forward(self, bucket: Bucket) -> Tensor:
-        """Queues the model over the inputs. Returns logits [S, V] of the rows that may draw."""
+    def _forward(self, bucket: Bucket, num_layers: int | None = None) -> Tensor:
+        """Queues the model, or its first layers, over the inputs. Returns logits [S, V] of the rows that may
+        draw.
+        """
         plan = self._plan.bucket(bucket.num_tokens, bucket.decode_only)
         hidden_TH = self._model.forward_on_device(
             self._ids.device[: bucket.num_tokens],
             self.next_ids_R,
             plan,
-            self._kv,
+            self.kv,
             self._lora if bucket.with_adapters else None,
+            num_layers,
         )
         if not bucket.decode_only:
             hidden_TH = hidden_TH.index_select(0, self._sampled.device[: bucket.num_tokens])

@@ -17,6 +17,7 @@ from engine.protocol import SamplingParams
 from kernels import sampling as ops
 
 NO_ENTRY = -1
+NO_TOKEN = -1
 _IN_PROMPT = 1
 _ENDS = 2
 
@@ -110,22 +111,41 @@ class ShapedRows:
             self.entry[row] = NO_ENTRY
             self.always[row] = False
 
-    def shape(self, logits_SV: Tensor, at_R: Tensor, entries_R: Tensor, young_R: Tensor) -> Tensor:
+    @torch.inference_mode()
+    def count_more(self, row: int, token_ids: Sequence[int]) -> None:
+        """Counts several tokens of one row, if it has an entry."""
+        entry = int(self.entry[row])
+        if entry != NO_ENTRY:
+            drawn = self._sent(token_ids)
+            self._counts_EV[entry].index_add_(0, drawn, torch.ones_like(drawn, dtype=torch.int32))
+
+    def shape(
+        self,
+        logits_SV: Tensor,
+        at_R: Tensor,
+        entries_R: Tensor,
+        young_R: Tensor,
+        ahead_RD: Tensor | None = None,
+    ) -> Tensor:
         """Semantics: out[r] = logits[at[r]] + bias, penalised, -inf where a young row's token would end it.
 
         A NaN or +inf of the row's own is NaN in the result, whatever is added to it: the row has failed.
 
         Args:
             at_R, entries_R, young_R: int32, on the device; young rows are below their min_tokens.
+            ahead_RD: int32, drafts that count as drawn; `NO_TOKEN` beyond them.
         """
         entries_R = entries_R.long()
         logits_RV = logits_SV.index_select(0, at_R.long()).float()
         sound_RV = logits_RV < torch.inf
         marks_RV = self._marks_EV.index_select(0, entries_R)
+        counts_RV = self._counts_EV.index_select(0, entries_R)
+        if ahead_RD is not None:
+            counts_RV.scatter_add_(1, ahead_RD.clamp(min=0).long(), (ahead_RD != NO_TOKEN).int())
         presence_R, frequency_R, repetition_R = self._penalties_E3.index_select(0, entries_R).unbind(-1)
         shaped_RV = ops.penalize(
             logits_RV + self._bias_EV.index_select(0, entries_R),
-            self._counts_EV.index_select(0, entries_R),
+            counts_RV,
             (marks_RV & _IN_PROMPT).bool(),
             presence_R,
             frequency_R,
@@ -134,10 +154,11 @@ class ShapedRows:
         ends_RV = (marks_RV & _ENDS).bool() & young_R.bool()[:, None]
         return shaped_RV.masked_fill_(ends_RV, -torch.inf).masked_fill_(~sound_RV, torch.nan)
 
-    def count(self, entries_R: Tensor, ids_R: Tensor) -> None:
-        """Counts one more of each id for its entry; entries are distinct."""
+    def count(self, entries_R: Tensor, ids_R: Tensor, counts_R: Tensor | None = None) -> None:
+        """Counts one more of each id for its entry, or as many as `counts_R` (int32) says."""
         places_R = entries_R.long() * self._vocab_size + ids_R.long()
-        self._counts_EV.view(-1).index_add_(0, places_R, torch.ones_like(ids_R))
+        ones_R = torch.ones_like(ids_R) if counts_R is None else counts_R
+        self._counts_EV.view(-1).index_add_(0, places_R, ones_R)
 
     def _grow(self) -> None:
         held = len(self._bias_EV)

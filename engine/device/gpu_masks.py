@@ -32,10 +32,12 @@ class DeviceMasks:
         self._device_MW = torch.zeros(shape, dtype=torch.int32, device=device)
         self._copies = torch.cuda.Stream(device) if on_gpu else None
 
-    def start(self, constraints: list[RowConstraint]) -> Future[None]:
-        """Begins to fill the masks; the future ends when their copy is queued."""
+    def start(self, constraints: list[RowConstraint], ahead: list[list[int]] | None) -> Future[None]:
+        """Begins to fill the masks; the future ends when their copy is queued. `ahead`: the drafts that each
+        comes after.
+        """
         num = len(constraints)
-        return self._filler.start(constraints, self._host_MW[:num].numpy(), lambda: self._copy(num))
+        return self._filler.start(constraints, self._host_MW[:num].numpy(), lambda: self._copy(num), ahead)
 
     def sent(self) -> Tensor:
         """Lets what is queued from now on wait for the copy. Returns int32 [max_rows, words], mask i for
@@ -60,17 +62,19 @@ class ConstrainedDraws:
         prepared: PreparedDraws,
         logits_SV: Tensor,
         constraints: list[RowConstraint],
+        ahead: list[list[int]] | None,
     ) -> None:
         self._sampler, self._masks = sampler, masks
         self._prepared = prepared
         self._logits_SV = logits_SV
         self._constraints = constraints
+        self._ahead = ahead
         self._filling: Future[None] | None = None
         self._draws: LaunchedDraws | None = None
 
     def fill_masks(self) -> None:
         """Begins to fill the masks."""
-        self._filling = self._masks.start(self._constraints)
+        self._filling = self._masks.start(self._constraints, self._ahead)
 
     def draw(self) -> LaunchedDraws:
         """Queues the draws when the masks are filled, unless they are queued already."""

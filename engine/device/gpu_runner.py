@@ -25,8 +25,9 @@ from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.device.scoring import score_requests
 from engine.grammar.constraint import RowConstraint
 from engine.grammar.masks import MaskFiller
-from engine.grammar.row_constraints import RowConstraints
+from engine.grammar.row_constraints import RowConstraints, ahead_of_masks
 from engine.lora.device_pool import DevicePool
+from engine.model.cache import KVCache
 from engine.model.config import ModelConfig
 from engine.model.model import Model
 from kernels.step_inputs import StepInputs
@@ -40,6 +41,8 @@ class _PreparedStep:
     draws: PreparedDraws
     constraints: list[RowConstraint]
     """Those that have a mask, in the order of the masks."""
+    ahead: list[list[int]] | None
+    """The drafts that each mask comes after, if there are any."""
 
 
 class DeviceRunner:
@@ -83,6 +86,11 @@ class DeviceRunner:
         self._scorer = DeviceScorer(model.logits, forward.max_tokens, max_rows, device)
         inputs.freeze()
         self.counters = forward.counters
+
+    @property
+    def kv(self) -> KVCache:
+        """The keys and values of all sequences."""
+        return self._forward.kv
 
     @staticmethod
     def scratch_bytes(config: ModelConfig, limits: BatchLimits) -> int:
@@ -131,6 +139,8 @@ class DeviceRunner:
 
     def _apply(self, batch: Batch) -> None:
         """Applies a plan's changes of what rows are sampled with."""
+        for verified in batch.verified:
+            self._sampler.verified(verified.row, verified.token_ids)
         for row in batch.freed_rows:
             self._sampler.release(row)
             self._constraints.free(row)
@@ -141,17 +151,16 @@ class DeviceRunner:
 
     def _prepare(self, shares: Shares) -> _PreparedStep:
         """Writes the step's inputs on the host; the last step may still have to be drawn."""
-        rows, _, samples = shares
         state = self._forward.state
         self._inputs.begin()
         forward = self._forward.prepare(shares)
-        drawing = rows[samples]
+        draws = state.draws(shares)
         # A decode step has the logits of every row, also of a prompt's last token but one.
-        places = np.flatnonzero(samples) if forward.decode_only else None
-        output_lens = state.total_len[drawing] - state.prompt_len[drawing]
-        masks, constraints = self._constraints.of(drawing, output_lens)
-        draws = self._sampler.prepare(drawing, output_lens, places, masks)
-        return _PreparedStep(forward, draws, constraints)
+        places = np.flatnonzero(shares.samples) if forward.decode_only else None
+        output_lens = state.total_len[draws.rows] - state.prompt_len[draws.rows] + draws.num_ahead
+        masks, constraints = self._constraints.of(draws.rows, output_lens)
+        prepared = self._sampler.prepare(draws.rows, output_lens, places, masks, draws)
+        return _PreparedStep(forward, prepared, constraints, ahead_of_masks(masks, draws.ahead))
 
     def _queue(self, step: _PreparedStep, scored: list[Scored]) -> LaunchedStep:
         self._inputs.send()
@@ -161,7 +170,7 @@ class DeviceRunner:
             if scored:
                 logits_SV = logits_SV.clone()  # the scores' own logits overwrite them before the draws
             draws = self._undrawn = ConstrainedDraws(
-                self._sampler, self._masks, step.draws, logits_SV, step.constraints
+                self._sampler, self._masks, step.draws, logits_SV, step.constraints, step.ahead
             )
         elif step.draws.rows.size:
             draws = self._sampler.launch(step.draws, logits_SV)
@@ -169,7 +178,7 @@ class DeviceRunner:
             draws = CompletedStep(StepResult([]))
         launched = draws
         if scored:
-            rows, query_lens, _ = step.forward.shares
+            rows, query_lens, *_ = step.forward.shares
             requests = score_requests(scored, self._forward.state, rows, query_lens)
             launched = self._scorer.launch(requests, self._forward.hidden(step.forward), draws)
         if step.draws.rows.size and not step.constraints:

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import StepResult
-from engine.device.gpu_logits import ShapedRows
+from engine.batch import MAX_DRAFTS, StepResult
+from engine.device.batch_state import Draws
+from engine.device.gpu_logits import NO_TOKEN, ShapedRows
 from engine.device.sampling_rows import SamplingRows
 from engine.protocol import SamplingParams, TokenLogprob, TopLogprob
 from kernels import sampling as ops
@@ -89,6 +90,8 @@ class PreparedDraws:
     draws: bool
     truncates: bool
     num_shaped: int
+    has_ahead: bool
+    """Whether any of those comes after drafts, or its row has some."""
     wanted: Ints
     """Positions whose log-probabilities are requested, and how many beside the chosen one's."""
     num_tops: Ints
@@ -120,6 +123,8 @@ class DeviceSampler:
         self._shaped_at = inputs.field("sampler.shaped.at", max_rows)
         self._shaped_entry = inputs.field("sampler.shaped.entry", max_rows)
         self._shaped_young = inputs.field("sampler.shaped.young", max_rows)
+        self._shaped_ahead = inputs.field("sampler.shaped.ahead", (max_rows, MAX_DRAFTS))
+        self._shaped_counts = inputs.field("sampler.shaped.counts", max_rows)
         self._wanted_at = inputs.field("sampler.logprobs.at", max_rows)
         self._wanted_place = inputs.field("sampler.logprobs.place", max_rows)
         # Ids and flags side by side: one copy transfers both.
@@ -154,8 +159,17 @@ class DeviceSampler:
         """Frees a row and its vocabulary-sized state."""
         self._shaping.release(row)
 
+    def verified(self, row: int, token_ids: Sequence[int]) -> None:
+        """Counts the tokens of a row with drafts, when it is known which of its draws count."""
+        self._shaping.count_more(row, token_ids)
+
     def prepare(
-        self, rows: Ints, output_lens: Ints, at: Ints | None = None, masks: Ints | None = None
+        self,
+        rows: Ints,
+        output_lens: Ints,
+        at: Ints | None = None,
+        masks: Ints | None = None,
+        draws: Draws | None = None,
     ) -> PreparedDraws:
         """Writes a step's parameters, between `begin` and `send` of its inputs.
 
@@ -164,6 +178,7 @@ class DeviceSampler:
             output_lens: int [S], tokens that each has, pending ones included: the position drawn now.
             at: int [S], their rows of the logits; by default the first S.
             masks: int [S], the mask of each in the table that `launch` is given; by default no row has one.
+            draws: which of the draws come after drafts, if any do.
         """
         params, num_rows = self._params, len(rows)
         places = np.arange(num_rows)
@@ -173,14 +188,17 @@ class DeviceSampler:
         entries = self._shaping.entry[rows]
         shaped = self._shaping.always[rows] | (young & (entries >= 0))
         num_shaped = int(shaped.sum())
+        ahead = None if draws is None else draws.ahead_at(np.flatnonzero(shaped))
+        if draws is not None and ahead:
+            self._prepare_ahead(ahead, draws.is_verified[shaped])
         if num_shaped:
             self._prepare_shaped(rows, output_lens, at, young, entries, masks, np.flatnonzero(shaped))
             plain = ~shaped
             self._plain.fill(params, at[plain], rows[plain], output_lens[plain], places[plain], masks[plain])
         else:
             self._plain.fill(params, at, rows, output_lens, places, masks)
-        draws = params.temperature[rows] > 0
-        truncates = draws & ((params.top_k[rows] > 0) | (params.top_p[rows] < 1))
+        is_random = params.temperature[rows] > 0
+        truncates = is_random & ((params.top_k[rows] > 0) | (params.top_p[rows] < 1))
         num_tops = params.num_logprobs[rows]
         wanted = np.flatnonzero(num_tops >= 0)
         if wanted.size:
@@ -189,9 +207,10 @@ class DeviceSampler:
         return PreparedDraws(
             rows=rows,
             plain=num_shaped < num_rows,
-            draws=bool(draws.any()),
+            draws=bool(is_random.any()),
             truncates=bool(truncates.any()),
             num_shaped=num_shaped,
+            has_ahead=bool(ahead),
             wanted=wanted,
             num_tops=num_tops[wanted],
         )
@@ -204,6 +223,14 @@ class DeviceSampler:
         self._shaped_at.host[:num] = at[places]
         self._shaped_entry.host[:num] = entries[places]
         self._shaped_young.host[:num] = young[places]
+
+    def _prepare_ahead(self, ahead: list[list[int]], is_verified: Ints) -> None:
+        """Writes the drafts that count as drawn, and which rows' draws are counted later."""
+        host = self._shaped_ahead.host
+        host[: len(ahead)] = NO_TOKEN
+        for index, token_ids in enumerate(ahead):
+            host[index, : len(token_ids)] = token_ids
+        self._shaped_counts.host[: len(ahead)] = ~is_verified
 
     @torch.inference_mode()
     def launch(self, step: PreparedDraws, logits_SV: Tensor, bits_MW: Tensor | None = None) -> LaunchedDraws:
@@ -247,7 +274,11 @@ class DeviceSampler:
     ) -> None:
         entries_R = self._shaped_entry.device[begin:end]
         shaped_RV = self._shaping.shape(
-            logits_SV, self._shaped_at.device[begin:end], entries_R, self._shaped_young.device[begin:end]
+            logits_SV,
+            self._shaped_at.device[begin:end],
+            entries_R,
+            self._shaped_young.device[begin:end],
+            self._shaped_ahead.device[begin:end] if step.has_ahead else None,
         )
         parameters = self._shaped.device(begin)
         ops.sample(
@@ -260,7 +291,8 @@ class DeviceSampler:
             truncates=step.truncates,
         )
         places_R = parameters.places_S[: end - begin].long()
-        self._shaping.count(entries_R, self._drawn.ids_S.index_select(0, places_R))
+        counts_R = self._shaped_counts.device[begin:end] if step.has_ahead else None
+        self._shaping.count(entries_R, self._drawn.ids_S.index_select(0, places_R), counts_R)
 
 
 class LaunchedDraws:

@@ -6,7 +6,7 @@ others of the step, and finds the tokens that may come next.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,11 @@ ALWAYS, NEVER = -1, 1 << 62
 
 class RowConstraint(Protocol):
     """What the tokens of a row are held to. The scheduler advances it at each commit."""
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether its masks after drafts can be filled."""
+        ...
 
     @property
     def binds_from(self) -> int:
@@ -144,14 +149,15 @@ class Constraint:
     __slots__ = ("_grammar", "is_over", "lane", "matcher", "pending")
 
     binds_from = ALWAYS
+    looks_ahead = True
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
         self.matcher: LLMatcher | None = None
         """None until the first mask."""
         self.lane: Lane | None = None
-        self.pending: int | None = None
-        """A committed token that the matcher has not consumed."""
+        self.pending: list[int] = []
+        """Committed tokens that the matcher has not consumed."""
         self.is_over = False
         """Whether an end of sequence was committed: no token follows."""
 
@@ -170,11 +176,11 @@ class Constraint:
 
     def accept(self, token_id: int) -> None:
         """Notes a committed token. It was drawn under the mask, so the grammar allows it."""
-        assert self.pending is None, "a mask lies between two tokens"
+        assert not self.is_over, "a token after the end"
         if token_id in self._grammar.ending_ids:
             self.is_over = True
         else:
-            self.pending = token_id
+            self.pending.append(token_id)
 
     def open(self) -> LLMatcher:
         """Returns the matcher to fill one mask with, set up at the first call."""
@@ -183,6 +189,19 @@ class Constraint:
         assert self.lane is not None
         self.lane.num_masks += 1
         return self.matcher
+
+    def look_ahead(self, drafts: Sequence[int]) -> LLMatcher | None:
+        """Returns a matcher to fill the mask after some drafts with; None where the grammar does not allow
+        them, or they end it.
+        """
+        assert self.matcher is not None, "the mask without drafts comes first"
+        assert not self.pending, "the mask without drafts comes first"
+        is_over = not self.ending_ids.isdisjoint(drafts)
+        if is_over or self.matcher.validate_tokens(list(drafts)) < len(drafts):
+            return None
+        matcher = self.matcher.deep_copy()
+        matcher.consume_tokens(list(drafts))
+        return matcher
 
     def __del__(self) -> None:
         # A choice ends in many ways; after all of them nothing refers to its constraint any more.

@@ -28,14 +28,20 @@ class MaskFiller:
         self._waiting = ThreadPoolExecutor(1, "masks")
 
     def start(
-        self, constraints: Sequence[RowConstraint], bits_MW: Words, then: Callable[[], None] = lambda: None
+        self,
+        constraints: Sequence[RowConstraint],
+        bits_MW: Words,
+        then: Callable[[], None] = lambda: None,
+        ahead: Sequence[Sequence[int]] | None = None,
     ) -> Future[None]:
         """Advances the constraints by their pending tokens, and begins to set bit v % 32 of
         `bits_MW[i, v // 32]` where constraint i allows token v next. `then` is called when all are set.
 
+        `ahead`: the drafts that each mask comes after. A constraint with drafts has a mask without first.
+
         A grammar that is over, or too complex to follow, allows nothing: its row then fails.
         """
-        restricting, opened = [], []
+        restricting, opened, drafted = [], [], []
         for place, constraint in enumerate(constraints):
             grammar = constraint.followed
             if grammar is None:
@@ -45,11 +51,19 @@ class MaskFiller:
                 restricting.append((place, constraint))
             if grammar.is_over:
                 bits_MW[place] = 0
+            elif ahead is not None and ahead[place]:
+                drafted.append((grammar, place, ahead[place]))
             else:
                 opened.append((grammar.open(), place, grammar))
         # Neighbours in the list are filled by one thread: those that share a lane wait for each other.
         opened.sort(key=lambda one: id(one[2].lane))
         self._advance(opened)
+        for grammar, place, drafts in drafted:
+            matcher = grammar.look_ahead(drafts)
+            if matcher is None:
+                bits_MW[place] = 0  # the draw does not count: a draft before it cannot be drawn
+            else:
+                opened.append((matcher, place, grammar))
         begun = threading.Event()
         matchers = [(matcher, place) for matcher, place, _ in opened]
         filling = self._waiting.submit(self._fill, begun, matchers, restricting, bits_MW, then)
@@ -62,9 +76,12 @@ class MaskFiller:
         """Has the grammars consume their pending tokens."""
         advanced = []
         for matcher, _, grammar in opened:
-            if grammar.pending is not None:
-                advanced.append((matcher, grammar.pending))
-                grammar.pending = None
+            if grammar.pending:
+                *accepted, last = grammar.pending
+                if accepted:  # drafts
+                    matcher.consume_tokens(accepted)
+                advanced.append((matcher, last))
+                grammar.pending = []
         if advanced:
             self._executor.consume_token_par(advanced)
 

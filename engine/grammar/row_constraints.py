@@ -11,6 +11,13 @@ from kernels.sampling import NO_MASK
 Ints = npt.NDArray[np.int64]
 
 
+def ahead_of_masks(masks: Ints, ahead: list[list[int]] | None) -> list[list[int]] | None:
+    """Returns the drafts that precede the draw of each mask, given those of all draws."""
+    if ahead is None:
+        return None
+    return [drafts for mask, drafts in zip(masks.tolist(), ahead, strict=True) if mask != NO_MASK]
+
+
 class RowConstraints:
     """The constraints of `max_rows` rows."""
 

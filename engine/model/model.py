@@ -85,19 +85,14 @@ class Model:
         head_VH: Tensor,
         group: ShardGroup | None = None,
     ) -> None:
-        """`config` says what this rank computes; with `group`, embedding and head are the rank's part of the
-        vocabulary.
-        """
+        """`config` is what this rank computes; in a group, embedding and head are part of the vocabulary."""
         self.config = config
         self.group = group
         self.quantization = quantization
         self.device = embedding_VH.device
         self.dtype = embedding_VH.dtype
         self.product_rows: int | None = None
-        """Rows of every product, where its shape must not depend on the batch; None: as many as the step has.
-
-        The number of rows of a step must then be a multiple of it.
-        """
+        """Rows of every product, if its shape must not depend on the batch: steps have a multiple of it."""
         self._embedding_VH = embedding_VH
         self._layers = layers
         self._norm_H = norm_H
@@ -166,6 +161,7 @@ class Model:
         plan: DeviceStep,
         kv: KVCache,
         lora: Adapters | None = None,
+        num_layers: int | None = None,
     ) -> Tensor:
         """Queues one step described in device memory: nothing here waits, so it can be captured.
 
@@ -174,6 +170,7 @@ class Model:
             next_ids_R: int32, what the step before drew.
             plan: positions, rows and block tables of the T tokens, some of which only pad the bucket.
             kv, lora: as in `forward`, but `lora` is applied whether or not a row has an adapter.
+            num_layers: only the first ones run, which shows what kernels all of them launch.
 
         Returns:
             Normed hidden states [T, H], in memory that the next forward pass overwrites.
@@ -199,7 +196,7 @@ class Model:
             cache=kv.layers,
             lora=lora,
         )
-        return self._decode(step, residual, delta)
+        return self._decode(step, residual, delta, num_layers)
 
     def hidden(self, num_tokens: int) -> Tensor:
         """Returns [T, H] of the last `forward_on_device` with that many tokens; a replay of it leaves them
@@ -267,8 +264,10 @@ class Model:
             lora=lora if lora is not None and lora.active else None,
         )
 
-    def _decode(self, step: Step, residual: Tensor, delta: Projection | None = None) -> Tensor:
-        for index, layer in enumerate(self._layers):
+    def _decode(
+        self, step: Step, residual: Tensor, delta: Projection | None = None, num_layers: int | None = None
+    ) -> Tensor:
+        for index, layer in enumerate(self._layers[:num_layers]):
             x = self._norm(delta, layer.input_norm_H, residual, self._input("x", residual, layer.qkv, step))
             delta = self._attention(index, layer, x, step)
             x = self._norm(

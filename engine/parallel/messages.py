@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.batch import Batch, NewRow, Scheduled, Scored
+from engine.batch import Batch, Drafted, NewRow, Scheduled, Scored, Verified
 from engine.protocol import SamplingParams
 
 
@@ -74,12 +74,14 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     """A batch, and what the step before it drew."""
 
     drawn: list[int]
-    """Parallel to the rows that sampled in the step before."""
+    """The draws of the step before, those of rows with drafts among them."""
     freed_rows: list[int]
     new_rows: list[RankRow]
     grown: list[tuple[int, list[int]]]
     scheduled: list[Scheduled]
     scored: list[Scored]
+    drafted: list[Drafted] = []
+    verified: list[Verified] = []
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load"):
@@ -154,6 +156,8 @@ def step_message(batch: Batch, drawn: list[int]) -> Step:
         batch.grown,
         batch.scheduled,
         batch.scored,
+        batch.drafted,
+        batch.verified,
     )
 
 
@@ -179,6 +183,8 @@ def batch_of(step: Step) -> Batch:
         grown=step.grown,
         scheduled=step.scheduled,
         scored=step.scored,
+        drafted=step.drafted,
+        verified=step.verified,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from engine.batch import Scored
-from engine.device.batch_state import Ints
+from engine.device.batch_state import Draws
 from engine.device.cpu_forward import CpuForward
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.device.scoring import score_requests
@@ -61,18 +61,20 @@ class CpuRankEngine:
         self.loader = loader
         cache = CacheLayout(begin.num_blocks, begin.block_size)
         self._forward = CpuForward(model, pool, cache, begin.max_rows, begin.max_len)
-        self._drawing: Ints | None = None
-        """Rows that drew a token in the last step, which rank 0 tells with the next one."""
+        self._draws: Draws | None = None
+        """Of the last step, whose tokens rank 0 tells with the next one."""
 
     @torch.inference_mode()
     def step(self, step: Step) -> None:
         """Computes a step with the other ranks."""
         forward, batch = self._forward, batch_of(step)
-        if self._drawing is not None and self._drawing.size:
-            forward.state.learn(self._drawing, torch.tensor(step.drawn, dtype=torch.int64).numpy())
+        if self._draws is not None and self._draws.rows.size:
+            plain = ~self._draws.is_verified
+            drawn = torch.tensor(step.drawn, dtype=torch.int64).numpy()
+            forward.state.learn(self._draws.rows[plain], drawn[plain])
         shares = forward.apply(batch)
+        self._draws = forward.state.draws(shares)
         forward.run(shares, batch.scored)
-        self._drawing = shares.rows[shares.samples]
 
 
 class DeviceRankEngine:
@@ -119,7 +121,7 @@ class DeviceRankEngine:
 
     def _score(self, prepared: PreparedForward, scored: list[Scored]) -> None:
         """Computes this rank's part of the logits that rank 0 scores, in the same chunks."""
-        rows, query_lens, _ = prepared.shares
+        rows, query_lens, *_ = prepared.shares
         requests = score_requests(scored, self._forward.state, rows, query_lens)
         size = self._forward.max_rows
         at_N = torch.zeros(-(-len(requests.at_N) // size) * size, dtype=torch.int64)

@@ -89,6 +89,7 @@ class BudgetConstraint:
     __slots__ = ("_reasoning", "_thinking")
 
     followed = None
+    looks_ahead = False  # `thinking` cannot be taken back
 
     def __init__(self, reasoning: Reasoning, thinking: Thinking) -> None:
         """`thinking` accepts each token before this object does."""
@@ -140,6 +141,7 @@ class DeferredGrammar:
     )
 
     binds_from = ALWAYS
+    looks_ahead = False
 
     def __init__(
         self, reasoning: Reasoning, thinking: Thinking, answer: Constraint, end_marker: EndMarker

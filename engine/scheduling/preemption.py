@@ -69,12 +69,14 @@ class Preemption:
 
 
 def _fair_rows(request: Request) -> float:
-    """Returns the number of rows up to which another tenant keeps all of them.
+    """Returns the number of rows up to which another tenant keeps all of them. A tenant's rows count for more
+    where other engines serve it, too.
 
     Recomputing a prompt to turn two and zero rows into one and one would cost more than waiting for the next
     row.
     """
-    after = tenant_rows(request) + 1
+    assert request.tenant_share is not None
+    after = (tenant_rows(request) + 1) * request.tenant_share.cost_factor
     return max(GREEDY_FACTOR * after, after + 1)
 
 

@@ -21,6 +21,7 @@ from engine.protocol import (
 )
 from engine.request import Request, RequestGroup, RequestState
 from engine.scheduling.adapter_waits import AdapterWaits
+from engine.scheduling.drafter import Drafter
 from engine.scheduling.overload import LoadShedder
 from engine.scheduling.request_builder import RequestBuilder
 from engine.scheduling.state import SchedulerState
@@ -40,6 +41,7 @@ class RequestTracker:
         load_shedder: LoadShedder,
         token_bytes: list[bytes],
         environment: EngineEnvironment,
+        drafter: Drafter,
     ) -> None:
         """`token_bytes` is the vocabulary's, for stop strings."""
         self.counters = Counters()
@@ -48,13 +50,17 @@ class RequestTracker:
         self._running = state.running
         self._slot_allocator = state.slot_allocator
         self._timing = state.timing
+        self._fetches = state.fetches
         self._token_bytes = token_bytes
         self._engine_id = environment.engine_id
         self._incarnation = environment.incarnation
         self._clock = environment.clock
         self._waits = waits
         self._load_shedder = load_shedder
+        self._drafter = drafter
         self._groups: dict[str, RequestGroup] = {}
+        self._owes_load: set[Request] = set()
+        """Requests whose prompts are fetched, and whose tenants pay for a load once they are queued."""
         self._outputs = StepOutputs()
 
     def __len__(self) -> int:
@@ -89,7 +95,7 @@ class RequestTracker:
             return rejected
         group = self._groups[submit.request_id] = self._builder.group(submit, grammar)
         (leader,) = self._builder.add_choices(group, 1)
-        self._enqueue(leader)
+        self._enqueue(leader, may_fetch=True)
         if submit.adapter is not None:
             self._waits.begin(group)
         return None
@@ -149,9 +155,12 @@ class RequestTracker:
         group = request.group
         if group.scheduled_at is None:
             group.scheduled_at = self._clock()
+            cached_before = self._fetches.admitted(request)
             group.cached_tokens = request.cached_len
+            if cached_before is not None:  # what was fetched was computed for this request
+                group.cached_tokens = min(request.cached_len, cached_before)
             self.counters.prompt_tokens += len(group.submit.prompt_ids)
-            self.counters.cached_tokens += request.cached_len
+            self.counters.cached_tokens += group.cached_tokens
             # The clocks of two machines: a negative wait is their difference.
             waited = max(0.0, group.scheduled_at - group.submit.submitted_at)
             self.counters.count_admission(request.priority.value, waited)
@@ -250,7 +259,11 @@ class RequestTracker:
     def reject_waiting_for(self, digest: str, error: str) -> None:
         """Ends the requests that wait for an adapter that could not be loaded."""
         message = f"adapter {digest} could not be loaded: {error}"
-        waiting = {r.request_id: r.group for r in self._queue if r.adapter and r.adapter.digest == digest}
+        waiting = {
+            request.request_id: request.group
+            for request in (*self._queue, *self._fetches.waiting())
+            if request.adapter and request.adapter.digest == digest
+        }
         for group in waiting.values():
             if group.scheduled_at is None:
                 self._reject_group(group, Rejected(group.submit.request_id, "adapter_unavailable", message))
@@ -278,6 +291,7 @@ class RequestTracker:
             self._unqueue(request)
         else:
             request.leave(RequestState.FINISHED)
+        self._drafter.forget(request)
         group = request.group
         group.reasons[request.index] = reason
         group.num_unfinished -= 1
@@ -314,11 +328,26 @@ class RequestTracker:
 
     # The queue --------------------------------------------------------------------------------------------
 
-    def _enqueue(self, request: Request, first: bool = False) -> None:
+    def queue_fetched(self) -> None:
+        """Queues the requests whose prompts are fetched, or will not be."""
+        self._fetches.give_up_expired()
+        for request in self._fetches.take_ready():
+            self._queue.push(request, self._timing.now)
+            if request in self._owes_load:
+                assert request.adapter is not None
+                self._owes_load.discard(request)
+                self._queue.charge_load(request, request.adapter)
+
+    def _enqueue(self, request: Request, first: bool = False, may_fetch: bool = False) -> None:
+        """Queues a request; with `may_fetch` only once its prompt is fetched, if it is to be."""
         ref = request.adapter
         is_missed = ref is not None and self._is_first_demand(ref)
         if ref is not None:
             self._slot_allocator.add_demand(ref)
+        if may_fetch and self._fetches.begin(request):
+            if is_missed:
+                self._owes_load.add(request)
+            return
         self._queue.push(request, self._timing.now, first)
         if ref is not None and is_missed:
             self._queue.charge_load(request, ref)
@@ -328,7 +357,9 @@ class RequestTracker:
         return ref.digest not in self._slot_allocator and self._slot_allocator.slots.find(ref.digest) is None
 
     def _unqueue(self, request: Request) -> None:
-        self._queue.discard(request)
+        self._owes_load.discard(request)
+        if not self._fetches.forget(request):
+            self._queue.discard(request)
         if request.adapter is not None:
             self._slot_allocator.remove_demand(request.adapter)
         request.leave(RequestState.FINISHED)

@@ -107,8 +107,11 @@ class RunningRequests:
             self.most_rows[order] -= 1
         self.num_tenants[order] += (not before) - (not after)
 
-    def check_integrity(self, held_blocks: set[int]) -> None:
-        """Asserts that every row, block and slot reference is either free or held by the right request."""
+    def check_integrity(self, held_blocks: set[int], other_blocks: set[int]) -> None:
+        """Asserts that every row, block and slot reference is either free or held by the right request.
+
+        `other_blocks`: those held for prompts that move between engines.
+        """
         for request in self.requests:
             request.check()
             assert request.state is RequestState.RUNNING
@@ -131,6 +134,7 @@ class RunningRequests:
             sum(request.rank[0] == order for request in tenant_shares.values())
             for order in CLASS_ORDER.values()
         ]
-        assert {block_id for request in self.requests for block_id in request.table.block_ids} == held_blocks
+        own_blocks = {block_id for request in self.requests for block_id in request.table.block_ids}
+        assert own_blocks | other_blocks == held_blocks
         for slot in self._slot_allocator.slots.slots:
             assert slot.references == sum(request.slot == slot.index for request in self.requests)

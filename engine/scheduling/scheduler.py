@@ -43,11 +43,15 @@ from engine.protocol import AdapterRef, PriorityClass, Rejected, Submit, TokenLo
 from engine.request import CLASS_ORDER, Request, RequestState
 from engine.scheduling.adapter_waits import AdapterWaits
 from engine.scheduling.byte_floor import ByteFloor
+from engine.scheduling.drafter import Drafter, NoDrafts
+from engine.scheduling.drafts import Drafts, advance
 from engine.scheduling.fairness import FairQueue
 from engine.scheduling.overload import LoadShedder
+from engine.scheduling.prompt_fetches import PromptFetches
 from engine.scheduling.request_builder import RequestBuilder
 from engine.scheduling.request_tracker import RequestTracker
 from engine.scheduling.running import RunningRequests
+from engine.scheduling.shared_service import SharedService
 from engine.scheduling.state import SchedulerState
 from engine.scheduling.step_bound import StepBound
 from engine.scheduling.step_planner import StepPlan, StepPlanner
@@ -76,9 +80,10 @@ class Scheduler:
         token_bytes: list[bytes],
         environment: EngineEnvironment,
         floor: ByteFloor | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`token_bytes` is the vocabulary's, for stop strings. `floor` counts the bytes that steps must
-        read.
+        read. Without a `drafter` nothing is drafted.
         """
         monotonic = environment.monotonic
         self.limits = limits
@@ -86,6 +91,7 @@ class Scheduler:
         self.slot_allocator = SlotAllocator(slots, monotonic, limits.slot_patience_s)
         # Two tokens' cost of a row in a step, by PRIORITY's weight of 16.
         self.queue = FairQueue(limits.flex_wait_s, HEAD_START_STEPS * limits.max_rows / 8)
+        self.shared_service = SharedService(self.queue, monotonic)
         self.engine_id = environment.engine_id
         self.incarnation = environment.incarnation
         self._clock = environment.clock
@@ -95,12 +101,15 @@ class Scheduler:
         self._running = RunningRequests(limits.max_rows, self.slot_allocator, self._timing)
         bound = StepBound(limits.priority_step_s, self.queue, self._running, self._timing)
         self.load_shedder = LoadShedder(limits, self.queue, self._running, self._timing, bound)
-        state = SchedulerState(self.queue, self._running, self.slot_allocator, self._timing)
+        self.fetches = PromptFetches(pool, monotonic)
+        state = SchedulerState(self.queue, self._running, self.slot_allocator, self._timing, self.fetches)
         builder = RequestBuilder(limits, pool, eos_ids, environment.draw_seed, token_bytes)
+        self._drafter: Drafter = NoDrafts() if drafter is None else drafter
         self._tracker = RequestTracker(
-            state, builder, self._waits, self.load_shedder, token_bytes, environment
+            state, builder, self._waits, self.load_shedder, token_bytes, environment, self._drafter
         )
-        self._planner = StepPlanner(state, limits, pool, self._tracker, bound)
+        self._drafts = Drafts(state, limits, pool, self._tracker, self._drafter)
+        self._planner = StepPlanner(state, limits, pool, self._tracker, bound, self._drafts)
         self._uncommitted: deque[StepPlan] = deque()
         self.composition: tuple[list[int], list[int]] = ([], [])
         """Of the last planned step, by class: known tokens that it computes, and rows that decode."""
@@ -147,10 +156,13 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Plans the next step, or returns None when nothing can run until a step is committed."""
         assert len(self._uncommitted) < MAX_UNCOMMITTED, "the batch before the last is not committed"
+        if self._uncommitted and self._must_commit_first(self._uncommitted[-1].batch):
+            return None
         self._timing.begin_step()
         self._tracker.reject_overdue()
+        self._tracker.queue_fetched()
         self.slot_allocator.take_turns()
-        plan = self._planner.next_step()
+        plan = self._planner.next_step(may_draft=not self._uncommitted)
         if plan is None:
             return None
         self.load_shedder.is_short_of_blocks = self._planner.is_short_of_blocks
@@ -164,6 +176,8 @@ class Scheduler:
         if self._floor is not None:
             self.counters.step_bytes += self._floor.of(plan.batch, plan.requests, self.slot_allocator.slots)
         self._timing.end_step(num_known, len(plan.requests), self._planner.has_more_work)
+        num_drafts = sum(len(token_ids) for _, token_ids in plan.batch.drafted)
+        self._drafter.note_step(len(plan.requests), num_drafts, num_known)
         self._uncommitted.append(plan)
         return plan.batch
 
@@ -175,14 +189,24 @@ class Scheduler:
         assert plan.batch is batch, "batches must be committed in the order they were planned"
         if all(request.constraint is None and request.thinking is None for request in plan.requests):
             return []
-        drawing = [
-            request for request, share in zip(plan.requests, batch.scheduled, strict=True) if share.samples
-        ]
-        return [
-            (position, request)
-            for position, request in enumerate(drawing)
-            if request.constraint is not None or request.thinking is not None
-        ]
+        drafts = dict(batch.drafted)
+        found, position = [], 0
+        for request, share in zip(plan.requests, batch.scheduled, strict=True):
+            if not share.samples:
+                continue
+            # A row with drafts is advanced when they are committed: no step in flight waits for its masks.
+            if share.row in drafts:
+                position += len(drafts[share.row])
+            elif request.constraint is not None or request.thinking is not None:
+                found.append((position, request))
+            position += 1
+        return found
+
+    def _must_commit_first(self, last: Batch) -> bool:
+        """Returns whether the next step has to wait until the last one is committed: the lengths of rows with
+        drafts are known then, and so are the tokens that drafts follow.
+        """
+        return bool(last.drafted) or self._drafter.is_waiting(self._running.requests)
 
     @staticmethod
     def advance_grammars(constrained: list[tuple[int, Request]], result: StepResult) -> None:
@@ -193,10 +217,7 @@ class Scheduler:
         for position, request in constrained:
             if request.state is finished or position in failed:
                 continue
-            if request.thinking is not None:
-                request.thinking.accept(token_ids[position])
-            if request.constraint is not None:
-                request.constraint.accept(token_ids[position])
+            advance(request, token_ids[position])
 
     def commit(self, batch: Batch, result: StepResult) -> StepOutputs:
         """Takes in what the oldest batch drew. Returns what has happened since the last commit."""
@@ -210,12 +231,20 @@ class Scheduler:
             RequestState.FINISHED,
         )
         token_ids, logprobs, failed = result.token_ids, result.logprobs, result.failed
+        drafts = dict(batch.drafted)
         drawn: list[Request] = []
         position = -1
         for request, share in zip(plan.requests, batch.scheduled, strict=True):
             if not share.samples:
                 continue
             position += 1
+            if drafts and share.row in drafts:
+                first, position = position, position + len(drafts[share.row])
+                if request.state is not finished:
+                    num_drawn = self._drafts.commit(request, drafts[share.row], result, first, now)
+                    drawn += [request] * num_drawn
+                    any_ended = any_ended or request.state is finished
+                continue
             if request.state is finished:
                 continue  # it ended while the step ran
             if failed and position in failed:
@@ -283,6 +312,11 @@ class Scheduler:
         return self._timing.read_clock()
 
     @property
+    def planned_prompts(self) -> list[Request]:
+        """The requests of which the last planned step computes known tokens."""
+        return [request for request, _ in self._uncommitted[-1].prefill]
+
+    @property
     def running_by_class(self) -> dict[str, int]:
         return {str(priority): self._running.num_rows[order] for priority, order in CLASS_ORDER.items()}
 
@@ -302,25 +336,30 @@ class Scheduler:
 
     @property
     def has_expired_waits(self) -> bool:
-        """Whether a request may have waited too long for its adapter."""
-        return self._waits.has_expired
+        """Whether a request may have waited too long for its adapter, or for its prompt to be fetched."""
+        return self._waits.has_expired or self.fetches.has_expired
 
     @property
     def has_outputs(self) -> bool:
         return self._tracker.has_outputs
 
-    def check_integrity(self) -> None:
-        """Asserts that nothing is lost or held twice. Linear in everything: for idle moments and tests."""
+    def check_integrity(self, lent_blocks: set[int] | None = None) -> None:
+        """Asserts that nothing is lost or held twice. Linear in everything: for idle moments and tests.
+
+        `lent_blocks`: those held outside the scheduler.
+        """
         self.pool.check_integrity()
         self.slot_allocator.check_integrity()
-        self._running.check_integrity(self.pool.held_ids())
+        self.fetches.check_integrity()
+        self._running.check_integrity(self.pool.held_ids(), self.fetches.held_ids() | (lent_blocks or set()))
         for request in self.queue:
             request.check()
             assert request.state is RequestState.WAITING
             assert not request.table.block_ids
         alive = self._tracker.unfinished_requests()
         ending = [request for request in alive if request.state is RequestState.ENDING]
-        assert len(alive) == self.num_running + len(self.queue) + len(ending)
+        fetching = list(self.fetches.waiting())
+        assert len(alive) == self.num_running + len(self.queue) + len(ending) + len(fetching)
         assert all(not request.table.block_ids and request.num_pending == 1 for request in ending)
         self._check_in_flight(alive)
 

@@ -1,4 +1,4 @@
-"""Holds what the parts of a scheduler share: queue, running requests, adapter slots and step timing."""
+"""Holds what the parts of a scheduler share: queue, running requests, slots, timing and prompt fetches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from engine.lora.slot_allocator import SlotAllocator
 from engine.scheduling.fairness import FairQueue
+from engine.scheduling.prompt_fetches import PromptFetches
 from engine.scheduling.running import RunningRequests
 from engine.scheduling.step_timing import StepTiming
 
@@ -18,3 +19,4 @@ class SchedulerState:
     running: RunningRequests
     slot_allocator: SlotAllocator
     timing: StepTiming
+    fetches: PromptFetches

@@ -24,6 +24,7 @@ from engine.batch import Batch, Scheduled
 from engine.kv_cache import BlockPool
 from engine.protocol import PriorityClass
 from engine.request import CLASS_ORDER, Request, RequestState
+from engine.scheduling.drafts import Drafts, append_block
 from engine.scheduling.fairness import DEFAULT, FLEX, PRIORITY
 from engine.scheduling.preemption import Preemption, protect
 from engine.scheduling.request_tracker import RequestTracker
@@ -35,7 +36,7 @@ from engine.scheduling.validation import EngineLimits
 class StepPlan:
     """A batch, with the requests parallel to its shares and to what it scores."""
 
-    __slots__ = ("batch", "prefill", "requests", "scoring")
+    __slots__ = ("batch", "drafting", "prefill", "requests", "scoring")
 
     def __init__(self, step: int) -> None:
         self.batch = Batch(step)
@@ -43,6 +44,8 @@ class StepPlan:
         self.scoring: list[Request] = []
         self.prefill: list[tuple[Request, Scheduled]] = []
         """Shares of known tokens; those of more than one token come last in the batch."""
+        self.drafting: list[tuple[Request, Scheduled]] = []
+        """Shares with drafts, which come before those."""
 
     @property
     def known_by_class(self) -> list[int]:
@@ -67,6 +70,7 @@ class StepPlanner:
         pool: BlockPool,
         tracker: RequestTracker,
         bound: StepBound,
+        drafts: Drafts,
     ) -> None:
         self.is_short_of_blocks = False
         """Whether the next request in line lacked blocks when the last step was planned."""
@@ -76,9 +80,11 @@ class StepPlanner:
         self._queue = state.queue
         self._running = state.running
         self._timing = state.timing
+        self._fetches = state.fetches
         self._tracker = tracker
         self._preemption = Preemption(state.queue, state.running)
         self._bound = bound
+        self._drafts = drafts
         self._step = 0
         self._flex_left = 0  # tokens of FLEX prompts that this step may still compute
         # Preempted in this step (the token they drew last may be in flight), and admitted in it.
@@ -87,21 +93,28 @@ class StepPlanner:
         self._at_limit: list[Request] = []  # planned to draw the last token their limit allows
         self._partial: list[Request] = []  # have more known tokens to compute than the last step did
 
-    def next_step(self) -> StepPlan | None:
-        """Returns the next step, or None when nothing can run until a step in flight is committed."""
+    def next_step(self, may_draft: bool) -> StepPlan | None:
+        """Returns the next step, or None when nothing can run until a step in flight is committed.
+
+        `may_draft`: no step is in flight, so that every row's last token is known.
+        """
         running, queue = self._running, self._queue
         plan = StepPlan(self._step)
+        self._drafts.report_verified(plan.batch)
         self._preempted.clear()
         self._entered.clear()
         self._retire()
         queue.take_turns(self._timing.now)
         self._bound.observe()
         self._flex_left = self._flex_tokens()
+        drafts = self._drafts.propose() if may_draft else {}  # not for requests admitted in this step
         if queue:
             self._admit_early(plan)
-        budget = self._serve_running(plan)
+        budget = self._serve_running(plan, drafts)
         if queue and budget > 0 and not self._preempted:
             self._admit(plan, budget)
+        for request, share in plan.drafting:
+            plan.add(request, share)
         for request, share in plan.prefill:
             if share.num_tokens > 1:
                 self._add(plan, request, share)
@@ -132,7 +145,7 @@ class StepPlanner:
 
     # Running requests -------------------------------------------------------------------------------------
 
-    def _serve_running(self, plan: StepPlan) -> int:
+    def _serve_running(self, plan: StepPlan, drafts: dict[Request, list[int]]) -> int:
         """Gives every running request its share, preempting from the end. Returns the budget left."""
         running, planned, scheduled = self._running.requests, plan.requests, plan.batch.scheduled
         budget = self._limits.max_batch_tokens
@@ -145,6 +158,12 @@ class StepPlanner:
             if total_len - computed_len == 1:
                 if computed_len == request.table.capacity and not self._grow(request, plan.batch):
                     break  # it was the last, and was preempted itself
+                if drafts and request in drafts:
+                    share = self._drafts.plan(plan.batch, request, drafts[request])
+                    if share is not None:
+                        plan.drafting.append((request, share))
+                        budget -= share.num_tokens
+                        continue
                 planned.append(request)
                 scheduled.append(request.decode_share)
                 request.computed_len = total_len
@@ -209,12 +228,14 @@ class StepPlanner:
     def _grow(self, request: Request, batch: Batch) -> bool:
         """Allocates one more block to a running request. Returns False when it was preempted itself."""
         while not self._pool.num_free:
+            if self._fetches.release_one():
+                continue
             victim = self._running.requests[-1]
             self._preempt(victim)
             self._queue.push_returning(victim, self._timing.now)
             if victim is request:
                 return False
-        batch.grown.append((request.row, [request.table.grow()]))
+        append_block(request, batch)
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -309,6 +330,8 @@ class StepPlanner:
             if request is None:
                 break
             if not self._has_room(request):
+                if not self._running.requests and self._fetches.release_one():
+                    continue  # else each could wait for what the other holds
                 self.is_short_of_blocks = True
                 break
             self._enter(plan, request)

@@ -6,13 +6,12 @@ for them in its own. All programs of a launch run at the same time, since there 
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.activation import FP8_MAX, SMALLEST_SCALE
-from kernels.backend import INTERPRETING
+from kernels.backend import e4m3_output
 from kernels.compilation import Compilation
 from kernels.overlap import starts_early
 from kernels.peer_sum import MAX_PROGRAMS, Meeting
@@ -203,33 +202,29 @@ def sum_norm_triton(
     _, block_h, num_warps = tile(hidden)
     early = starts_early(residual)
     signals_R, meetings, rank = _places(meeting)
-    written = quantized
-    if INTERPRETING and quantized is not None:  # its conversion to e4m3 loses the carry of a rounding
-        written = torch.empty_like(quantized, dtype=torch.float32)
-    sum_norm_kernel[(min(num_rows, MAX_PROGRAMS),)](
-        parts_R,
-        scales_R,
-        signals_R,
-        meetings,
-        residual,
-        weight,
-        out,
-        written,
-        quantized_scale_T,
-        num_rows,
-        eps,
-        RANK=rank,
-        SIZE=len(parts_R),
-        H=hidden,
-        BLOCK_H=block_h,
-        STARTS_EARLY=early,
-        FP8_MAX=FP8_MAX,
-        SMALLEST_SCALE=SMALLEST_SCALE,
-        num_warps=num_warps,
-        **({"launch_pdl": True} if early else {}),
-    )
-    if quantized is not None and written is not quantized:
-        quantized.copy_(written)
+    with e4m3_output(quantized) as written:
+        sum_norm_kernel[(min(num_rows, MAX_PROGRAMS),)](
+            parts_R,
+            scales_R,
+            signals_R,
+            meetings,
+            residual,
+            weight,
+            out,
+            written,
+            quantized_scale_T,
+            num_rows,
+            eps,
+            RANK=rank,
+            SIZE=len(parts_R),
+            H=hidden,
+            BLOCK_H=block_h,
+            STARTS_EARLY=early,
+            FP8_MAX=FP8_MAX,
+            SMALLEST_SCALE=SMALLEST_SCALE,
+            num_warps=num_warps,
+            **({"launch_pdl": True} if early else {}),
+        )
 
 
 def sum_parts_triton(parts_R: Tensor, meeting: Meeting | None, out: Tensor) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.activation import FP8_MAX, SMALLEST_SCALE
-from kernels.backend import INTERPRETING
+from kernels.backend import e4m3_output
 from kernels.compilation import Compilation
 from kernels.overlap import starts_early
 
@@ -169,34 +168,30 @@ def rms_norm_triton(
     heads = x.shape[1] if x.dim() == 3 else 1
     early = starts_early(x)
     options = {"launch_pdl": True} if early else {}
-    written = quantized
-    if INTERPRETING and quantized is not None:  # its conversion to e4m3 loses the carry of a rounding
-        written = torch.empty_like(quantized, dtype=torch.float32)
-    rms_norm_kernel[(triton.cdiv(num_rows, block_t),)](
-        x,
-        residual,
-        scale_T,
-        weight,
-        out,
-        written,
-        quantized_scale_T,
-        num_rows,
-        heads,
-        *_strides(x),
-        *_strides(x if residual is None else residual),
-        *_strides(x if out is None else out),
-        eps,
-        H=hidden,
-        BLOCK_H=block_h,
-        BLOCK_T=block_t,
-        STARTS_EARLY=early,
-        FP8_MAX=FP8_MAX,
-        SMALLEST_SCALE=SMALLEST_SCALE,
-        num_warps=num_warps,
-        **options,
-    )
-    if quantized is not None and written is not quantized:
-        quantized.copy_(written)
+    with e4m3_output(quantized) as written:
+        rms_norm_kernel[(triton.cdiv(num_rows, block_t),)](
+            x,
+            residual,
+            scale_T,
+            weight,
+            out,
+            written,
+            quantized_scale_T,
+            num_rows,
+            heads,
+            *_strides(x),
+            *_strides(x if residual is None else residual),
+            *_strides(x if out is None else out),
+            eps,
+            H=hidden,
+            BLOCK_H=block_h,
+            BLOCK_T=block_t,
+            STARTS_EARLY=early,
+            FP8_MAX=FP8_MAX,
+            SMALLEST_SCALE=SMALLEST_SCALE,
+            num_warps=num_warps,
+            **options,
+        )
 
 
 def _strides(rows: Tensor) -> tuple[int, int]:

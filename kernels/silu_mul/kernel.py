@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.activation import FP8_MAX, SMALLEST_SCALE
-from kernels.backend import INTERPRETING
+from kernels.backend import e4m3_output
 from kernels.compilation import Compilation
 from kernels.overlap import starts_early
 
@@ -96,27 +95,23 @@ def silu_mul_triton(
     block_f, num_warps = tile(inner, quantized_TF is not None)
     early = starts_early(gate_up_T2F)
     options = {"launch_pdl": True} if early else {}
-    written = quantized_TF
-    if INTERPRETING and quantized_TF is not None:  # its conversion to e4m3 loses the carry of a rounding
-        written = torch.empty_like(quantized_TF, dtype=torch.float32)
-    silu_mul_kernel[(num_rows, triton.cdiv(inner, block_f))](
-        gate_up_T2F,
-        scale_T,
-        out_TF,
-        written,
-        quantized_scale_T,
-        gate_up_T2F.stride(0),
-        inner if out_TF is None else out_TF.stride(0),
-        F=inner,
-        BLOCK_F=block_f,
-        STARTS_EARLY=early,
-        FP8_MAX=FP8_MAX,
-        SMALLEST_SCALE=SMALLEST_SCALE,
-        num_warps=num_warps,
-        **options,
-    )
-    if quantized_TF is not None and written is not quantized_TF:
-        quantized_TF.copy_(written)
+    with e4m3_output(quantized_TF) as written:
+        silu_mul_kernel[(num_rows, triton.cdiv(inner, block_f))](
+            gate_up_T2F,
+            scale_T,
+            out_TF,
+            written,
+            quantized_scale_T,
+            gate_up_T2F.stride(0),
+            inner if out_TF is None else out_TF.stride(0),
+            F=inner,
+            BLOCK_F=block_f,
+            STARTS_EARLY=early,
+            FP8_MAX=FP8_MAX,
+            SMALLEST_SCALE=SMALLEST_SCALE,
+            num_warps=num_warps,
+            **options,
+        )
 
 
 def _compilation(inner: int, quantizes: bool, keeps: bool) -> Compilation:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from adapters.bases import Bases
 from adapters.deletion import GRACE, purge_deleted
 from adapters.errors import AdapterNotFound, ModelNotFound
 from adapters.resolver import ModelResolver
@@ -24,7 +25,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture
 async def resolver(place: Scene) -> AsyncIterator[ModelResolver]:
-    made = ModelResolver(place.database, place.redis, "sapling")
+    made = ModelResolver(place.database, place.redis, Bases("sapling"))
     await made.start()
     await eventually(lambda: made.listening)
     yield made

@@ -78,13 +78,13 @@ async def shop(
     database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
 ) -> AsyncIterator[Shop]:
     async with scene(database, redis_client, redis_url, tmp_path) as place:
-        base = Base(SAPLING / "base", BASE, TextCodec.load(SAPLING / "base"))
-        steps = JudgedSteps(place.store, place.sandbox, base, place.artifacts, "ipc:///nowhere")
+        base = Base(BASE, SAPLING / "base", TextCodec.load(SAPLING / "base"), ["ipc:///nowhere"])
+        steps = JudgedSteps(place.store, place.sandbox, base, place.artifacts)
         steps.seen = []
         announcer = place.onboarding.submission._announcer
         scratch = tmp_path / "scratch"
         scratch.mkdir()
-        yield Shop(place, steps, AdapterPipeline(steps, announcer, BASE, scratch))
+        yield Shop(place, steps, AdapterPipeline({BASE: steps}, announcer, scratch))
         assert list(scratch.iterdir()) == [], "files of jobs are removed"
 
 
@@ -206,7 +206,7 @@ async def test_values_that_the_answer_did_not_look_at_are_refused_by_the_job(
 
 async def test_a_base_that_is_served_no_more_ends_the_job(shop: Shop) -> None:
     made = await shop.place.create("pirate")
-    shop.pipeline._base = "oak"
+    shop.pipeline._steps = {"oak": shop.steps}
     job, version = await shop.run(job_of(made))
     assert job.error is not None
     assert (job.error["code"], version.state) == ("base_changed", "failed")

@@ -8,6 +8,7 @@ import redis.asyncio
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from adapters.bases import Bases
 from adapters.catalogue import AdapterCatalogue
 from adapters.errors import (
     AdapterNotFound,
@@ -34,12 +35,12 @@ def ref(digit: str, rank: int = 8) -> AdapterRef:
 
 @pytest.fixture
 def service(database: Database, redis_client: redis.asyncio.Redis) -> AdapterService:
-    return AdapterService(database, redis_client, "sapling")
+    return AdapterService(database, redis_client, Bases("sapling"))
 
 
 @pytest.fixture
 async def resolver(database: Database, redis_client: redis.asyncio.Redis) -> AsyncIterator[ModelResolver]:
-    made = ModelResolver(database, redis_client, "sapling", base_created=1_700_000_000)
+    made = ModelResolver(database, redis_client, Bases("sapling"), base_created=1_700_000_000)
     await made.start()
     await eventually(lambda: made.listening)
     yield made
@@ -98,7 +99,7 @@ async def test_what_is_another_tenants_does_not_exist(
         await resolver.resolve(ours, "sapling:absent")
     assert len(statements.seen) == 1, "as much work for what nobody has"
     assert str(foreign.value) == str(absent.value).replace("sapling:absent", made.adapter_id)
-    catalogue = AdapterCatalogue(database, "sapling")
+    catalogue = AdapterCatalogue(database, Bases("sapling"))
     for adapter in ("pirate", made.adapter_id):
         for action in (
             service.activate(ours, adapter, 1),
@@ -193,7 +194,7 @@ async def test_the_same_weights_again_change_no_version(
     await register(service, ours, "pirate", ref("2"))
     again = await register(service, ours, "pirate", ref("1"))
     assert (first.created, again.created, again.version) == (True, False, 1)
-    _, versions = await AdapterCatalogue(database, "sapling").versions(ours, "pirate")
+    _, versions = await AdapterCatalogue(database, Bases("sapling")).versions(ours, "pirate")
     assert [version.version for version in versions] == [1, 2]
     assert (await resolver.resolve(ours, "sapling:pirate")).version == 1, "registering activates"
 
@@ -289,7 +290,7 @@ async def test_the_schema_keeps_versions_with_their_adapters_tenant(
 
 async def test_a_database_that_is_away_is_said_to_be(redis_client: redis.asyncio.Redis) -> None:
     away = Database("postgresql+psycopg://nobody@/nothing?host=/nonexistent")
-    resolver = ModelResolver(away, redis_client, "sapling")
+    resolver = ModelResolver(away, redis_client, Bases("sapling"))
     assert await resolver.resolve("tnt_a", "sapling") == ResolvedModel("sapling"), "the base needs no query"
     with pytest.raises(DatabaseUnavailable):
         await resolver.resolve("tnt_a", "sapling:pirate")

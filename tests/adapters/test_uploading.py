@@ -351,7 +351,8 @@ async def test_the_workers_schedule_starts_what_nobody_started(
         store=place.store,
         redis=place.redis,
         outbox=place.onboarding.outbox,
-        jobs=SimpleNamespace(base_path=SAPLING / "base"),
+        jobs=SimpleNamespace(),
+        bases=[SimpleNamespace(name="sapling", path=SAPLING / "base")],
     )
     assert await storage._settle(runtime) == 1
     assert await states(place) == STARTED

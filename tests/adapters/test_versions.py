@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from adapters.bases import Bases
 from adapters.errors import NoPreviousVersion, VersionNotFound, VersionNotReady
 from adapters.jobs.errors import JobFailed, LeaseLost, VersionDeleted
 from adapters.jobs.lease import claim
@@ -27,7 +28,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture
 async def resolver(place: Scene) -> AsyncIterator[ModelResolver]:
-    made = ModelResolver(place.database, place.redis, "sapling")
+    made = ModelResolver(place.database, place.redis, Bases("sapling"))
     await made.start()
     await eventually(lambda: made.listening)
     yield made

@@ -15,6 +15,7 @@ from playwright.async_api import Browser
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from adapters.bases import Bases
 from adapters.service import AdapterService, ModelResolver
 from admin.app import BillingServices, ConsoleServices, create_console
 from admin.operator.services import OperatorServices
@@ -25,6 +26,7 @@ from api.batches.endpoints import ENDPOINTS
 from api.edge import BodyLimit, BodyLimits, Edge
 from api.organization.scopes import SCOPES
 from api.playground import Playground
+from api.pools import BasePool, Pools
 from api.services import Services
 from batches.service import BatchService
 from billing.invoices.accounts import BillingAccounts
@@ -134,9 +136,8 @@ async def playground(
     quotas = Quotas(redis_url, "test", read_usage=WindowUsage(database))
     await quotas.start()
     services = Services(
-        engine=engine,  # type: ignore[arg-type]
-        text=codec,
-        models=ModelResolver(database, redis_client, "sapling"),
+        pools=Pools(BasePool("sapling", engine, codec)),  # type: ignore[arg-type]
+        models=ModelResolver(database, redis_client, Bases("sapling")),
         quotas=quotas,
         prices=FakePrices(),  # type: ignore[arg-type]
         sla=SlaRecorder(redis_client),
@@ -198,7 +199,7 @@ async def site(
     ):
         tenant_id = place.tenants[0]
         await accounts.create(tenant_id, EMAIL, PASSWORD)
-        models = ModelResolver(database, redis_client, "sapling")
+        models = ModelResolver(database, redis_client, Bases("sapling"))
         billing = billing_services(database, redis_client, quotas)
         engines = PlayedEngines()
         operation = operator_services(database, redis_client, place.onboarding.outbox, engines)
@@ -221,7 +222,7 @@ async def site(
                 refused=RefusedRequests(database),
                 billing=billing,
                 operation=operation,
-                base_digest=lambda: BASE_DIGEST,
+                base_digest=lambda base: BASE_DIGEST,
                 error_mapping=ERROR_MAPPING,
                 sign_in=sign_in_services,
             )

@@ -199,6 +199,37 @@ async def test_an_engine_that_is_gone_starts_drains_or_is_silent_is_shown_as_suc
     assert "sapling on" in (await visitor.get("/operator/engines?engine=unheard-of")).text
 
 
+async def test_prompts_computed_on_another_engine_are_shown_on_both_pages(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    await operate(site, visitor)
+    stats = msgspec.structs.replace(
+        view(time.time()).stats,
+        prefill_sources=2,
+        prompts_fetched=5,
+        prompts_fetching=1,
+        fetched_tokens=160_000,
+        fetch_fallbacks={"lost": 3, "timeout": 1},
+    )
+    info = msgspec.structs.replace(report().info, engine_id="prefill-0", role="prefill")
+    theirs = msgspec.structs.replace(view(time.time()).stats, prompts_exported=8, exported_tokens=170_000)
+    site.engines.reports = [
+        report(view=view(time.time(), stats=stats)),
+        report(key="prefill-0", info=info, view=view(time.time(), stats=theirs)),
+    ]
+    serving = words_of((await visitor.get("/operator/engines?engine=engine-0")).text)
+    assert "Prefill engines 2 connected" in serving
+    assert "Prompts from prefill engines 5, 1 under way" in serving
+    assert "Long prompts computed here 3 lost, 1 timeout" in serving
+    prefill = words_of((await visitor.get("/operator/engines?engine=prefill-0")).text)
+    assert "computes prompts for other engines" in prefill
+    assert "Prompts computed for other engines 8" in prefill
+    refused = msgspec.structs.replace(stats, prefill_refusals=("kv_dtype bfloat16 instead of float32",))
+    site.engines.reports = [report(view=view(time.time(), stats=refused))]
+    page = words_of((await visitor.get("/operator/engines")).text)
+    assert "Long prompts are computed here: kv_dtype bfloat16 instead of float32." in page
+
+
 async def test_names_are_shown_as_they_are_written(site: Site, visitor: httpx.AsyncClient) -> None:
     info = msgspec.structs.replace(report().info, base=XSS)
     shares = [Share(XSS, None, "default", 1)]
@@ -297,3 +328,13 @@ async def test_the_device_is_never_idle_for_more_than_all_the_time(
     site.engines.reports = [report(view=view(stats=stats))]
     text = words_of((await visitor.get("/operator/engines")).text)
     assert "Device idle between steps 92.1 %" in text
+
+
+async def test_drafts_are_shown_by_engine_and_by_adapter(site: Site, visitor: httpx.AsyncClient) -> None:
+    await operate(site, visitor)
+    stats = msgspec.structs.replace(view().stats, drafted_tokens=400, accepted_tokens=300)
+    slot = SlotView(1, "c" * 64, 8, 1_000_000, False, False, False, 0, 0, 80, 20)
+    site.engines.reports = [report(view=view(stats=stats, slots=[slot]))]
+    text = words_of((await visitor.get("/operator/engines")).text)
+    assert "Drafted tokens accepted 75.0 %" in text
+    assert "25.0 %" in text.split("Drafts accepted")[1]

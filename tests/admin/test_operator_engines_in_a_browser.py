@@ -38,7 +38,7 @@ def process(redis_url: str) -> Iterator[EngineProcess]:
 async def client(site: Site, process: EngineProcess) -> AsyncIterator[EngineClient]:
     """Its engine is the one that operators are shown."""
     client = EngineClient(process.endpoint, "test")
-    watch = EngineWatch([client], site.redis)
+    watch = EngineWatch(lambda: [client], site.redis)
     site.engines.true = watch
     await client.start()
     await watch.start()

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from adapters.bases import Bases
 from adapters.files.uploads import MAX_PART_BYTES
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from admin.adapters import upload_routes
@@ -135,6 +136,29 @@ async def test_what_is_refused_says_beside_what(script: Script) -> None:
     assert (taken.status_code, taken.json()["error"]["slot"]) == (409, "name")
     strange = await script.tell("/adapters/submit", name="other", weights="file_x", config="file_y")
     assert strange.status_code == 404
+
+
+async def test_of_several_bases_one_is_chosen(
+    site: Site, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Base model" not in (await script.visitor.get("/adapters/new")).text
+    onboarding = site.place.onboarding
+    config = SAPLING / "base" / "config.json"
+    monkeypatch.setattr(onboarding.catalogue, "bases", Bases("sapling", "oak"))
+    monkeypatch.setattr(onboarding.submission, "_bases", Bases("sapling", "oak"))
+    monkeypatch.setattr(onboarding.submission._copies, "base_configs", {"sapling": config, "oak": config})
+    form = (await script.visitor.get("/adapters/new")).text
+    assert re.findall(r"<option>(sapling|oak)</option>", form) == ["sapling", "oak"]
+    ids = await script.both()
+    elm = await script.tell("/adapters/submit", name="corsair", base="elm", **ids)
+    assert (elm.status_code, elm.json()["error"]["slot"]) == (422, "form")
+    for more in ({"base": "oak"}, {}):
+        made = await script.tell("/adapters/submit", name="corsair", **ids, **more)
+        assert made.status_code == 201, "the same name is free on the other base"
+    assert await site.place.column("SELECT base FROM adapters ORDER BY id") == ["oak", "sapling"]
+    listed = (await script.visitor.get("/adapters")).text
+    assert re.findall(r"<small>(sapling|oak)</small>", listed) == ["sapling", "oak"]
+    assert "<code>sapling</code>, <code>oak</code>" in listed
 
 
 async def test_a_version_of_an_adapter_there_is(site: Site, script: Script) -> None:

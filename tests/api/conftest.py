@@ -16,6 +16,7 @@ import uvicorn
 
 from api.app import create_app
 from api.connections import connections_with
+from api.pools import BasePool, Pools
 from api.request_reader import HEAD_TIMEOUT
 from api.services import RequestLimits, Services
 from sla.recorder import SlaRecorder
@@ -71,9 +72,9 @@ def build(text: TextCodec, limits: RequestLimits | None = None, **parts: Any) ->
     """`parts`: services that are not stand-ins."""
     engine, keys, models, usage = FakeEngine(text), FakeKeys(), FakeModels(), FakeUsage()
     quotas = FakeQuotas()
+    of_pool = {name: parts.pop(name) for name in ("grammars", "tool_format", "reasoning") if name in parts}
     services = Services(
-        engine=engine,  # type: ignore[arg-type]
-        text=text,
+        pools=Pools(BasePool("sapling", engine, text, **of_pool)),  # type: ignore[arg-type]
         keys=keys,  # type: ignore[arg-type]
         models=models,  # type: ignore[arg-type]
         usage=usage,  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import redis.asyncio
 
+from adapters.bases import Bases
 from adapters.resolver import ModelResolver
 from api.app import create_app
 from api.assembly.stored_state import stored_state
@@ -164,7 +165,7 @@ async def everything(
 ) -> AsyncIterator[Everything]:
     async with scene(database, redis_client, redis_url, directory) as place:
         keys = KeyResolver(database, redis_client, SECRET)
-        models = ModelResolver(database, redis_client, "sapling")
+        models = ModelResolver(database, redis_client, Bases("sapling"))
         accounts = account_services(database, redis_client, SECRET)
         quotas = Quotas(redis_url, "everything")
         for part in (keys, models, quotas):

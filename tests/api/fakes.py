@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from adapters.bases import Bases
 from adapters.errors import ModelNotFound, ModelNotReady
 from adapters.resolver import ModelCard, ResolvedModel
 from billing.rates import Rate
@@ -89,6 +90,7 @@ class FakeEngine:
         self.stats: EngineStats | None = None
         self.ready = True
         self.ready_in = 1.0
+        self.left_out: list[str] = []
         self.counts = RoutingCounts()
         self.sessions: list[str | None] = []
         """With each request that was submitted."""
@@ -259,7 +261,7 @@ ADAPTER = AdapterRef("a" * 64, 16)
 class FakeModels:
     """The base for all; the adapter "pirate" of tenant one; "baking" is not ready."""
 
-    base = "sapling"
+    bases = Bases("sapling")
 
     async def resolve(self, tenant_id: str, model: str) -> ResolvedModel:
         if model == "sapling":

@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import redis.asyncio
 
+from adapters.bases import Bases
 from adapters.resolver import ModelResolver
 from api.app import create_app
+from api.pools import BasePool, Pools
 from api.services import RequestLimits, Services
 from billing.pricing import PriceBook, PriceService
 from billing.window_usage import WindowUsage
@@ -103,7 +105,7 @@ async def quota_site(
         tenant = await TenantService(database, cache).create_tenant("acme")
         key = await KeyService(database, cache, SECRET).create(tenant.id, "main", OPERATOR)
         keys = KeyResolver(database, cache, SECRET)
-        models = ModelResolver(database, cache, "sapling")
+        models = ModelResolver(database, cache, Bases("sapling"))
         prices = PriceBook(database, cache)
         quotas = Quotas(redis_url, "test", read_usage=WindowUsage(database))
         for part in (keys, models, prices, quotas):
@@ -111,8 +113,7 @@ async def quota_site(
             opened.push_async_callback(part.close)
         await eventually(lambda: keys.listening and models.listening and not quotas.away, seconds=10)
         services = Services(
-            engine=engine,
-            text=codec,
+            pools=Pools(BasePool("sapling", engine, codec)),
             keys=keys,
             models=models,
             usage=None,  # type: ignore[arg-type]

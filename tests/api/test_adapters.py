@@ -14,9 +14,11 @@ import openai
 import pytest
 import redis.asyncio
 
+from adapters.bases import Bases
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from adapters.resolver import ModelResolver
 from api.app import create_app
+from api.pools import BasePool, Pools
 from api.services import Services
 from billing.service import UsageReports
 from db.session import Database
@@ -60,14 +62,13 @@ async def site(
 ) -> AsyncIterator[Site]:
     async with scene(database, redis_client, redis_url, tmp_path) as place:
         keys = KeyResolver(database, redis_client, SECRET)
-        models = ModelResolver(database, redis_client, "sapling")
+        models = ModelResolver(database, redis_client, Bases("sapling"))
         await keys.start()
         await models.start()
         await eventually(lambda: keys.listening and models.listening)
         app = create_app(
             Services(
-                engine=FakeEngine(codec),  # type: ignore[arg-type]
-                text=codec,
+                pools=Pools(BasePool("sapling", FakeEngine(codec), codec)),  # type: ignore[arg-type]
                 keys=keys,
                 models=models,
                 usage=UsageReports(database),

@@ -54,7 +54,7 @@ def clock() -> Clock:
 
 
 def watch(engine: Engine, cache: redis.asyncio.Redis, clock: Clock) -> EngineWatch:
-    return EngineWatch([engine], cache, clock)  # type: ignore[arg-type]
+    return EngineWatch(lambda: [engine], cache, clock)  # type: ignore[arg-type]
 
 
 async def test_an_engine_is_asked_only_while_somebody_looks(
@@ -162,7 +162,7 @@ async def test_an_engine_goes_by_its_endpoint_until_it_says_who_it_is(
 async def test_a_process_reports_all_of_its_engines(redis_client: redis.asyncio.Redis, clock: Clock) -> None:
     engines: Any = [Engine(f"engine-{number}") for number in range(3)]
     engines[1].ready = False
-    reports = await EngineWatch(engines, redis_client, clock).look()
+    reports = await EngineWatch(lambda: engines, redis_client, clock).look()
     assert [(report.key, report.state) for report in reports] == [
         ("engine-0", "serving"),
         ("engine-1", "gone"),

@@ -42,6 +42,8 @@ STATS = EngineStats(
     graph_replays=90,
     eager_steps=10,
     step_gap_seconds=0.25,
+    drafted_tokens=120,
+    accepted_tokens=90,
     step_bytes=7_000_000_000,
     memory_bandwidth=4.0e12,
     prompt_tokens=1000,
@@ -161,13 +163,15 @@ async def test_the_engine_is_mirrored(client: httpx.AsyncClient, world: World) -
     assert seen["rootstock_preemptions_total|engine-0"] == 4
     assert seen["rootstock_queue_wait_seconds_count|engine-0|default"] == 10
     assert seen["rootstock_queue_wait_seconds_sum|engine-0|default"] == 1.5
-    assert seen["rootstock_engine_info|cuda:0|bfloat16|fp8|engine-0"] == 1
+    assert seen["rootstock_engine_info|sapling|cuda:0|bfloat16|fp8|engine-0"] == 1
     assert seen["rootstock_adapter_memory_bytes|engine-0"] == 1000
     assert seen["rootstock_adapter_memory_used_bytes|engine-0"] == 400
     assert seen["rootstock_adapter_load_seconds_total|engine-0"] == 0.5
     assert seen["rootstock_engine_graph_replays_total|engine-0"] == 90
     assert seen["rootstock_engine_eager_steps_total|engine-0"] == 10
     assert seen["rootstock_engine_step_gap_seconds_total|engine-0"] == 0.25
+    assert seen["rootstock_engine_drafted_tokens_total|engine-0"] == 120
+    assert seen["rootstock_engine_accepted_tokens_total|engine-0"] == 90
     assert seen["rootstock_engine_step_bytes_total|engine-0"] == 7_000_000_000
     assert seen["rootstock_engine_memory_bandwidth_bytes|engine-0"] == 4.0e12
     world.engine.ready = False
@@ -184,9 +188,9 @@ async def test_every_replica_and_what_was_routed_to_it_is_shown(world: World) ->
     unknown = SimpleNamespace(info=None, stats=None, ready=False)
     namesake = engine(0, None)
     engines: Any = [engine(0, STATS), engine(1, second), engine(2, None), unknown, namesake]
-    registry.register(EngineCollector(engines))
+    registry.register(EngineCollector(lambda: engines))
     counts = RoutingCounts({("engine-0", "adapter"): 5, ("engine-1", "spill"): 2}, rerouted=3)
-    registry.register(RoutingCollector(SimpleNamespace(counts=counts)))  # type: ignore[arg-type]
+    registry.register(RoutingCollector([SimpleNamespace(counts=counts)]))  # type: ignore[arg-type]
     shown = generate_latest(registry).decode()
     for line in (
         'rootstock_engine_up{replica="engine-0"} 1.0',
@@ -211,7 +215,7 @@ async def test_no_label_names_a_key_a_tenant_or_an_adapter(client: httpx.AsyncCl
     for name in (KEY, RESTRICTED_KEY, "key_one", "ten_one", "pirate", "adp_1", "a" * 10):
         assert name not in text
     labels = set(re.findall(r'(\w+)="', "\n".join(line for line in text.split("\n") if "rootstock_" in line)))
-    device = {"device", "quantization", "kv_dtype", "replica", "reason"}
+    device = {"base", "device", "quantization", "kv_dtype", "replica", "reason"}
     assert (
         labels
         <= {"service_tier", "outcome", "kind", "code", "result", "method", "route", "status", "le"} | device

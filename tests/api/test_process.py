@@ -21,6 +21,7 @@ import redis.asyncio
 from openai.types.chat import ChatCompletionChunk
 from sqlalchemy import make_url, text
 
+from adapters.bases import Bases
 from adapters.service import AdapterService
 from billing.metering import JournalMeter
 from db.schema import expected_revision
@@ -123,7 +124,7 @@ async def account(database: Database, redis_client: redis.asyncio.Redis) -> Acco
     keys = KeyService(database, redis_client, SECRET)
     key = await keys.create(tenant.id, "main", OPERATOR)
     admin = await keys.create(tenant.id, "admin", OPERATOR, kind="admin")
-    adapters = AdapterService(database, redis_client, "sapling")
+    adapters = AdapterService(database, redis_client, Bases("sapling"))
     await adapters.register_version(tenant.id, "pirate", AdapterRef("d" * 64, 8), base_digest="0" * 64)
     return Account(key.plaintext, admin.plaintext)
 

@@ -16,6 +16,7 @@ import pytest
 
 from api.app import create_app
 from api.openai.logprobs import LogprobTrail
+from api.pools import BasePool, Pools
 from engine.protocol import TokenLogprob, TopLogprob
 from engine.vocabulary import Vocabulary
 from examples.sapling import BASE
@@ -164,7 +165,8 @@ async def test_a_served_model_scores_prompts_as_its_own_forward_does(
     await engine.start()
     async with asyncio.timeout(90):
         await engine.wait_ready()
-    app = Documented(create_app(dataclasses.replace(world.services, engine=engine)))
+    pools = Pools(BasePool("sapling", engine, text))
+    app = Documented(create_app(dataclasses.replace(world.services, pools=pools)))
     headers = {"authorization": f"Bearer {KEY}"}
     body = {
         "model": "sapling",

@@ -62,7 +62,7 @@ def submitted(served: Served) -> Submit:
 
 def prompt_of(served: Served) -> str:
     """The last prompt as text, without special tokens."""
-    return served.world.services.text.vocabulary.decode(submitted(served).prompt_ids).decode()
+    return served.world.services.pools.default.text.vocabulary.decode(submitted(served).prompt_ids).decode()
 
 
 def test_the_example_of_the_documentation(served: Served) -> None:

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from api.grammars.checks import GrammarChecks
+from api.pools import Pools
 from routing.replica_set import ReplicaSet
 from telemetry.metrics import ServingMetrics
 from tests.api.conftest import Served, build, serving, wait_until
@@ -57,9 +58,9 @@ def served(thinking_base: Path, folder: Path, redis_url: str) -> Iterator[Served
         process.start()
         client = ReplicaSet([process.endpoint], "test")
         world = build(codec, reasoning=OfferedReasoning.of(format, {"low": BUDGET}))
-        world.services = replace(
-            world.services, engine=client, grammars=GrammarChecks(thinking_base, ServingMetrics())
-        )
+        grammars = GrammarChecks(thinking_base, ServingMetrics())
+        pool = replace(world.services.pools.default, engine=client, grammars=grammars)
+        world.services = replace(world.services, pools=Pools(pool))
         with serving(world, close=client.close, start=client.start) as running:
             wait_until(partial(_is_ready, client), 120)
             yield running
@@ -82,7 +83,7 @@ def test_budget_grammar_and_usage(served: Served, redis_url: str) -> None:
         assert choice.finish_reason == "stop"
         assert choice.message.reasoning
         assert jsonschema_rs.is_valid(SCHEMA, json.loads(choice.message.content))
-    codec = served.world.services.text
+    codec = served.world.services.pools.default.text
     num_forced = len(codec.encode_part("\n</think>"))
     thought = {id: details(answer.usage) for id, answer in ((free.id, free), (structured.id, structured))}
     assert thought == {free.id: BUDGET + num_forced, structured.id: 2 * (BUDGET + num_forced)}

@@ -120,8 +120,8 @@ async def test_a_prompt_counted_token_by_token_gives_the_exact_number(
     content = "qz" * (CONTEXT // 2)  # under the bytes' bound, over the context
     response = await chat(client, messages=[{"role": "user", "content": content}])
     assert_error(response, 400, INVALID, "context_length_exceeded", "messages")
-    chat_ids = await world.services.text.encode_chat(
-        world.services.text.render_chat([{"role": "user", "content": content}])
+    chat_ids = await world.services.pools.default.text.encode_chat(
+        world.services.pools.default.text.render_chat([{"role": "user", "content": content}])
     )
     assert f"have {len(chat_ids)} tokens" in response.json()["error"]["message"]
     assert world.engine.submitted == []
@@ -152,14 +152,14 @@ async def test_values_judged_by_the_model(
 async def test_a_template_that_refuses_names_the_messages(world: World, client: httpx.AsyncClient) -> None:
     from tokenization.chat_template import ChatTemplate
 
-    world.services.text.template, before = (
+    world.services.pools.default.text.template, before = (
         ChatTemplate("{{ raise_exception('roles must alternate') }}", {}),
-        world.services.text.template,
+        world.services.pools.default.text.template,
     )
     try:
         response = await chat(client)
     finally:
-        world.services.text.template = before
+        world.services.pools.default.text.template = before
     assert_error(response, 400, INVALID, "invalid_value", "messages")
     assert "roles must alternate" in response.json()["error"]["message"]
 
@@ -178,7 +178,7 @@ async def test_developer_messages_and_parts_are_rendered(client: httpx.AsyncClie
         {"role": "assistant", "content": "three"},
         {"role": "user", "content": "four"},
     ]
-    text = world.services.text
+    text = world.services.pools.default.text
     assert world.engine.submitted[0].prompt_ids == await text.encode_chat(text.render_chat(expected))
 
 

@@ -244,7 +244,7 @@ async def test_a_seen_schema_is_not_checked_again(checked: World) -> None:
         for _ in range(2):
             body = chat(response_format=response_format())
             assert (await client.post("/v1/chat/completions", content=body)).status_code == 200
-    assert checked.services.grammars is not None
-    registry = checked.services.grammars._metrics.registry
+    assert checked.services.pools.default.grammars is not None
+    registry = checked.services.pools.default.grammars._metrics.registry
     for result in ("accepted", "cached"):
         assert registry.get_sample_value("rootstock_grammar_checks_total", {"result": result}) == 1

@@ -59,7 +59,7 @@ def says(served: Served, text: str, **options: Any) -> None:
 
 def prompt_of(served: Served) -> str:
     """The last prompt as text, with special tokens by name."""
-    text = served.world.services.text
+    text = served.world.services.pools.default.text
     return b"".join(
         (text.special_token(token_id) or "").encode() or text.vocabulary.decode([token_id])
         for token_id in served.world.engine.submitted[-1].prompt_ids

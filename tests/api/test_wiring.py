@@ -7,8 +7,10 @@ import asyncio
 import httpx
 import redis.asyncio
 
+from adapters.bases import Bases
 from adapters.resolver import ModelResolver
 from api.app import create_app
+from api.pools import BasePool, Pools
 from api.services import Services
 from billing.service import UsageReports
 from db.session import Database
@@ -35,7 +37,7 @@ async def test_no_connection_is_held_while_the_engine_works_and_a_revoked_key_is
     key_service = KeyService(database, redis_client, SECRET)
     key = await key_service.create(tenant.id, "main", OPERATOR)
     keys = KeyResolver(database, redis_client, SECRET)
-    models = ModelResolver(database, redis_client, "sapling")
+    models = ModelResolver(database, redis_client, Bases("sapling"))
     engine = FakeEngine(codec)
     held: list[int] = []
 
@@ -45,8 +47,7 @@ async def test_no_connection_is_held_while_the_engine_works_and_a_revoked_key_is
 
     engine.script = script
     services = Services(
-        engine=engine,  # type: ignore[arg-type]
-        text=codec,
+        pools=Pools(BasePool("sapling", engine, codec)),  # type: ignore[arg-type]
         keys=keys,
         models=models,
         usage=UsageReports(database),

@@ -9,6 +9,7 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import text
 
+from adapters.bases import Bases
 from adapters.service import AdapterService
 from cli.main import main
 from db.session import EVERY_TENANT, Database
@@ -37,7 +38,7 @@ def run(
         async with Redis.from_url(redis_url) as redis:
             tenant = await TenantService(database, redis).create_tenant("acme")
             for digit in "12":
-                await AdapterService(database, redis, "sapling").register_version(
+                await AdapterService(database, redis, Bases("sapling")).register_version(
                     tenant.id, "pirate", AdapterRef(digit * 64, 8), base_digest="b" * 64
                 )
             async with database.write(EVERY_TENANT) as session:

@@ -15,12 +15,14 @@ import redis
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings
 
+from adapters.served_bases import FurtherBases, ServedBase
 from adapters.storage.settings import StorageSettings
 from admin.settings import ConsoleSettings, ProviderSettings
 from api.settings import ApiSettings, ConnectionSettings
 from billing.invoices.settings import InvoiceSettings
 from billing.notifications.settings import NotificationSettings
 from billing.payments.settings import StripeSettings
+from cli import check
 from cli.checks import features, serving, stores
 from cli.checks.configuration import USERS, Configuration, read_configuration
 from cli.checks.findings import Finding, Status
@@ -32,7 +34,7 @@ from telemetry.disk import DiskSettings
 from tests.cli.commands import run
 from tests.engine.process.engines import EngineProcess
 from tests.support.text_base import write_base
-from worker.settings import JobsSettings
+from worker.settings import JobsSettings, WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 SAPLING = ROOT / "examples/sapling/weights/base"
@@ -133,7 +135,7 @@ def test_a_complete_environment_is_ready_and_says_what_is_off(
     shell.setenv("ROOTSTOCK_API_BASE_NAME", "other")
     shell.setenv("ROOTSTOCK_JOBS_BASE_NAME", "other")
     shown = run("check", code=1)
-    assert "serves 'sapling', ROOTSTOCK_API_BASE_NAME is 'other': give both the same name" in shown
+    assert "serves 'sapling', the settings expect 'other': give both the same name" in shown
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -517,3 +519,24 @@ def test_settings_for_tests_are_pointed_out() -> None:
     weak = [one.name for one in found if one.status is Status.WARNING]
     assert weak == ["webhooks", "webhooks", "model"]
     assert "disk space limit" in {one.name for one in found if one.status is Status.OFF}
+
+
+def test_engines_are_asked_for_the_base_that_the_settings_name_them_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in os.environ if name.startswith("ROOTSTOCK_")]:
+        monkeypatch.delenv(name)
+    elm = ServedBase(name="elm", path=Path("elm"), engine_endpoint="tcp://c:1")
+    api = ApiSettings(
+        engine_endpoint="tcp://a:1,tcp://b:1", base_path=Path("oak"), base_name="oak", redis_url="redis://r"
+    )
+    worker = WorkerSettings(redis_url="redis://r", engine_endpoints="tcp://a:1,tcp://b:1,tcp://c:1")
+
+    def configured(*further: ServedBase) -> Configuration:
+        kinds = {ApiSettings: api, WorkerSettings: worker, FurtherBases: FurtherBases(further=further)}
+        return Configuration({}, dict(kinds))
+
+    assert check._pools(configured(elm)) == {"oak": ["tcp://a:1", "tcp://b:1"], "elm": ["tcp://c:1"]}
+    assert list(serving.check_agreement(configured(elm))) == []
+    (fault,) = serving.check_agreement(configured(elm.model_copy(update={"name": "oak"})))
+    assert (fault.status, "two bases are called 'oak'" in fault.detail) == (Status.FAILED, True)

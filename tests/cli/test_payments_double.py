@@ -11,7 +11,7 @@ import pytest
 from billing.payments.settings import StripeSettings
 from cli.datadir import DataDir
 from cli.payments_double import API_KEY, PaymentsDouble
-from cli.programs import Service
+from cli.programs import LocalBase, Service
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,11 @@ def test_the_service_takes_it_for_stripe_in_test_mode_at_every_start_the_same(tm
             double = PaymentsDouble(data, "http://127.0.0.1:1")
             program = double.program()
             service = Service(
-                data, tmp_path, "sapling", "none", "unix:///nowhere", is_demo=True, payments=double.settings
+                data,
+                [LocalBase("sapling", tmp_path, "none")],
+                "unix:///nowhere",
+                is_demo=True,
+                payments=double.settings,
             )
             with socket.create_connection(("127.0.0.1", int(double.url.rpartition(":")[2])), 5):
                 pass  # it is listened before anybody serves: who asks early waits

@@ -14,12 +14,12 @@ from cli.cluster.settings import engine_environment
 from cli.datadir import DataDir
 from cli.errors import CliError, UsageError
 from cli.main import complete_options
-from cli.programs import CHECKOUT, Service
+from cli.programs import CHECKOUT, LocalBase, Service
 from cli.up_options import UpOptions
 
 
 def options(replicas: int) -> UpOptions:
-    return UpOptions(Path("d"), "127.0.0.1", 0, None, None, None, replicas=replicas)
+    return UpOptions(Path("d"), "127.0.0.1", 0, (), None, (), replicas=replicas)
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_several_engines_cannot_share_an_endpoint(monkeypatch: pytest.MonkeyPatc
 
 
 def service(data: DataDir, **fields: object) -> Service:
-    return Service(data, Path("base"), "sapling", "none", "redis://r", **fields)  # type: ignore[arg-type]
+    return Service(data, [LocalBase("sapling", Path("base"), "none")], "redis://r", **fields)  # type: ignore[arg-type]
 
 
 def test_each_engine_has_settings_of_its_own(tmp_path: Path) -> None:
@@ -91,6 +91,41 @@ def test_each_engine_has_settings_of_its_own(tmp_path: Path) -> None:
         assert (second.env["ROOTSTOCK_API_LISTEN_FD"], second.env["ROOTSTOCK_API_OWN_FD"]) == ("7", "9")
 
 
+def test_prefill_engines_follow_those_that_take_requests_and_only_these_ask_them(tmp_path: Path) -> None:
+    with DataDir(tmp_path / "data") as data:
+        apart = service(data, prefill_replicas=2, gpus=["0", "1", "2"])
+        serving, *prefill = apart.engines()
+        assert [one.name for one in (serving, *prefill)] == ["engine", "prefill-0", "prefill-1"]
+        assert [one.env["CUDA_VISIBLE_DEVICES"] for one in (serving, *prefill)] == ["0", "1", "2"]
+        listening = [one.env["ROOTSTOCK_PREFILL_ENDPOINT"] for one in prefill]
+        assert serving.env["ROOTSTOCK_PREFILL_SOURCES"].split(",") == listening
+        assert "ROOTSTOCK_PREFILL_ENDPOINT" not in serving.env
+        assert not [one for one in prefill if "ROOTSTOCK_PREFILL_SOURCES" in one.env]
+        endpoints = [one.env["ROOTSTOCK_ENGINE_ENDPOINT"] for one in (serving, *prefill)]
+        (api,) = apart.apis(7)
+        assert api.env["ROOTSTOCK_API_ENGINE_ENDPOINT"].split(",") == endpoints, "metrics are of all"
+        assert apart.jobs().env["ROOTSTOCK_JOBS_ENGINE_ENDPOINT"] == endpoints[0]
+        folders = [data.path / "engine" / name for name in ("engine-0", "prefill-0", "prefill-1")]
+        assert apart.engine_states == folders
+
+
+def test_prefill_engines_need_a_device_each_and_one_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up_options, "device_kind", lambda wanted: "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with DataDir(tmp_path / "data") as data:
+        assert on_ray(data, None, prefill_replicas=1).chosen_gpus() == ["0", "1"]
+        with pytest.raises(UsageError, match="need 3 GPUs"):
+            on_ray(data, None, prefill_replicas=2).chosen_gpus()
+        for fields in ({"ray": "local"}, {"ray": None, "tensor_parallel": 2}):
+            with pytest.raises(UsageError, match="--prefill-replicas 1"):
+                on_ray(data, prefill_replicas=1, **fields).check_replicas()
+        monkeypatch.setenv("ROOTSTOCK_PREFILL_SOURCES", "tcp://127.0.0.1:1")
+        with pytest.raises(UsageError, match="unset it"):
+            on_ray(data, None, prefill_replicas=1).check_replicas()
+
+
 def test_a_single_engine_and_api_process_keep_their_names(tmp_path: Path) -> None:
     with DataDir(tmp_path / "data") as data:
         single = service(data)
@@ -101,7 +136,7 @@ def test_a_single_engine_and_api_process_keep_their_names(tmp_path: Path) -> Non
 
 
 def on_ray(data: DataDir, ray: str | None = "local", **fields: object) -> UpOptions:
-    known = {"host": "127.0.0.1", "port": 0, "base": None, "base_name": None, "quantization": None}
+    known = {"host": "127.0.0.1", "port": 0, "bases": (), "base_name": None, "quantizations": ()}
     return UpOptions(data=data.path, ray=ray, **(known | fields))  # type: ignore[arg-type]
 
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from engine import gauges, protocol
+from engine.prefill import messages
 
 SNAPSHOT = Path(__file__).with_name("protocol.json")
 
@@ -21,7 +22,7 @@ SNAPSHOT = Path(__file__).with_name("protocol.json")
 def structs() -> dict[str, type[msgspec.Struct]]:
     found = {
         name: member
-        for module in (protocol, gauges)
+        for module in (protocol, gauges, messages)
         for name, member in inspect.getmembers(module, inspect.isclass)
         if issubclass(member, msgspec.Struct) and member.__module__ == module.__name__
     }

@@ -28,6 +28,7 @@ import billing.pricing
 from adapters.storage import StorageSettings
 from api.app import create_app
 from api.main import open_services
+from api.pools import BasePool, Pools
 from api.settings import ApiSettings
 from billing.charges import ChargeService
 from billing.invoices.announcing import announce
@@ -306,8 +307,9 @@ async def business(
                 StorageSettings(url=f"file://{folder}/objects"),
             )
         )
-        engine = JournallingEngine(services.text, cache, clock)
-        app = create_app(replace(services, engine=engine), console)  # type: ignore[arg-type]
+        text = services.pools.default.text
+        engine = JournallingEngine(text, cache, clock)
+        app = create_app(replace(services, pools=Pools(BasePool("sapling", engine, text))), console)  # type: ignore[arg-type]
         url = await opened.enter_async_context(served(app))
         double.endpoint(f"{url}/webhooks/stripe", WEBHOOK_SECRET)
         gateway = StripeGateway(payments)

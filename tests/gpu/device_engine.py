@@ -21,6 +21,7 @@ from engine.lora.loader import AdapterLoader
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
 from engine.protocol import Submit
+from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
 from tests.engine.runner.rig import Answer, Run
@@ -79,6 +80,7 @@ def device_engine(
     adapter_bytes: int = 64 << 20,
     context_length: int = 256,
     kv_dtype: torch.dtype | None = None,
+    drafter: Drafter | None = None,
     **options: Any,
 ) -> Iterator[DeviceEngine]:
     """`options` are `RunnerOptions`."""
@@ -101,6 +103,7 @@ def device_engine(
         config.eos_ids,
         [b"x"] * config.vocab_size,
         EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
+        drafter=drafter,
     )
     core = EngineCore(scheduler, runner)
     try:

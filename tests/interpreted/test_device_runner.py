@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -25,10 +26,12 @@ from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.model.weights import base_digest
 from engine.protocol import AdapterRef, Grammar, SamplingParams, Submit
+from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
 from tests.adapters.peft_files import LINEARS, lora_tensors, write_peft
 from tests.engine.grammar import sapling
+from tests.engine.plain.guesses import GuessingDrafter
 from tests.engine.reasoning.markers import reasoning
 from tests.engine.runner.bases import write_base
 from tests.engine.runner.rig import make_core, run
@@ -55,6 +58,9 @@ def device_core(
     num_slots: int,
     grammars: GrammarAdmission | None = None,
     token_bytes: list[bytes] | None = None,
+    *,
+    drafter: Drafter | None = None,
+    max_rows: int = MAX_ROWS,
 ) -> EngineCore:
     """Adapters load at once. Nothing is captured: every step is launched kernel by kernel."""
     pool = DevicePool(model.config, num_slots, 4 << 20, 4 << 20, "cpu") if num_slots else None
@@ -66,15 +72,16 @@ def device_core(
         pool.load(slot, pool.adopt(packed))
         core.adapter_loaded(slot, ref.digest)
 
-    cache, limits = CacheLayout(NUM_BLOCKS, BLOCK_SIZE), BatchLimits(MAX_ROWS, MAX_LEN, BUDGET)
+    cache, limits = CacheLayout(NUM_BLOCKS, BLOCK_SIZE), BatchLimits(max_rows, MAX_LEN, BUDGET)
     runner = DeviceRunner(model, pool, cache, limits)
     scheduler = Scheduler(
-        EngineLimits(MAX_LEN, model.config.vocab_size, BUDGET, MAX_ROWS),
+        EngineLimits(MAX_LEN, model.config.vocab_size, BUDGET, max_rows),
         BlockPool(NUM_BLOCKS, BLOCK_SIZE),
         SlotTable(max(num_slots, 1), start_load),
         model.config.eos_ids,
         token_bytes or [b"x"] * model.config.vocab_size,
         EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
+        drafter=drafter,
     )
     core = EngineCore(scheduler, runner, grammars=grammars)
     return core
@@ -126,6 +133,44 @@ def test_it_answers_and_scores_as_the_cpus_runner(with_adapters: bool, tmp_path:
                 [top.logprob for top in other.top], abs=CLOSE
             )
     assert found.core.runner.counters.eager_steps > 0
+
+
+def test_with_drafts_it_answers_as_without(tmp_path: Path) -> None:
+    write_base(tmp_path / "base", num_hidden_layers=1)
+    ref = write_adapter(tmp_path, tmp_path / "base", 4, ["q_proj", "v_proj"])
+    model = load_model(tmp_path / "base")
+    kinds = [
+        SamplingParams(7, temperature=0.0, ignore_eos=True, logprobs=1),
+        SamplingParams(7, temperature=0.9, top_k=20, top_p=0.9, seed=11, ignore_eos=True),
+        SamplingParams(7, temperature=0.8, seed=5, frequency_penalty=1.5, repetition_penalty=1.4),
+        SamplingParams(7, temperature=0.0, presence_penalty=2.0, logit_bias={5: 3.0}, min_tokens=5),
+    ]
+    submits = [
+        Submit(
+            f"r{index}",
+            "t",
+            [3 + (7 * index + 11 * place) % 200 for place in range(4 + 5 * index)],
+            params,
+            ref if index % 2 else None,
+        )
+        for index, params in enumerate(kinds)
+    ]
+    without = run(device_core(model, tmp_path / "packed", 1), submits)
+    drafter = GuessingDrafter(
+        lambda request: without.answers[request.request_id, 0].token_ids,
+        Random(3),
+        vocab_size=model.config.vocab_size,
+        skill=0.8,
+    )
+    core = device_core(model, tmp_path / "packed", 1, drafter=drafter, max_rows=16)
+    found = run(core, submits)
+    assert found.tokens() == without.tokens()
+    # Rows that ended with drafts in flight are taken by others, in the opposite order.
+    assert run(core, submits[::-1]).tokens() == without.tokens()
+    assert drafter.num_drafts > drafter.num_accepted > 5
+    for key, answer in found.answers.items():
+        expected = [score.logprob for score in without.answers[key].logprobs]
+        assert [score.logprob for score in answer.logprobs] == pytest.approx(expected, abs=CLOSE)
 
 
 def overwrite_logits(model: Model) -> None:
@@ -186,7 +231,7 @@ def test_rows_that_think_answer_as_the_cpus_runner(tmp_path: Path) -> None:
     )
     model = load_model(tmp_path / "base")
     grammar = Grammar("regex", "[ab]{2}-[0-9]{1,3}")
-    fields: dict[str, Any] = {"max_tokens": 16, "temperature": 0.9, "ignore_eos": True}
+    fields: dict[str, Any] = {"max_tokens": 9, "temperature": 0.9, "ignore_eos": True}
     submits = [
         sapling.submission("free", None, prompt_ids=[8, 9], **fields),
         sapling.submission("none", None, prompt_ids=[5, 6, 7], reasoning=reasoning(0), logprobs=1, **fields),
@@ -223,4 +268,4 @@ def test_rows_that_think_answer_as_the_cpus_runner(tmp_path: Path) -> None:
         assert tokens[budget : budget + len(end)] == end
         assert found.usage[name].usage.reasoning_tokens == budget + len(end)
     assert re.fullmatch(grammar.source, sapling.text_of(found.answers["held", 0].token_ids[2 + len(end) :]))
-    assert found.usage["much"].usage.reasoning_tokens == 16
+    assert found.usage["much"].usage.reasoning_tokens == 9

@@ -43,8 +43,10 @@ async def connect() -> AsyncIterator[Connect]:
     """Connects to engines, and waits until `ready` of them (all) take requests."""
     made: list[ReplicaSet] = []
 
-    async def connect_to(*engines: EngineProcess, ready: int | None = None) -> ReplicaSet:
-        engine_set = ReplicaSet([engine.endpoint for engine in engines], "test")
+    async def connect_to(
+        *engines: EngineProcess, ready: int | None = None, base: str | None = None
+    ) -> ReplicaSet:
+        engine_set = ReplicaSet([engine.endpoint for engine in engines], "test", base=base)
         made.append(engine_set)
         await engine_set.start()
         wanted = len(engines) if ready is None else ready

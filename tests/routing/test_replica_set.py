@@ -252,6 +252,22 @@ async def test_engines_on_another_base_or_with_the_same_name_are_left_out(
     assert any("ROOTSTOCK_ENGINE_ENGINE_ID" in reason for reason in reasons)
 
 
+async def test_an_engine_of_an_unexpected_base_is_left_out_even_if_it_connects_first(
+    start_replica: StartEngine, connect: Connect
+) -> None:
+    other = start_replica(0, base_name="oak")
+    engines = await connect(other, ready=0, base="sapling")
+    await until(lambda: bool(engines.left_out))
+    assert not engines.ready
+    assert "serves 'oak', and engines of 'sapling' are expected" in engines.left_out[0]
+    other.kill()
+    other.settings["base_name"] = "sapling"
+    other.start()
+    async with asyncio.timeout(60):
+        await until(lambda: engines.ready)
+    assert engines.left_out == []
+
+
 async def test_latency_is_that_of_the_first_token_also_of_requests_that_come_whole(
     start_replica: StartEngine, connect: Connect
 ) -> None:

@@ -66,7 +66,7 @@ def exposed() -> set[str]:
     )
     mirrored = CollectorRegistry()
     engine: Any = SimpleNamespace(info=None, stats=stats, ready=True)
-    mirrored.register(EngineCollector([engine]))
+    mirrored.register(EngineCollector(lambda: [engine]))
     payments = PaymentsCollector(Database("postgresql+psycopg://nobody@localhost/none"))
     payments._counts = dict.fromkeys(STATES, 1)
     mirrored.register(payments)

@@ -77,7 +77,7 @@ class ToldSteps:
 
 async def open_told(runtime: Runtime, settings: JobsSettings, opened: AsyncExitStack) -> AdapterPipeline:
     steps = ToldSteps(Path(os.environ[VARIABLE]))
-    return AdapterPipeline(steps, Announcer(runtime.redis), settings.base_name)
+    return AdapterPipeline({settings.base_name: steps}, Announcer(runtime.redis))
 
 
 def main() -> int:

@@ -184,10 +184,9 @@ async def reopened(
     files, uploads = FileService(database, store, sandbox), UploadService(database, store, sandbox)
     try:
         async with open_onboarding(
-            *(database, redis_client, store, files, uploads, sandbox, engine),
+            *(database, redis_client, store, files, uploads, sandbox, {BASE: engine}),
             redis_url=redis_url,
-            base=BASE,
-            base_config=SAPLING / "base" / "config.json",
+            base_configs={BASE: SAPLING / "base" / "config.json"},
         ) as onboarding:
             yield Scene(
                 *(database, redis_client, store, directory / "artifacts", files, uploads, sandbox, engine),

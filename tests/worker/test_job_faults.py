@@ -135,9 +135,10 @@ async def test_a_message_whose_writer_was_killed_before_sending_is_relayed(
 async def test_a_job_of_a_deleted_adapter_ends_as_cancelled(
     jobs: JobsStack, redis_client: redis.asyncio.Redis, when: str
 ) -> None:
+    from adapters.bases import Bases
     from adapters.deletion import AdapterDeletion
 
-    deletion = AdapterDeletion(jobs.database, redis_client, "sapling")
+    deletion = AdapterDeletion(jobs.database, redis_client, Bases("sapling"))
     jobs.tell("hold-pack")
     job_id = await jobs.make_job()
     adapter_id = (await jobs.job(job_id)).adapter_id

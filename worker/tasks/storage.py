@@ -72,13 +72,14 @@ async def _purge(runtime: Runtime) -> int:
 
 async def _settle(runtime: Runtime) -> int:
     assert runtime.jobs is not None, "a worker without jobs listens to no queue of jobs"
+    configs = {base.name: base.path / "config.json" for base in runtime.bases}
     sandbox = Sandbox()  # starts when there is something to inspect
     files = FileService(runtime.database, runtime.store, sandbox)
     waiting = PendingUploads(
         runtime.database,
         Announcer(runtime.redis),
         UploadService(runtime.database, runtime.store, sandbox),
-        SourceCopies(runtime.store, files, sandbox, runtime.jobs.base_path / "config.json"),
+        SourceCopies(runtime.store, files, sandbox, configs),
         runtime.outbox,
     )
     try:

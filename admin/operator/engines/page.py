@@ -16,6 +16,7 @@ from admin.badge import Badge
 from admin.charts.live import LiveChart
 from admin.operator.engines import charts as pictures
 from admin.operator.engines.charts import Part, Rows, SlotMap
+from admin.operator.engines.prompt_facts import prompt_facts
 from admin.operator.engines.report import EngineReport, Engines
 from engine.gauges import EngineStats, EngineView, Share, SlotView
 from engine.protocol import PriorityClass
@@ -78,6 +79,8 @@ class SlotRow:
     num_bytes: int | None
     rows: int
     waiting: int
+    accepted: str
+    """Share of its drafts."""
     is_pinned: bool
 
 
@@ -234,6 +237,8 @@ def _lead(report: EngineReport) -> str:
     parts = [f"{info.base} on {info.device}"]
     if info.tensor_parallel > 1:
         parts.append(f"tensor parallel over {info.tensor_parallel}")
+    if info.role == "prefill":
+        parts.append("computes prompts for other engines")
     if info.quantization != "none":
         parts.append(info.quantization)
     if report.view is not None and report.view.stats.kv_dtype:
@@ -252,6 +257,8 @@ def _heed(report: EngineReport, now: float) -> str:
         return f"No update for {old:.0f} s. The engine may be very busy."
     if report.state == "draining":
         return "Shutting down: finishing current requests and rejecting new ones."
+    if report.view is not None and report.view.stats.prefill_refusals:
+        return f"Long prompts are computed here: {report.view.stats.prefill_refusals[0]}."
     return ""
 
 
@@ -299,6 +306,7 @@ def _slot_row(slot: SlotView, adapters: Mapping[str, AdapterName]) -> SlotRow:
         num_bytes=slot.num_bytes or None,
         rows=slot.rows,
         waiting=slot.waiting,
+        accepted=_share(slot.accepted_tokens, slot.drafted_tokens),
         is_pinned=slot.pinned,
     )
 
@@ -338,6 +346,7 @@ def _facts(view: EngineView, gained: Mapping[str, int]) -> list[tuple[str, str]]
         ("Serving since", formatting.clock(started)),
         ("Steps", f"{stats.steps:,}"),
         ("Device idle between steps", _share(stats.step_gap_seconds, _step_time(stats))),
+        ("Drafted tokens accepted", _share(stats.accepted_tokens, stats.drafted_tokens)),
         ("Preemptions", _with_recent(stats.preemptions, gained["preemptions"])),
         ("Rejected: predicted wait too long", _with_recent(sum(stats.shed.values()), gained["shed"])),
         ("Adapters loaded", _with_recent(stats.adapter_loads, gained["adapter_loads"])),
@@ -346,6 +355,7 @@ def _facts(view: EngineView, gained: Mapping[str, int]) -> list[tuple[str, str]]
         ("Cancelled by clients", f"{stats.aborted:,}"),
         ("Engine errors", f"{stats.errors:,}"),
         ("Usage events waiting on disk", f"{stats.journal_spooled:,}"),
+        *prompt_facts(stats),
     ]
 
 

@@ -207,7 +207,7 @@ def test_a_model_that_does_not_think_continues_without_thinking(sdk: openai.Open
     """The base was exchanged for one that does not think."""
     thinker.says(THOUGHT)
     first = sdk.responses.create(model="sapling", input="Hello")
-    object.__setattr__(thinker.served.world.services, "reasoning", None)
+    object.__setattr__(thinker.served.world.services.pools.default, "reasoning", None)
     thinker.says("Fine")
     second = sdk.responses.create(model="sapling", input="And?", previous_response_id=first.id)
     assert second.output_text == "Fine"

@@ -25,6 +25,7 @@ from engine.protocol import (
     UsageEvent,
 )
 from engine.scheduling.byte_floor import ByteFloor
+from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
 from tests.engine.plain.strict_runner import StrictRunner
@@ -73,6 +74,7 @@ class Engine:
         eos_ids: tuple[int, ...] = (EOS,),
         depth: int = 0,
         floor: ByteFloor | None = None,
+        drafter: Drafter | None = None,
         **limits: Any,
     ) -> None:
         self.limits = EngineLimits(
@@ -109,6 +111,7 @@ class Engine:
                 TOKEN_BYTES,
                 EngineEnvironment("engine-0", "first", lambda: self.now, lambda: self.now, lambda: 42),
                 floor=floor,
+                drafter=drafter,
             ),
             self.runner,
         )

@@ -26,6 +26,8 @@ class StrictRow:
         self.block_ids = list(new.block_ids)
         self.computed_len = new.computed_len
         self.salt = 0 if new.sampling.temperature == 0 else new.seed
+        self.num_drafts = 0
+        """Of the step whose outcome the scheduler has not told."""
 
 
 class StrictStep:
@@ -67,6 +69,7 @@ class StrictRunner(NullRunner):
         """Requests whose logits are not finite."""
         self.fail_scores: set[tuple[int, ...]] = set()
         """Those whose prompt's logits are not."""
+        self.num_drafts = self.num_accepted = 0
         self.distinct_slots = 0
         """Most adapters seen in one batch."""
 
@@ -95,15 +98,50 @@ class StrictRunner(NullRunner):
             self.distinct_slots, len({row.new.slot for row in self.live.values()} - {NO_SLOT})
         )
         result = StepResult([], scores=[self._check_and_score(share, batch) for share in batch.scored])
+        drafts = dict(batch.drafted)
+        assert len(drafts) == len(batch.drafted)
+        assert drafts.keys() <= set(rows)
+        assert len(rows) + sum(map(len, drafts.values())) <= self.max_rows or not drafts, "too many draws"
         for share in batch.scheduled:
             state = self.live[share.row]
+            assert not state.num_drafts, "a row goes on before its drafts are verified"
+            if share.row in drafts:
+                self._draw_drafted(state, share.num_tokens, drafts[share.row], result)
+                continue
             self._compute(state, share.num_tokens)
             assert share.samples == (state.computed_len == len(state.token_ids))
             if share.samples:
                 self._sample(state, result)
         return result
 
+    def _draw_drafted(self, state: StrictRow, num_tokens: int, drafts: list[int], result: StepResult) -> None:
+        """Computes the drafts' keys and values too, wherever they end up."""
+        assert 1 <= len(drafts) == num_tokens - 1
+        assert state.computed_len + 1 == len(state.token_ids), "drafts of a row that has more to compute"
+        known = list(state.token_ids)
+        for num in range(len(drafts) + 1):
+            self._compute(state, 1)
+            self._sample(state, result)
+            state.token_ids[-1:] = drafts[num : num + 1]
+        state.token_ids, state.computed_len, state.num_drafts = known, len(known) - 1, len(drafts)
+
+    def _verify(self, batch: Batch) -> None:
+        assert len({row for row, _, _ in batch.verified}) == len(batch.verified)
+        for row, token_ids, num_blocks in batch.verified:
+            state = self.live[row]
+            assert 1 <= len(token_ids) <= state.num_drafts + 1
+            self.num_drafts += state.num_drafts
+            self.num_accepted += len(token_ids) - 1
+            state.num_drafts = 0
+            state.token_ids += token_ids
+            state.computed_len = len(state.token_ids) - 1
+            assert num_blocks == -(-state.computed_len // self.block_size), (
+                "blocks of refused drafts are kept"
+            )
+            del state.block_ids[num_blocks:]
+
     def _apply(self, batch: Batch) -> None:
+        self._verify(batch)
         for row in batch.freed_rows:
             del self.live[row]
         for new in batch.new_rows:

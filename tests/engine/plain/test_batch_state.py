@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.batch import Batch, NewRow, Scheduled
+from engine.batch import Batch, Drafted, NewRow, Scheduled, Verified
 from engine.device.batch_state import UNKNOWN, BatchState
 from engine.protocol import SamplingParams
 
@@ -57,3 +57,29 @@ def test_a_plan_that_does_not_fit_the_state_is_a_bug(shares: list[tuple[int, int
     state.enter(entering(1, [1, 2, 3, 4, 5], 5, [3]))
     with pytest.raises(AssertionError, match=why):
         state.shares(planned(*shares))
+
+
+def test_drafts_of_a_request_that_ended_are_not_the_next_ones_tokens() -> None:
+    """The step that verified them was its last: nobody told the row what came of them."""
+    state = BatchState(2, 32, 4)
+    state.enter(NewRow(0, "a", [1, 2, 3], 3, 2, [1, 2, 3], SamplingParams(9), 0))
+    shares = state.shares(Batch(0, scheduled=[Scheduled(0, 4, True)], drafted=[Drafted(0, [7, 8, 9])]))
+    draws = state.draws(shares)
+    assert draws.rows.tolist() == [0] * 4
+    assert draws.ahead == [[], [7], [7, 8], [7, 8, 9]]
+    state.advance(shares)
+    state.free(0)
+    state.enter(NewRow(0, "b", [4], 1, 0, [1, 2, 3], SamplingParams(9), 0))
+    assert state.tokens[0, :8].tolist() == [4] + [UNKNOWN] * 7
+
+
+def test_a_verified_row_has_the_tokens_that_count_and_no_others() -> None:
+    state = BatchState(2, 32, 4)
+    state.enter(NewRow(0, "a", [1, 2, 3], 3, 2, [1, 2, 3], SamplingParams(9), 0))
+    state.advance(state.shares(Batch(0, scheduled=[Scheduled(0, 4, True)], drafted=[Drafted(0, [7, 8, 9])])))
+    with pytest.raises(AssertionError, match="not verified"):
+        state.shares(Batch(1, scheduled=[Scheduled(0, 1, True)]))
+    state.verify(Verified(0, [7, 5], 2))
+    assert state.tokens[0, :8].tolist() == [1, 2, 3, 7, 5, UNKNOWN, UNKNOWN, UNKNOWN]
+    assert (state.total_len[0], state.computed_len[0], state.num_blocks[0]) == (5, 4, 2)
+    assert state.append_blocks(0, [6]) == 2

@@ -81,7 +81,9 @@ class EngineProcess:
 
 
 def variable(setting: str) -> str:
-    """The environment variable of a setting, whichever class has it."""
+    """The environment variable of a setting, whichever class has it; a variable is itself."""
+    if setting.startswith("ROOTSTOCK_"):
+        return setting
     classes = {"DEVICE": DeviceSettings, "CLUSTER": ClusterSettings}
     prefix = next((name for name, known in classes.items() if setting in known.model_fields), "ENGINE")
     return f"ROOTSTOCK_{prefix}_{setting.upper()}"

@@ -15,6 +15,7 @@ from engine.lora.pool import AdapterPool
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
 from engine.protocol import AdapterRef, Submit, TokenLogprob, UsageEvent
+from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
 
@@ -51,6 +52,7 @@ def make_core(
     max_flex_tokens: int | None = None,
     token_bytes: list[bytes] | None = None,
     grammars: GrammarAdmission | None = None,
+    drafter: Drafter | None = None,
 ) -> EngineCore:
     """Adapters load at once, on the caller's thread: no test waits."""
     pool = AdapterPool(model.config, num_slots, model.device, model.dtype)
@@ -73,6 +75,7 @@ def make_core(
         model.config.eos_ids,
         token_bytes or [b"x"] * model.config.vocab_size,
         EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
+        drafter=drafter,
     )
     runner = ModelRunner(model, pool, num_blocks, block_size, max_rows, context_length)
     core = EngineCore(scheduler, runner, grammars=grammars)

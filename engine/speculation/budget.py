@@ -1,0 +1,120 @@
+"""Decides how many drafts a step gets: as many as make its tokens cheapest, by measured times of steps.
+
+A step with drafts yields its rows and the drafts expected to be accepted, and takes longer than one without.
+Both times are measured by size; steps that compute prompts are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+MIN_GAIN = 1.05
+"""Tokens per second with drafts over those without, as predicted: below it nothing is drafted."""
+FIRST_SLOPE = 0.3
+"""Before steps of several sizes were measured: the part of a step's time that grows with its tokens."""
+PROBE_SECONDS = 5.0
+"""While steps have drafts, some without are measured this often."""
+PROBE_STEPS = 3
+_KEPT = 0.9
+_LONGEST = 3.0
+"""Times of steps are cut to so many times the usual: a pause of the process is none of theirs."""
+_SIZES_PER_DOUBLING = 4
+
+
+def _size_class(num_tokens: int) -> int:
+    """Returns the number of a class of about equal sizes."""
+    return num_tokens if num_tokens < 8 else round(_SIZES_PER_DOUBLING * math.log2(num_tokens)) - 4
+
+
+class StepCosts:
+    """Seconds of steps without and with drafts, by their tokens."""
+
+    def __init__(self) -> None:
+        self._plain: dict[int, float] = {}
+        self._drafted: dict[int, float] = {}
+        # Decaying sums of 1, x, y, x x, x y for seconds y over tokens x.
+        self._sums = [0.0] * 5
+
+    def add(self, num_tokens: int, has_drafts: bool, seconds: float) -> None:
+        """Notes the time of a step."""
+        if seconds <= 0:
+            return
+        table, size = (self._drafted if has_drafts else self._plain), _size_class(num_tokens)
+        before = table.get(size)
+        if before is not None:
+            seconds = before * _KEPT + min(seconds, _LONGEST * before) * (1 - _KEPT)
+        table[size] = seconds
+        terms = (1.0, num_tokens, seconds, num_tokens * num_tokens, num_tokens * seconds)
+        self._sums = [0.98 * old + new for old, new in zip(self._sums, terms, strict=True)]
+
+    def plain(self, num_rows: int) -> float | None:
+        """Returns the seconds of a step without drafts; None: not measured."""
+        return self._plain.get(_size_class(num_rows))
+
+    def drafted(self, num_tokens: int, num_rows: int) -> float:
+        """Returns the seconds of a step with drafts, measured or estimated. Those without are measured."""
+        found = self._drafted.get(_size_class(num_tokens))
+        if found is not None:
+            return found
+        plain = self._plain[_size_class(num_rows)]
+        return plain + self._slope(plain, num_rows) * (num_tokens - num_rows)
+
+    def _slope(self, plain: float, num_rows: int) -> float:
+        count, x, y, xx, xy = self._sums
+        spread = xx * count - x * x
+        if spread > 0.01 * x * x:
+            return max(0.0, (xy * count - x * y) / spread)
+        return FIRST_SLOPE * plain / num_rows
+
+
+class DraftBudget:
+    """Measures steps, and chooses how many drafts the next one gets."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` returns monotonic seconds."""
+        self._clock = clock
+        self._costs = StepCosts()
+        # When the last step was planned, its tokens, and whether it had drafts; None: it is not measured.
+        self._last: tuple[float, int, bool] | None = None
+        self._had_drafts = False
+        self._num_probes = 0
+        self._probed_at = -math.inf
+
+    def note_step(self, num_rows: int, num_drafts: int, num_known: int) -> None:
+        """Notes the step just planned: the time since the last one was planned is that one's."""
+        now = self._clock()
+        if self._last is not None:
+            begun, num_tokens, has_drafts = self._last
+            self._costs.add(num_tokens, has_drafts, now - begun)
+        # The first step without drafts is planned late: it waited for the commit of the one before.
+        is_settled = bool(num_drafts) == self._had_drafts
+        is_measured = not num_known and (is_settled or num_drafts > 0)
+        self._last = (now, num_rows + num_drafts, num_drafts > 0) if is_measured else None
+        self._had_drafts = num_drafts > 0
+        if not num_drafts:
+            self._probed_at = now
+            self._num_probes = max(0, self._num_probes - 1)
+
+    def note_pause(self) -> None:
+        """Notes that steps do not follow one another."""
+        self._last = None
+
+    def choose(self, num_rows: int, chances: Sequence[float]) -> int:
+        """Returns how many drafts to take of those with these chances of acceptance, the likeliest first."""
+        plain = self._costs.plain(num_rows)
+        if plain is None or self._must_probe():
+            return 0
+        best, best_rate, expected = 0, MIN_GAIN * num_rows / plain, float(num_rows)
+        for num_drafts, chance in enumerate(chances, start=1):
+            expected += chance
+            rate = expected / self._costs.drafted(num_rows + num_drafts, num_rows)
+            if rate > best_rate:
+                best, best_rate = num_drafts, rate
+        return best
+
+    def _must_probe(self) -> bool:
+        """Returns whether to leave this step without drafts to measure it."""
+        if self._num_probes == 0 and self._clock() - self._probed_at > PROBE_SECONDS:
+            self._num_probes = PROBE_STEPS
+        return self._num_probes > 0

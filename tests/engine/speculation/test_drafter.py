@@ -1,0 +1,88 @@
+"""A whole engine that drafts from texts: the same answers in fewer steps, and tenants that do not notice one
+another."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from engine.speculation.drafter import MAX_ROWS, SuffixDrafter
+from tests.engine.plain.harness import Engine, adapter, alone, submission
+
+ADAPTERS = [adapter(name) for name in "abcd"]
+
+
+def engine_with_drafts(depth: int = 0, **options: int) -> Engine:
+    """Its clock passes by steps, which take as long with drafts as without."""
+    engine: Engine
+    engine = Engine(
+        depth=depth,
+        drafter=SuffixDrafter(lambda: float(engine.runner.num_steps)),
+        **{"max_rows": 64, "max_batch_tokens": 128, "num_blocks": 400, "context_length": 200, **options},
+    )
+    return engine
+
+
+def run(engine: Engine, name: str, tenant: str, *, rows: int = 2, tokens: int = 60) -> int:
+    """Returns the steps it took."""
+    before = engine.runner.num_steps
+    for row in range(rows):
+        submit = submission(f"{name}{row}", [7, row, 9], tokens, tenant=tenant, adapter=ADAPTERS[row % 4])
+        assert engine.submit(submit) is None
+    while engine.core.has_work:
+        engine.now += 1.0
+        engine.step()
+    for row in range(rows):
+        assert engine.tokens(f"{name}{row}", 0) == alone(engine.submitted[f"{name}{row}"])[0]
+    engine.check_idle()
+    return engine.runner.num_steps - before
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_answers_that_come_again_take_fewer_steps(depth: int) -> None:
+    engine = engine_with_drafts(depth)
+    first = run(engine, "first", "acme")
+    assert first >= 60
+    assert run(engine, "second", "acme") < 30
+    assert engine.runner.num_accepted > 60
+    stats = engine.core.stats
+    assert 60 < stats.accepted_tokens <= stats.drafted_tokens
+    assert stats.completion_tokens == 240, "drafts that were refused are not billed"
+    slots = engine.core.view(stats).slots
+    assert sum(slot.drafted_tokens for slot in slots) == stats.drafted_tokens
+    assert sum(slot.accepted_tokens for slot in slots) == stats.accepted_tokens
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_another_tenants_texts_change_neither_drafts_nor_steps(depth: int) -> None:
+    quiet, noisy = engine_with_drafts(depth), engine_with_drafts(depth)
+    for number in range(3):
+        run(noisy, f"other{number}", "bolt")
+    drafted = noisy.runner.num_drafts, noisy.runner.num_accepted
+    assert drafted[1] > 0
+    assert run(noisy, "mine", "acme") == run(quiet, "mine", "acme")
+    assert (noisy.runner.num_drafts, noisy.runner.num_accepted) == drafted
+    assert quiet.runner.num_drafts == 0
+
+
+def test_a_large_batch_gets_no_drafts() -> None:
+    engine = engine_with_drafts(max_rows=64, num_blocks=2000)
+    run(engine, "first", "acme", rows=MAX_ROWS + 1, tokens=20)
+    run(engine, "second", "acme", rows=MAX_ROWS + 1, tokens=20)
+    assert engine.runner.num_accepted == 0
+
+
+def test_requests_that_end_leave_nothing_but_their_texts() -> None:
+    drafter = SuffixDrafter(lambda: 0.0)
+    engine = Engine(drafter=drafter)
+    random = Random(4)
+    for number in range(12):
+        engine.submit(submission(f"r{number}", [random.randrange(9) for _ in range(9)], 12))
+        if random.random() < 0.3:
+            engine.step()
+            engine.core.abort(f"r{number}")
+    while engine.core.has_work:
+        engine.step()
+    assert not drafter._opened
+    assert not drafter._match_lens

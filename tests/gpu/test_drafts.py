@@ -1,0 +1,115 @@
+"""With drafts or without, a GPU answers the same: greedy and drawn, on many adapters, at every parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+import torch
+
+from adapters.packing import pack
+from engine.model.config import load_config
+from engine.model.loading import load_model
+from engine.model.weights import base_digest
+from engine.protocol import AdapterRef, SamplingParams, Submit
+from examples.sapling import ADAPTERS, BASE, tokens
+from examples.sapling.tasks import TASKS
+from tests.engine.plain.guesses import GuessingDrafter
+from tests.engine.runner.rig import Run
+from tests.gpu.device_engine import device_engine
+
+pytestmark = pytest.mark.gpu
+
+NEAR_TIE = 0.25
+"""Steps with drafts have other sizes than those without, so that sums round otherwise, and now and then two
+nearly equal logits change places: by so many nats at most."""
+LOST = 4
+"""Answers more that may differ than between two batchings without drafts: a drawn token has no such bound."""
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, AdapterRef]]:
+    folder = tmp_path_factory.mktemp("artifacts")
+    config, digest = load_config(BASE), base_digest(BASE)
+    return folder, {name: pack(ADAPTERS / name, config, digest, folder) for name in TASKS}
+
+
+def asked(refs: dict[str, AdapterRef], per_task: int) -> list[Submit]:
+    encoder = tokens.Encoder(BASE)
+    kinds = [
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.7, "seed": 5},
+        {"temperature": 0.9, "top_p": 0.8, "top_k": 30, "seed": 6},
+        {"temperature": 0.0, "frequency_penalty": 0.6, "presence_penalty": 0.3},
+        {"temperature": 0.8, "repetition_penalty": 1.2, "min_tokens": 12, "seed": 7},
+        {"temperature": 0.0, "logprobs": 3},
+    ]
+    found = []
+    for name, task in TASKS.items():
+        for index, example in enumerate(task.examples("heldout", per_task, seed=11)):
+            params = msgspec.structs.replace(SamplingParams(32), **kinds[len(found) % len(kinds)])
+            found.append(
+                Submit(f"{name}-{index}", "t", encoder.prompt(example.prompt), params, refs[name], n=1)
+            )
+    return found
+
+
+def knowing(without: Run, skill: float) -> GuessingDrafter:
+    return GuessingDrafter(
+        lambda request: without.answers[request.request_id, request.index].token_ids,
+        Random(3),
+        vocab_size=load_config(BASE).vocab_size,
+        skill=skill,
+    )
+
+
+def differing(found: Run, expected: Run) -> int:
+    """Counts the answers that differ. Greedy ones may, only where two tokens were nearly as likely."""
+    count = 0
+    for key, answer in expected.answers.items():
+        other = found.answers[key]
+        if other.token_ids == answer.token_ids:
+            continue
+        count += 1
+        if answer.logprobs:
+            pairs = zip(answer.token_ids, other.token_ids, strict=False)
+            place = next((place for place, (one, two) in enumerate(pairs) if one != two), None)
+            assert place is not None, "one answer goes on where the other ends"
+            first, second, *_ = answer.logprobs[place].top
+            assert first.logprob - second.logprob < NEAR_TIE, (key, place)
+    return count
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+@pytest.mark.parametrize("cuda_graphs", [True, False], ids=["graphs", "eager"])
+def test_answers_are_those_without_drafts(
+    quantization: str, cuda_graphs: bool, packed: tuple[Path, dict[str, AdapterRef]]
+) -> None:
+    folder, refs = packed
+    model = load_model(BASE, quantization, torch.bfloat16, "cuda")
+    requests = asked(refs, 4)
+    with device_engine(model, folder, max_rows=96, cuda_graphs=cuda_graphs) as engine:
+        without = engine.run(requests, every=1)
+        noise = differing(engine.run(requests, every=3), without)
+    for skill in (1.0, 0.7):
+        drafter = knowing(without, skill)
+        with device_engine(model, folder, max_rows=96, cuda_graphs=cuda_graphs, drafter=drafter) as engine:
+            found = engine.run(requests, every=1)
+        assert drafter.num_accepted > 100, (drafter.num_accepted, drafter.num_drafts)
+        assert differing(found, without) <= noise + LOST, (noise, skill)
+
+
+def test_blocks_run_out_behind_drafts_and_nothing_is_lost(packed: tuple[Path, dict[str, AdapterRef]]) -> None:
+    folder, refs = packed
+    model = load_model(BASE, "none", torch.bfloat16, "cuda")
+    requests = asked(refs, 4)
+    with device_engine(model, folder, max_rows=64) as engine:
+        without = engine.run(requests)
+        noise = differing(engine.run(requests, every=3), without)
+    drafter = knowing(without, 0.8)
+    with device_engine(model, folder, max_rows=64, num_blocks=20, num_slots=3, drafter=drafter) as engine:
+        found = engine.run(requests, every=1)
+        assert engine.core.stats.preemptions > 0
+    assert differing(found, without) <= noise + LOST, noise
