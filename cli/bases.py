@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from adapters.errors import AdapterError
 from adapters.published_bases.cache import BaseCache, FetchedBase
 from adapters.published_bases.manifest import DIGEST
 from adapters.published_bases.publishing import publish
 from adapters.published_bases.settings import BaseSource
-from adapters.errors import AdapterError
 from adapters.storage import ObjectStore, StorageSettings, open_store
 from cli.errors import CliError
 from cli.processes import settings_from_environment

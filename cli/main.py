@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 

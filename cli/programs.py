@@ -95,7 +95,11 @@ class Service:
     @property
     def engine_endpoints(self) -> tuple[str, ...]:
         """Returns the sockets of all engines, in the order of `engines`."""
-        return (*self.serving_endpoints, *(self._socket(name, "zmq.sock") for name in self._prefill_names))
+        return (*self.serving_endpoints, *self._prefill_endpoints)
+
+    @property
+    def _prefill_endpoints(self) -> list[str]:
+        return [self._socket(name, "zmq.sock") for name in self._prefill_names]
 
     @property
     def _prefill_names(self) -> list[str]:
@@ -124,7 +128,7 @@ class Service:
         precedence.
         """
         first, *further = self.bases
-        endpoints, of_first = self.serving_endpoints, ",".join(self.engines_of(first))
+        endpoints, of_first = self.serving_endpoints, self.engines_of(first)
         settings = {
             "ROOTSTOCK_DB_URL": self.db_url,
             OWNER_URL: self.db_owner_url,
@@ -133,13 +137,13 @@ class Service:
             "ROOTSTOCK_API_REDIS_URL": self.redis_url,
             "ROOTSTOCK_API_BASE_PATH": str(first.path),
             "ROOTSTOCK_API_BASE_NAME": first.name,
-            "ROOTSTOCK_API_ENGINE_ENDPOINT": of_first,
+            "ROOTSTOCK_API_ENGINE_ENDPOINT": ",".join((*of_first, *self._prefill_endpoints)),
             "ROOTSTOCK_BASES_FURTHER": self._further(further),
             "ROOTSTOCK_WORKER_REDIS_URL": self.redis_url,
             "ROOTSTOCK_WORKER_ENGINE_ENDPOINTS": ",".join(endpoints),
             "ROOTSTOCK_JOBS_BASE_PATH": str(first.path),
             "ROOTSTOCK_JOBS_BASE_NAME": first.name,
-            "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": of_first,
+            "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": ",".join(of_first),
             "ROOTSTOCK_JOBS_ARTIFACTS_DIR": str(self.data.artifacts),
             "ROOTSTOCK_STORAGE_URL": f"file://{quote(str(self.data.objects))}",
             "ROOTSTOCK_ENGINE_BASE": str(first.path),
