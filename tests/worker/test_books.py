@@ -117,9 +117,8 @@ def test_engines_are_those_that_are_listed_or_the_one_that_jobs_measure_on(tmp_p
         jobs = JobsSettings(
             base_path=tmp_path, base_name="sapling", engine_endpoint="ipc:///one", artifacts_dir=tmp_path
         )
-        return Runtime(
-            settings, DatabaseSettings(url="postgresql+psycopg://nowhere/n"), jobs
-        ).engine_endpoints
+        database = DatabaseSettings(url="postgresql+psycopg://nowhere/n")
+        return Runtime(settings, database, jobs, bases=[jobs.first_base]).engine_endpoints
 
     assert endpoints() == ("ipc:///one",)
     assert endpoints(engine_endpoints="tcp://a:1, tcp://b:1") == ("tcp://a:1", "tcp://b:1")
