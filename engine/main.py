@@ -29,6 +29,7 @@ from engine.journal.usage_journal import JournalError
 from engine.protocol import EngineInfo
 from engine.registry import Registrar, Registration
 from engine.server import STALL_EXIT_CODE, EngineServer
+from engine.serving_mark import write_serving_mark
 from engine.settings import DeviceSettings, EngineSettings, moved_settings
 from engine.stop_reason import StopReason
 from engine.transport.curve import KeyPair, ServerKeys
@@ -91,6 +92,7 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
             quantization=info.quantization,
             context_length=info.context_length,
         )
+        write_serving_mark(settings.state_dir)
         return core, msgspec.structs.replace(info, start_seconds=seconds)
 
     if keys is None:
