@@ -259,6 +259,40 @@ def kernel_table(results: Results) -> str:
     return "\n\n".join([_markdown(columns, rows), *refused])
 
 
+PREFILL_APART = "../h100-x2/prefill-apart.json"
+PREFILL_APART_BAR = 1.1
+"""How many times the p99 between tokens may grow through long prompts that another engine computes."""
+
+
+def prefill_apart_table(results: Results) -> str:
+    """The time between tokens of streams beside long prompts."""
+    report = results(PREFILL_APART)
+    if report is None:
+        return MISSING
+    names = {"alone": "none", "in_place": "on the same engine", "apart": "on another engine"}
+    columns = (
+        "long prompts", "between tokens p50 ms", "p99 ms", "max ms", "p99 against none", "bar",
+        "first token of a long prompt, p50 s",
+    )  # fmt: skip
+    rows = []
+    for key, name in names.items():
+        one = report[key]
+        rows.append(
+            [
+                name, *(one[f"between_tokens_ms_{figure}"] for figure in ("p50", "p99", "max")),
+                one.get("p99_ratio"), PREFILL_APART_BAR if key == "apart" else None,
+                one["long_first_token_s_p50"],
+            ]
+        )  # fmt: skip
+    options, hardware = report["options"], report["hardware"]
+    where = (
+        f"`{Path(PREFILL_APART).name}`, {hardware['gpus']} x {hardware['gpu']}: {options['streams']} streams, "
+        f"prompts of {options['prompt_tokens']} tokens one after the other, {options['shape']} in "
+        f"{options['quantization']}, keys and values in {options['kv_dtype']}"
+    )
+    return f"{_markdown(columns, rows)}\n\n{where}"
+
+
 GRAMMAR_BARS = {(32, 32, 0, 8): 0.03, (256, 256, 0, 8): 0.05}
 """(rows, constrained rows, adapters, schemas) on an H200: by how much grammars may make a step longer."""
 CPU_GRAMMAR_BAR = 0.1
@@ -329,6 +363,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "tensor-parallel-70b": tensor_parallel_table("../h200-x2/tensor-parallel-llama-3.1-70b-fp8.json"),
     "tensor-parallel-8b": tensor_parallel_table("../h200-x2/tensor-parallel-llama-3.1-8b-fp8.json"),
     "peer-sums": peer_sum_table,
+    "prefill-apart": prefill_apart_table,
     "kernels": kernel_table,
     "quality": quality_table,
 }
