@@ -286,8 +286,8 @@ def prefill_apart_table(results: Results) -> str:
         )  # fmt: skip
     options, hardware = report["options"], report["hardware"]
     where = (
-        f"`{Path(PREFILL_APART).name}`, {hardware['gpus']} x {hardware['gpu']}: {options['streams']} streams, "
-        f"prompts of {options['prompt_tokens']} tokens one after the other, {options['shape']} in "
+        f"`{Path(PREFILL_APART).name}`, {hardware['gpus']} x {hardware['gpu']}: {options['streams']} "
+        f"streams, prompts of {options['prompt_tokens']} tokens one after the other, {options['shape']} in "
         f"{options['quantization']}, keys and values in {options['kv_dtype']}"
     )
     return f"{_markdown(columns, rows)}\n\n{where}"
