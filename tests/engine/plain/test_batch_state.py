@@ -60,7 +60,7 @@ def test_a_plan_that_does_not_fit_the_state_is_a_bug(shares: list[tuple[int, int
 
 
 def test_drafts_of_a_request_that_ended_are_not_the_next_ones_tokens() -> None:
-    """The step that verified them was its last: nobody told the row what came of them."""
+    """The step that verified them was its last: the row did not learn which of them count."""
     state = BatchState(2, 32, 4)
     state.enter(NewRow(0, "a", [1, 2, 3], 3, 2, [1, 2, 3], SamplingParams(9), 0))
     shares = state.shares(Batch(0, scheduled=[Scheduled(0, 4, True)], drafted=[Drafted(0, [7, 8, 9])]))
