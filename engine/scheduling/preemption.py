@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.request import CLASS_ORDER, Request
+from engine.request import CLASS_ORDER, Request, TenantShare
 from engine.scheduling.fairness import FLEX, PRIORITY, FairQueue
 from engine.scheduling.running import RunningRequests, tenant_rows
 
@@ -55,29 +55,51 @@ class Preemption:
         ]
         if not self._may_take_a_row(request):
             return
-        order, greedy = request.rank[0], _fair_rows(request)
-        rows = [other for other in running if other.rank[0] == order and tenant_rows(other) > greedy]
+        order, own = request.rank[0], _share(request)
+        rows = [
+            other for other in running if other.rank[0] == order and _must_give_up_a_row(_share(other), own)
+        ]
         rows.sort(key=lambda other: (tenant_rows(other), other.rank), reverse=True)
         for other in rows:
-            if tenant_rows(other) > greedy:
+            if _must_give_up_a_row(_share(other), own):
                 yield other
 
     def _may_take_a_row(self, request: Request) -> bool:
         """Returns whether another tenant of its class runs so many more requests that it must
         give up a row."""
-        return self._running.most_rows[request.rank[0]] > _fair_rows(request)
+        order, own = request.rank[0], _share(request)
+        if self._running.most_rows[order] <= _fair_rows(own, 1.0):
+            return False
+        if own.cost_factor == 1.0:
+            return True
+        others = {_share(other) for other in self._running.requests if other.rank[0] == order}
+        return any(_must_give_up_a_row(other, own) for other in others)
 
 
-def _fair_rows(request: Request) -> float:
-    """Returns the number of rows up to which another tenant keeps all of them. A tenant's rows count for more
-    where other engines serve it, too.
+def _must_give_up_a_row(running: TenantShare, waiting: TenantShare) -> bool:
+    """Returns whether a tenant must give up a row to another one of its class.
+
+    Rows of the waiting tenant count for more as far as other engines serve it more than the running one,
+    each compared with what this engine serves it.
+    """
+    weight = max(1.0, waiting.cost_factor / running.cost_factor)
+    return running.num_running > _fair_rows(waiting, weight)
+
+
+def _fair_rows(waiting: TenantShare, weight: float) -> float:
+    """Returns the number of rows up to which another tenant keeps all of them, if each row of the waiting one
+    counts for `weight`.
 
     Recomputing a prompt to turn two and zero rows into one and one would cost more than waiting for the next
     row.
     """
-    assert request.tenant_share is not None
-    after = (tenant_rows(request) + 1) * request.tenant_share.cost_factor
+    after = (waiting.num_running + 1) * weight
     return max(GREEDY_FACTOR * after, after + 1)
+
+
+def _share(request: Request) -> TenantShare:
+    assert request.tenant_share is not None
+    return request.tenant_share
 
 
 def is_protected(request: Request) -> bool:

@@ -18,7 +18,7 @@ from admin.sign_in.services import SignInServices
 from api.assembly.sign_in import open_sign_in
 from billing.notifications.settings import NotificationSettings
 from cli.datadir import DataDir
-from cli.programs import Service
+from cli.programs import LocalBase, Service
 from tenants.actors import OPERATOR
 from tenants.errors import WrongCode
 from tenants.identities import codes
@@ -323,7 +323,9 @@ async def test_the_setting_reaches_who_asks_and_only_a_demonstration_sets_it(
     name = "ROOTSTOCK_CONSOLE_OPERATORS_SECOND_FACTOR"
     monkeypatch.delenv(name, raising=False)
     told = {
-        is_demo: Service(DataDir(tmp_path), tmp_path, "sapling", "none", "unix:///nowhere", is_demo=is_demo)
+        is_demo: Service(
+            DataDir(tmp_path), [LocalBase("sapling", tmp_path, "none")], "unix:///nowhere", is_demo=is_demo
+        )
         for is_demo in (True, False)
     }
     with told[True].data:

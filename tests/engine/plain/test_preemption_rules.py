@@ -143,3 +143,35 @@ def test_protection_is_never_shortened() -> None:
     request.protected_until = 1000
     protect(request)
     assert request.protected_until == 1000
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0, 10.0])
+def test_tenants_that_other_engines_serve_alike_take_rows_as_on_one_engine(factor: float) -> None:
+    house = House()
+    many = house.runs("noisy", 3)
+    request = house.waits("late")
+    for share in house.tenant_shares.values():
+        share.cost_factor = factor
+    assert house.preemption.may_preempt(request)
+    assert house.victims(request)[0] is many[-1]
+
+
+def test_a_tenant_takes_rows_of_one_that_other_engines_serve_as_much() -> None:
+    """Not of one with more rows that is served here alone."""
+    house = House()
+    here, alike = house.runs("here", 9), house.runs("alike", 8)
+    request = house.waits("late")
+    for tenant in ("alike", "late"):
+        house.tenant_shares[tenant, DEFAULT].cost_factor = 10.0
+    victims = house.victims(request)
+    assert victims == alike[::-1]
+    assert not set(victims) & set(here)
+
+
+def test_a_tenant_that_other_engines_serve_does_not_preempt_where_it_is_owed_nothing() -> None:
+    house = House()
+    house.runs("here", 9)
+    request = house.waits("late")
+    house.tenant_shares["late", DEFAULT].cost_factor = 10.0
+    assert not house.preemption.may_preempt(request)
+    assert not house.victims(request)
