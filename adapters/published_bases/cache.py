@@ -22,6 +22,7 @@ import structlog
 from adapters.published_bases.errors import BaseNotPublished, DamagedBase, NoRoomForBase
 from adapters.published_bases.manifest import BaseFile, BaseManifest, decode, file_key, manifest_key
 from adapters.storage import DigestMismatch, ObjectNotFound, ObjectStore
+from adapters.storage.local import sync_folder
 from adapters.storage.receiving import on_disk
 
 log = structlog.get_logger(__name__)
@@ -84,9 +85,9 @@ class BaseCache:
         log.info("base is fetched", digest=digest, bytes=manifest.size, present=_size(partial))
         for file in manifest.files:
             await self._fetch_file(file, partial / file.name)
-        await on_disk(_sync, partial)
+        await on_disk(sync_folder, partial)
         await on_disk(os.rename, partial, path)
-        await on_disk(_sync, self._root)
+        await on_disk(sync_folder, self._root)
         log.info("base is complete", digest=digest)
 
     async def _manifest(self, digest: str) -> BaseManifest:
@@ -181,11 +182,3 @@ def _size(folder: Path) -> int:
 def _sha256(path: Path) -> str:
     with path.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -221,10 +221,11 @@ def _rename(path: Path, target: Path) -> None:
             break
     for folder in made:
         with contextlib.suppress(FileNotFoundError):  # the object was deleted again
-            _sync_folder(folder)
+            sync_folder(folder)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Writes a folder's names to disk. Blocks."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -92,7 +92,9 @@ class Model:
         self.device = embedding_VH.device
         self.dtype = embedding_VH.dtype
         self.product_rows: int | None = None
-        """Rows of every product, if its shape must not depend on the batch: steps have a multiple of it."""
+        """Rows of every product, where its shape must not depend on the batch; None: as many as the step has.
+        Steps then have a multiple of it.
+        """
         self._embedding_VH = embedding_VH
         self._layers = layers
         self._norm_H = norm_H

@@ -7,8 +7,6 @@ cache. A client that is gone is noticed at the next beat, and its prompts are ca
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -36,7 +34,9 @@ from engine.prefill.messages import (
     SourceMessage,
     Welcome,
 )
-from engine.transport.curve import ClientCheck, ServerKeys
+from engine.transport.curve import ServerKeys
+from engine.transport.listening import listen
+from engine.transport.wake_pipe import WakePipe
 
 log = structlog.get_logger(__name__)
 
@@ -89,29 +89,22 @@ class PromptSender:
         self._deliver = deliver
         self._status = status
         self._context = zmq.Context(io_threads=2)
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # pieces bound what is under way
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
-        self._check = None if keys is None else ClientCheck(self._context, keys)
-        if self._check is not None:
-            self._check.secure(self._socket)
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise zmq.ZMQError(error.errno, f"cannot listen on {endpoint} for prompts: {error}") from error
+        # Pieces bound what is under way.
+        self._socket, self._check = listen(
+            self._context,
+            endpoint,
+            keys,
+            send_hwm=0,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            purpose=" for prompts",
+        )
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """As bound: a port of "*" is filled in."""
         self._clients: dict[bytes, _Client] = {}
         self._resting: deque[tuple[float, OutgoingPieces]] = deque()
         """Memory of clients that are gone, and when others may have it."""
         self._inbox: deque[tuple[bytes, ComputedBlocks | PromptEnded]] = deque()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakes = WakePipe()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="prompt sender", daemon=True)
         self._thread.start()
@@ -123,30 +116,25 @@ class PromptSender:
 
     def send_blocks(self, blocks: ComputedBlocks) -> None:
         self._inbox.append((blocks.client, blocks))
-        self._wake()
+        self._wakes.wake()
 
     def send_end(self, client: bytes, ended: PromptEnded) -> None:
         self._inbox.append((client, ended))
-        self._wake()
+        self._wakes.wake()
 
     def close(self) -> None:
         """Stops at once; clients notice that the connection is gone."""
         self._closing = True
-        self._wake()
+        self._wakes.wake()
         self._thread.join()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread wakes anyway
-            os.write(self._wake_write, b"\0")
+        self._wakes.close()
 
     # The thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
+        poller.register(self._wakes.read_fd, zmq.POLLIN)
         if self._check is not None:
             poller.register(self._check.socket, zmq.POLLIN)
         next_beat = time.monotonic()
@@ -154,8 +142,8 @@ class PromptSender:
         while not self._closing:
             nap = NOT_READY_NAP if is_waiting else max(0.0, next_beat - time.monotonic())
             ready = dict(poller.poll(int(nap * 1000) + (not is_waiting)))
-            if self._wake_read in ready:
-                os.read(self._wake_read, 4096)
+            if self._wakes.read_fd in ready:
+                self._wakes.clear()
             if self._check is not None and self._check.socket in ready:
                 self._check.answer()
             if self._socket in ready:

@@ -6,8 +6,6 @@ returns None: the prompt is then computed where its request is.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -22,6 +20,7 @@ from engine.prefill.link import Link
 from engine.prefill.messages import AskPrompt, CancelPrompt, Greeting
 from engine.scheduling.prompt_fetches import ArrivedBlocks, FetchEnded, WantedPrompt
 from engine.transport.curve import Address
+from engine.transport.wake_pipe import WakePipe
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +51,7 @@ class PromptSources:
         self._outbox: deque[tuple[Link, AskPrompt | CancelPrompt]] = deque()
         self._taken: deque[ArrivedBlocks] = deque()
         self._closing = False
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakes = WakePipe()
         self._thread = threading.Thread(target=self._run, name="prompt sources", daemon=True)
         self._thread.start()
 
@@ -76,7 +75,7 @@ class PromptSources:
             link.open[fetch_id] = len(prompt.token_ids)
             is_shared = link.is_shared
         self._outbox.append((link, AskPrompt(fetch_id, *prompt, is_shared)))
-        self._wake()
+        self._wakes.wake()
         return fetch_id
 
     def cancel(self, fetch_id: str) -> None:
@@ -85,11 +84,11 @@ class PromptSources:
                 was_open = link.open.pop(fetch_id, None) is not None
             if was_open:
                 self._outbox.append((link, CancelPrompt(fetch_id)))
-        self._wake()
+        self._wakes.wake()
 
     def taken(self, blocks: ArrivedBlocks) -> None:
         self._taken.append(blocks)
-        self._wake()
+        self._wakes.wake()
 
     @property
     def num_connected(self) -> int:
@@ -113,14 +112,9 @@ class PromptSources:
     def close(self) -> None:
         """Disconnects; the engines cancel what is open."""
         self._closing = True
-        self._wake()
+        self._wakes.wake()
         self._thread.join()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread wakes anyway
-            os.write(self._wake_write, b"\0")
+        self._wakes.close()
 
     # The thread -------------------------------------------------------------------------------------------
 
@@ -129,14 +123,14 @@ class PromptSources:
         is_copying = False
         while not self._closing:
             poller = zmq.Poller()
-            poller.register(self._wake_read, zmq.POLLIN)
+            poller.register(self._wakes.read_fd, zmq.POLLIN)
             for link in self._links:
                 if link.connection is not None:
                     poller.register(link.connection.socket, zmq.POLLIN)
                     poller.register(link.connection.monitor, zmq.POLLIN)
             ready = dict(poller.poll(COPYING_NAP_MS if is_copying else TICK_MS))
-            if self._wake_read in ready:
-                os.read(self._wake_read, 4096)
+            if self._wakes.read_fd in ready:
+                self._wakes.clear()
             is_copying = self._turn(context)
         for link in self._links:
             link.close()

@@ -14,7 +14,6 @@ others wait.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -35,7 +34,9 @@ from engine.protocol import (
     Outputs,
     Rejected,
 )
-from engine.transport.curve import ClientCheck, ServerKeys
+from engine.transport.curve import ServerKeys
+from engine.transport.listening import listen
+from engine.transport.wake_pipe import WakePipe
 
 log = structlog.get_logger(__name__)
 
@@ -105,23 +106,10 @@ class Transport:
         self._deliver = deliver
         self._heartbeat = heartbeat
         self._context = zmq.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, SEND_HWM)
-        self._socket.setsockopt(zmq.RCVHWM, 0)  # drained continuously; load shedding bounds what is kept
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        # A peer whose machine is gone sends no FIN: pings notice that and drop it, so that sends to it fail.
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
-        self._check = None if keys is None else ClientCheck(self._context, keys)
-        if self._check is not None:
-            self._check.secure(self._socket)
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise zmq.ZMQError(error.errno, f"cannot listen on {endpoint}: {error}") from error
+        # What is kept of requests is bounded by load shedding.
+        self._socket, self._check = listen(
+            self._context, endpoint, keys, send_hwm=SEND_HWM, max_message_bytes=MAX_MESSAGE_BYTES
+        )
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """As bound: a port of "*" is filled in."""
         self.num_invalid = 0
@@ -131,8 +119,7 @@ class Transport:
         self._waiting: set[bytes] = set()
         """Peers with a backlog."""
         self._outbox: deque[tuple[bytes, EngineMessage]] = deque()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._awake = False
+        self._wakes = WakePipe()
         self._closing = False
         self._linger_until = 0.0
         self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
@@ -141,31 +128,25 @@ class Transport:
     def send(self, client: bytes, message: EngineMessage) -> None:
         """Queues a message; order per client is kept. Ignored for a client that is gone."""
         self._outbox.append((client, message))
-        self._wake()
+        self._wakes.wake()
 
     def announce(self, info: EngineInfo) -> None:
         """Answers all clients that said Hello, now and from now on: the model is loaded."""
         self._info = info
-        self._wake()
+        self._wakes.wake()
 
     def close(self, linger: float) -> None:
         """Sends what is queued, for at most `linger` seconds, then unbinds."""
         self._linger_until = time.monotonic() + linger
         self._closing = True
-        self._wake()
+        self._wakes.wake()
         self._thread.join()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-
-    def _wake(self) -> None:
-        if not self._awake:  # one write per wait: the flag is cleared before the outbox is read
-            self._awake = True
-            os.write(self._wake_write, b"\0")
+        self._wakes.close()
 
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
+        poller.register(self._wakes.read_fd, zmq.POLLIN)
         if self._check is not None:
             poller.register(self._check.socket, zmq.POLLIN)
         next_beat = time.monotonic()
@@ -173,9 +154,8 @@ class Transport:
         while not (self._closing and self._done_sending()):
             nap = BACKLOG_RETRY if self._waiting else max(0.0, next_beat - time.monotonic())
             ready = dict(poller.poll(int(nap * 1000) + 1))
-            if self._wake_read in ready:
-                os.read(self._wake_read, 4096)
-                self._awake = False
+            if self._wakes.read_fd in ready:
+                self._wakes.clear()
             if self._check is not None and self._check.socket in ready:
                 self._check.answer()
             if self._socket in ready:

@@ -1,4 +1,4 @@
-"""What engines are told of the service that others give their tenants."""
+"""The rates that an engine gets of what others serve its tenants."""
 
 from __future__ import annotations
 

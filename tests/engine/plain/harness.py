@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict, deque
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from engine.core import EngineCore
@@ -145,6 +146,13 @@ class Engine:
             assert submit.request_id not in self.submitted
             self.submitted[submit.request_id] = submit
         return rejected
+
+    def abort_one(self, random: Random, aborted: set[str]) -> None:
+        """Aborts a request that has not finished, or one of `aborted` again; adds it there."""
+        going = sorted(self.submitted.keys() - self.finished.keys())
+        if going:
+            aborted.add(random.choice(going))
+            self.core.abort(random.choice(sorted(aborted)))
 
     def step(self) -> StepOutputs:
         outputs = self.core.step()

@@ -74,10 +74,7 @@ def test_any_load_with_drafts_is_served_as_if_each_were_alone(
         elif engine.loads and (action < 0.5 or not engine.core.has_work):
             engine.finish_load()
         elif action < 0.51:
-            going = sorted(engine.submitted.keys() - engine.finished.keys())
-            if going:
-                aborted.add(random.choice(going))
-                engine.core.abort(random.choice(sorted(aborted)))
+            engine.abort_one(random, aborted)
         else:
             engine.now += 1.0
             engine.step()

@@ -288,10 +288,7 @@ def test_any_load_is_served_as_if_nothing_were_fetched(
             else:
                 source.send(fetch_id, random.randint(1, 3))
         elif action < 0.63:
-            going = sorted(engine.submitted.keys() - engine.finished.keys())
-            if going:
-                aborted.add(random.choice(going))
-                engine.core.abort(random.choice(sorted(aborted)))
+            engine.abort_one(random, aborted)
         else:
             engine.now += 1.0
             engine.step()
