@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import socketserver
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +16,18 @@ REUSED_SECONDS = 0.1
 """A picker asks up to twenty times a second, and the text is made on the step loop's interpreter."""
 SILENCE_SECONDS = 30.0
 """After which a connection is closed."""
+
+
+class _HttpServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, scrape: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), scrape)
+
+    def server_bind(self) -> None:
+        """Binds without looking up the host's name, which may take seconds."""
+        socketserver.TCPServer.server_bind(self)
 
 
 class MetricsServer:
@@ -45,8 +59,7 @@ class MetricsServer:
             def log_message(self, format: str, *arguments: object) -> None:
                 """Writes no line for each scrape."""
 
-        self._server = ThreadingHTTPServer((host, port), Scrape)
-        self._server.daemon_threads = True
+        self._server = _HttpServer(host, port, Scrape)
         self.port: int = self._server.server_address[1]
         """The port as bound."""
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()

@@ -33,7 +33,13 @@ def open_observers(settings: EngineSettings, opened: ExitStack) -> list[RequestO
 
         host, _, port = settings.metrics_endpoint.rpartition(":")
         metrics = VllmMetrics(settings.base_name, settings.engine_id)
-        server = MetricsServer(host.strip("[]"), int(port), metrics)
+        try:
+            server = MetricsServer(host.strip("[]"), int(port), metrics)
+        except OSError as error:
+            raise OSError(
+                f"cannot serve metrics at {settings.metrics_endpoint} ({error}): set "
+                "ROOTSTOCK_ENGINE_METRICS_ENDPOINT to a free address"
+            ) from error
         opened.callback(server.close)
         log.info("metrics are served", address=f"http://{host}:{server.port}/metrics")
         observers.append(metrics)

@@ -313,7 +313,10 @@ class EngineServer:
     def _note_ended(self, event: UsageEvent) -> None:
         """Tells the observers, on the journal's thread, that a request's last event is written."""
         for observer in self._observers:
-            observer.ended(event)
+            try:
+                observer.ended(event)
+            except Exception:  # the journal goes on without the spans of a request
+                log.exception("an observer failed", request=event.request_id)
 
     def _refuse(self, client: bytes, request: Submit, code: RejectCode, message: str) -> None:
         self._num_refused += 1

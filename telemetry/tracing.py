@@ -15,7 +15,15 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    get_current_span,
+    set_span_in_context,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from telemetry.trace_context import TraceContext
@@ -45,11 +53,23 @@ def exporting_tracing(defaults: Mapping[str, str]) -> Tracing:
     return Tracing(provider)
 
 
+class _ChosenIds(RandomIdGenerator):
+    """Gives a new trace the id that `chosen` names, once; else a random one."""
+
+    chosen: int | None = None
+
+    def generate_trace_id(self) -> int:
+        chosen, self.chosen = self.chosen, None
+        return super().generate_trace_id() if chosen is None else chosen
+
+
 class Tracing:
-    """A process's spans. Times are Unix nanoseconds."""
+    """A process's spans. Begin new traces on one thread only. Times are Unix nanoseconds."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
+        self._sampler = provider.sampler
+        self._ids = provider.id_generator = _ChosenIds()
         self._tracer = provider.get_tracer("rootstock")
 
     def begin(
@@ -58,12 +78,21 @@ class Tracing:
         """Begins a span in the trace that the headers of W3C Trace Context name, or in a new one where there
         are none or they are invalid. Returns None when the sampler leaves it out.
         """
-        context = _NO_CONTEXT
+        context, trace_id = _NO_CONTEXT, 0
         if traceparent:
             carrier = {"traceparent": traceparent, "tracestate": tracestate}
             context = _propagator.extract(carrier, context)
-        span = self._tracer.start_span(name, context, _KINDS[kind], start_time=start_ns)
-        return span if span.is_recording() else None
+            trace_id = get_current_span(context).get_span_context().trace_id
+        is_new = not trace_id
+        if is_new:
+            trace_id = self._ids.generate_trace_id()
+        # Asked first, since most requests are not sampled: the SDK makes a span of these, too, which costs
+        # twice as much.
+        if not self._sampler.should_sample(context, trace_id, name, _KINDS[kind]).decision.is_recording():
+            return None
+        if is_new:
+            self._ids.chosen = trace_id
+        return self._tracer.start_span(name, context, _KINDS[kind], start_time=start_ns)
 
     def begin_below(self, parent: Span, name: str, kind: Kind, start_ns: int) -> Span:
         """Begins a child of a span of this process."""

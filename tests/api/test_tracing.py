@@ -13,28 +13,21 @@ from typing import Any
 import httpx
 import pytest
 import structlog
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from api.app import create_app
-from telemetry.tracing import Tracing
 from tests.api.conftest import World, build, serving, wait_until
 from tests.api.fakes import KEY, Script, Step
+from tests.support.spans import tracing_to
 from tokenization.codec import TextCodec
 
 ROOT = "POST /v1/chat/completions"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PROMPT = "a prompt that nobody else may read"
 ANSWER = "an answer"
-
-
-def tracing_to(exporter: InMemorySpanExporter, sampler: Sampler | None = None) -> Tracing:
-    provider = TracerProvider(sampler=sampler)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Tracing(provider)
 
 
 @dataclass

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.otlp_receiver import OtlpReceiver, receiving_spans
 from telemetry.trace_context import TraceContext
 from telemetry.trace_setup import is_enabled, open_tracing
-from tests.support.otlp_receiver import OtlpReceiver, receiving_spans
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 LOADED = ("telemetry.tracing", "opentelemetry.sdk.trace", "opentelemetry.exporter")

@@ -8,10 +8,10 @@ import signal
 
 import pytest
 
+from benchmarks.otlp_receiver import receiving_spans
 from db.tasks import JOBS_QUEUE, RUN_JOB
 from telemetry.trace_context import TraceContext, in_trace
 from tests.support.jobs_worker import STEPS
-from tests.support.otlp_receiver import receiving_spans
 from tests.support.waiting import eventually
 from tests.worker.jobs_stack import JobsStack, kill
 

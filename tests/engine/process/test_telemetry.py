@@ -19,6 +19,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.otlp_receiver import OtlpReceiver, ReceivedSpan, receiving_spans
 from engine.client import EngineClient
 from engine.protocol import AdapterRef
 from tests.engine.process.engines import (
@@ -30,7 +31,6 @@ from tests.engine.process.engines import (
     submission,
     until,
 )
-from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan, receiving_spans
 
 SLOTS = 4
 ADAPTERS = [f"base:adapter-{number}" for number in range(2 * SLOTS)]

@@ -1,4 +1,4 @@
-"""A collector for tests: takes OTLP traces over HTTP, as protobuf, and keeps their spans."""
+"""Receives OTLP traces over HTTP and keeps their spans: a collector for benchmarks and tests."""
 
 from __future__ import annotations
 
