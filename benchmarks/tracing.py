@@ -3,9 +3,10 @@ billed.
 
     python -m benchmarks.tracing --out benchmarks/results/cpu-epyc-2-cores/tracing.json
 
-`cost`: two API processes on one core, one of them with tracing at a sampling of 1 %, get the same saturating
-load in turns; of each pair of turns the CPU seconds per request are compared. `alone` is the CPU time of the
-root span without any other process: of a request that is not sampled, and of one that is.
+`cost`: four API processes on one core, two of them with tracing at a sampling of 1 %, share one saturating
+load; their CPU seconds per request are compared round by round, so that what else runs on the machine slows
+all of them alike. `between_two_alike` says how exact that is. `alone` is the CPU time of the root span
+without any other process: of a request that is not sampled, and of one that is.
 
 `agreement`: requests one after the other through an API process and an engine that record every span. Phases
 must add up to their request's span, that to the duration in the access log and to what the client measured;
@@ -28,21 +29,26 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 import psycopg
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import make_url
 
 from api.request_trace import begin_request
-from benchmarks.gateway import Bench, open_bench
+from benchmarks.gateway import PROMPT_WORDS, open_bench
 from benchmarks.gateway_site import BASE_NAME, Site, cpu_seconds, free_port, running_site
 from benchmarks.gateway_traffic import run_beside
 from benchmarks.otlp_receiver import OtlpReceiver, ReceivedSpan, receiving_spans
+from benchmarks.random_llama import random_words
 from benchmarks.report import write_report
 from telemetry.tracing import Tracing
 
 SAMPLED = 0.01
+KINDS = ("off", "on", "off", "on")
+"""Of the processes whose cost is compared."""
 REQUESTS = 1_000
 PHASES = ("authenticate", "prepare", "reserve", f"chat {BASE_NAME}", "respond")
 PARTS = ("queue", "prefill", "decode", "journal")
@@ -54,8 +60,8 @@ class Disagreement(Exception):
     """Spans are missing, or differ from what was measured or billed."""
 
 
-def start_api(site: Site, name: str, endpoint: str, sampler: str, share: float) -> str:
-    """Starts a further API process, on the measured core, with tracing. Returns its URL."""
+def start_api(site: Site, name: str, **settings: str) -> str:
+    """Starts a further API process on the measured core. Returns its URL."""
     port = free_port()
     process = site.start(
         *("-m", "api.main"),
@@ -63,9 +69,7 @@ def start_api(site: Site, name: str, endpoint: str, sampler: str, share: float) 
         ROOTSTOCK_API_NAME=name,
         ROOTSTOCK_API_PORT=str(port),
         ROOTSTOCK_API_ENGINE_ENDPOINT=site.engine_endpoint(0),
-        OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
-        OTEL_TRACES_SAMPLER=sampler,
-        OTEL_TRACES_SAMPLER_ARG=str(share),
+        **settings,
     )
     site.apis.append(process)
     site.urls.append(f"http://127.0.0.1:{port}")
@@ -73,44 +77,77 @@ def start_api(site: Site, name: str, endpoint: str, sampler: str, share: float) 
     return site.urls[-1]
 
 
-# Cost ---------------------------------------------------------------------------------------------------
+# Cost ------------------------------------------------------------------------------------------------------
 
 
 def measure_cost(
-    site: Site, bench: Bench, receiver: OtlpReceiver, pairs: int, seconds: float
+    site: Site, receiver: OtlpReceiver, rounds: int, seconds: float, seed: int
 ) -> dict[str, Any]:
-    """CPU seconds per request of the two processes, in turns: off, on, on, off."""
-    per_request: dict[str, list[float]] = {"off": [], "on": []}
+    """Compares the CPU of two processes with tracing and two without, under one load at the same time."""
+    on = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": str(SAMPLED),
+    }
+    for number, kind in enumerate(KINDS[1:], 1):
+        start_api(site, f"api-{number}", **(on if kind == "on" else {}))
+    bench = open_bench(site, seed)
     received_before = len(receiver.spans)
-    num_requests = {"off": 0, "on": 0}
-    for pair in range(pairs):
-        for kind in ("off", "on") if pair % 2 else ("on", "off"):
-            number = ("off", "on").index(kind)
-            task = bench.task(seconds, urls=[f"{site.urls[number]}/v1/chat/completions"])
-            before = cpu_seconds(site.apis[number].pid)
-            outcome = run_beside(task, site.cores.others)
-            if outcome.failures:
-                raise Disagreement(f"{outcome.failures} beside {outcome.requests} answers; {site.warnings()}")
-            used = cpu_seconds(site.apis[number].pid) - before
-            num_requests[kind] += outcome.requests
-            per_request[kind].append(used / outcome.requests)
-    ratios = [on / off - 1 for on, off in zip(per_request["on"], per_request["off"], strict=True)]
-    ratios.sort()
+    found: list[list[float]] = []
+    num_requests = 0
+    for _ in range(rounds):
+        before = [_spent(site, number) for number in range(len(KINDS))]
+        outcome = run_beside(bench.task(seconds), site.cores.others)
+        if outcome.failures:
+            raise Disagreement(f"{outcome.failures} beside {outcome.requests} answers; {site.warnings()}")
+        after = [_spent(site, number) for number in range(len(KINDS))]
+        num_requests += outcome.requests
+        found.append(
+            [(now[0] - then[0]) / (now[1] - then[1]) for now, then in zip(after, before, strict=True)]
+        )
+    by_kind = {
+        kind: [[one[place] for place, its in enumerate(KINDS) if its == kind] for one in found]
+        for kind in ("off", "on")
+    }
     roots = [span for span in receiver.spans[received_before:] if span.name == ROOT]
     return {
         "sampling": SAMPLED,
-        "pairs": pairs,
+        "rounds": rounds,
         "seconds_each": seconds,
         "requests": num_requests,
         "cpu_us_per_request": {
-            kind: round(statistics.median(values) * 1e6, 1) for kind, values in per_request.items()
+            kind: round(statistics.median(map(statistics.mean, values)) * 1e6, 1)
+            for kind, values in by_kind.items()
         },
-        "more_cpu": {
-            "median": round(statistics.median(ratios), 4),
-            "quartiles": [round(float(one), 4) for one in np.quantile(ratios, (0.25, 0.75))],
-            "all": [round(one, 4) for one in ratios],
+        "more_cpu": _ratios(
+            [sum(on) / sum(off) for on, off in zip(by_kind["on"], by_kind["off"], strict=True)]
+        ),
+        "between_two_alike": {
+            kind: _ratios([second / first for first, second in values]) for kind, values in by_kind.items()
         },
         "requests_in_spans": len(roots),
+    }
+
+
+def _spent(site: Site, number: int) -> tuple[float, float]:
+    """Returns the CPU seconds of a process, and how many chat requests it has answered."""
+    text = httpx.get(f"{site.urls[number]}/metrics", timeout=30, trust_env=False).text
+    answered = sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        if family.name == "rootstock_http_requests"
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.labels["route"] == "/v1/chat/completions"
+    )
+    return cpu_seconds(site.apis[number].pid), answered
+
+
+def _ratios(values: Sequence[float]) -> dict[str, Any]:
+    """Describes by how much more than 1 the values are."""
+    more = sorted(value - 1 for value in values)
+    return {
+        "median": round(statistics.median(more), 4),
+        "quartiles": [round(float(one), 4) for one in np.quantile(more, (0.25, 0.75))],
     }
 
 
@@ -172,7 +209,7 @@ def ask(url: str, keys: Sequence[str], prompts: Sequence[str]) -> dict[str, floa
 
 
 def measure_agreement(site: Site, receiver: OtlpReceiver, prompts: Sequence[str]) -> dict[str, Any]:
-    url = start_api(site, "api-traced", receiver.endpoint, "always_on", 1.0)
+    url = start_api(site, "api-traced", OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint)
     engine = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
     site.start_engines(0.001, **engine)
     log_from = (site.folder / "log").stat().st_size
@@ -301,8 +338,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="where to write the report")
-    parser.add_argument("--pairs", type=int, default=15, help="turns of both processes")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--beside", default="", help="what else runs on the machine, for the report")
     arguments = parser.parse_args()
@@ -313,11 +350,9 @@ def main() -> None:
         receiving_spans() as receiver,
         running_site(Path(folder)) as site,
     ):
-        start_api(site, "api-sampled", receiver.endpoint, "parentbased_traceidratio", SAMPLED)
-        bench = open_bench(site, arguments.seed)
-        cost = measure_cost(site, bench, receiver, arguments.pairs, arguments.seconds)
-        prompts = bench.task(1.0).prompts
-        agreement = measure_agreement(site, receiver, prompts)
+        cost = measure_cost(site, receiver, arguments.rounds, arguments.seconds, arguments.seed)
+        rng = np.random.default_rng(arguments.seed)
+        agreement = measure_agreement(site, receiver, [random_words(rng, PROMPT_WORDS) for _ in range(64)])
         placement = site.cores.described()
     report = {
         "cost": {**cost, "alone": alone},
