@@ -210,8 +210,7 @@ def ask(url: str, keys: Sequence[str], prompts: Sequence[str]) -> dict[str, floa
 
 def measure_agreement(site: Site, receiver: OtlpReceiver, prompts: Sequence[str]) -> dict[str, Any]:
     url = start_api(site, "api-traced", OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint)
-    engine = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
-    site.start_engines(0.001, **engine)
+    site.start_engines(0.001, OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint)
     log_from = (site.folder / "log").stat().st_size
     received_before = len(receiver.spans)
     measured = ask(url, site.keys[:50], prompts)
