@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-import msgspec
-
 from api.deferred_work import DeferredWork
 from api.detokenizer import Detokenizer
 from api.errors import GenerationAborted, GenerationFailed
@@ -183,9 +181,7 @@ class Answer:
         if submission.metadata is not None and recorder is not None:
             await recorder.keep(submission.metadata, submission.submits[0].tenant, submission.id)
         try:
-            for submit in submission.submits:
-                if self._trace is not None:
-                    submit = msgspec.structs.replace(submit, traceparent=self._trace.traceparent)
+            for submit in submission.submits if self._trace is None else self._trace.submits:
                 self._generations.append(engine.submit(submit, submission.session))
         except BaseException as error:
             self._error = error if isinstance(error, Exception) else None

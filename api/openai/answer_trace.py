@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 from fastapi import Request
 
 from api.errors import ClientGone, response_for
@@ -46,7 +47,9 @@ class AnswerTrace:
         on_ended: Callable[[float], None] | None = None,
     ) -> None:
         """`on_ended` is called with the time of the answer's end."""
-        self.traceparent = tracing.context_of(span).traceparent
+        parent = tracing.context_of(span).traceparent
+        self.submits = [msgspec.structs.replace(one, traceparent=parent) for one in submission.submits]
+        """What the engine is sent: with the answer's span as the parent of its own."""
         self._tracing = tracing
         self._span = span
         self._submission = submission
