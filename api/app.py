@@ -122,6 +122,8 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         redoc_url=None,
         openapi_url="/openapi.json",
         redirect_slashes=False,
+        # Spans are our own: the framework's would have input values and messages in them.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.services = services
     app.state.refused_calls = refused_calls_of(services)
@@ -153,7 +155,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     refused_calls: RefusedCalls | None = app.state.refused_calls
     on_error = None if refused_calls is None else refused_calls.note
     limits = _body_limits(services.limits)
-    edge = Edge(guarded, services.metrics, limits, services.deferred_work, on_error)
+    edge = Edge(guarded, services.metrics, limits, services.deferred_work, on_error, services.tracing)
     edge.openapi = app.openapi  # type: ignore[attr-defined]
     return edge
 

@@ -7,6 +7,7 @@ first.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -45,8 +46,13 @@ class DeferredWork:
             self._timer.cancel()
             self._timer = None
         waiting, self._waiting = self._waiting, []
-        for work, arguments in waiting:
-            try:
-                work(*arguments)
-            except Exception:
-                log.exception("deferred work failed", work=work.__qualname__)
+        # Not in the context of the request that happens to run it: its ids would be in the others' log lines.
+        contextvars.Context().run(_run_all, waiting)
+
+
+def _run_all(waiting: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+    for work, arguments in waiting:
+        try:
+            work(*arguments)
+        except Exception:
+            log.exception("deferred work failed", work=work.__qualname__)

@@ -11,8 +11,9 @@ import re
 import time
 import types
 from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from starlette.requests import Request
@@ -30,7 +31,12 @@ from api.errors import (
     response_for,
 )
 from api.request_ids import request_id
+from api.request_trace import RequestTrace, begin_request, http_attributes
 from telemetry.metrics import ServingMetrics
+from telemetry.trace_context import in_trace
+
+if TYPE_CHECKING:
+    from telemetry.tracing import Tracing
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -85,6 +91,7 @@ class Edge:
         limits: limits of bodies.
         deferred_work: logs and counts requests after their response.
         on_error: called with an error that is answered here instead of by the application.
+        tracing: records spans of sampled requests; None records nothing.
     """
 
     def __init__(
@@ -94,8 +101,10 @@ class Edge:
         limits: BodyLimits,
         deferred_work: DeferredWork | None = None,
         on_error: OnError | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._app = app
+        self._tracing = tracing
         self._deferred_work = deferred_work or DeferredWork()
         self._metrics = metrics
         self._limits = limits
@@ -113,12 +122,18 @@ class Edge:
         state["arrived"] = exchange.started
         state["headers"] = headers
         structlog.contextvars.bind_contextvars(request_id=state["request_id"])
-        try:
-            await self._serve(scope, headers, receive, exchange)
-        finally:
-            self._deferred_work.add(
-                self._account, scope, state, exchange, time.perf_counter() - exchange.started
-            )
+        trace = None
+        if self._tracing is not None and scope["path"] not in _QUIET:
+            trace = begin_request(self._tracing, scope["method"], headers, exchange.started)
+        if trace is not None:
+            state["trace"] = trace
+        with nullcontext() if trace is None else in_trace(trace.context):
+            try:
+                await self._serve(scope, headers, receive, exchange)
+            finally:
+                self._deferred_work.add(
+                    self._account, scope, state, exchange, time.perf_counter() - exchange.started
+                )
 
     async def _serve(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, exchange: _Exchange
@@ -159,6 +174,10 @@ class Edge:
         status = exchange.status or 499
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._metrics.http(method, route, status, seconds)
+        trace: RequestTrace | None = state.get("trace")
+        if trace is not None:
+            attributes = http_attributes(method, route, state)
+            trace.finish(f"{method} {route}", exchange.started + seconds, status, attributes)
         write = self._log.debug if scope["path"] in _QUIET else self._log.info
         write(
             "request",
@@ -168,6 +187,7 @@ class Edge:
             status=status,
             ms=round(seconds * 1e3, 2),
             **state.get("log", {}),
+            **({} if trace is None else trace.context.log_fields),
         )
 
 

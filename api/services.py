@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fastapi import Request
 
@@ -49,6 +49,9 @@ from tenants.quotas import Quotas
 from tenants.refusals.recorder import RefusalRecorder
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
+
+if TYPE_CHECKING:
+    from telemetry.tracing import Tracing
 
 ServiceT = TypeVar("ServiceT")
 Check = Callable[[], Awaitable[str | None]]
@@ -120,6 +123,8 @@ class Services:
     sla_reports: SlaReports
     metrics: ServingMetrics = field(default_factory=ServingMetrics)
     deferred_work: DeferredWork = field(default_factory=DeferredWork)
+    tracing: Tracing | None = None
+    """None in a process that records no spans."""
     checks: Mapping[str, Check] = field(default_factory=dict)
     """By the name /readyz shows: postgres, redis, schema. The engines are asked directly."""
     limits: RequestLimits = field(default_factory=RequestLimits)

@@ -25,6 +25,8 @@ from engine.stop_reason import NAME as STOP_REASON
 CHECKOUT = Path(__file__).resolve().parent.parent
 """The folder that holds all packages: a checkout, or an environment's site-packages."""
 _ENGINE_DRAIN_S = 20.0
+_ENGINE_METRICS = "ROOTSTOCK_ENGINE_METRICS_ENDPOINT"
+"""The first engine's; those after it take the ports after its own."""
 _JOBS_NICE = 10
 _RAY_SOCKET = "session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
 """As long as the longest path below Ray's folder: a socket's path is bounded."""
@@ -208,6 +210,10 @@ class Service:
     def _engine(self, name: str, place: int, own: dict[str, str]) -> Program:
         """Returns the engine at a place among all, with settings of its `own`."""
         program = self._program(name, "serve-engine", grace_s=_ENGINE_DRAIN_S + 15)
+        metrics = os.environ.get(_ENGINE_METRICS, "")
+        host, _, port = metrics.rpartition(":")
+        if place and port.isdigit() and int(port):
+            own[_ENGINE_METRICS] = f"{host}:{int(port) + place}"
         if self.gpus:
             own["CUDA_VISIBLE_DEVICES"] = self.gpus[place]
         reason = self.engine_states[place] / STOP_REASON

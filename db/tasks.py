@@ -18,6 +18,8 @@ from kombu import Queue
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from telemetry.trace_context import current_trace
+
 QUEUE = "rootstock"
 """The queue of short tasks: metering, clean-up, relaying."""
 JOBS_QUEUE = "rootstock.jobs"
@@ -30,6 +32,8 @@ SETTLE_UPLOADS = "adapters.settle_uploads"
 CLOSE_MONTHS = "billing.close_months"
 RECONCILE = "billing.reconcile"
 RECONCILE_NOW = "billing.reconcile_now"
+TRACEPARENT = "traceparent"
+"""Header of a message that names the span that sent it, as in W3C Trace Context."""
 RUN_JOB = "adapters.run_job"
 RUN_JOB_EXPIRES = 120.0
 """Seconds after which a message that no worker took expires. Waiting callers send another one by then, so
@@ -87,14 +91,24 @@ class TaskSender:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="task-sender")
 
     async def send(self, task: str, arguments: Mapping[str, Any]) -> None:
-        """Queues a task. Raises TaskQueueUnavailable, after which it may be queued or not."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._threads, self._send, task, dict(arguments))
+        """Queues a task, in the trace of the caller if it has one. Raises TaskQueueUnavailable, after which
+        it may be queued or not.
+        """
+        loop, trace = asyncio.get_running_loop(), current_trace()
+        headers = {} if trace is None else {TRACEPARENT: trace.traceparent}
+        await loop.run_in_executor(self._threads, self._send, task, dict(arguments), headers)
 
-    def _send(self, task: str, arguments: dict[str, Any]) -> None:
+    def _send(self, task: str, arguments: dict[str, Any], headers: dict[str, str]) -> None:
         route = ROUTES.get(task, Route())
         try:
-            self._app.send_task(task, kwargs=arguments, queue=route.queue, expires=route.expires, retry=False)
+            self._app.send_task(
+                task,
+                kwargs=arguments,
+                queue=route.queue,
+                expires=route.expires,
+                headers=headers,
+                retry=False,
+            )
         except (OperationalError, RedisError, OSError) as error:
             raise TaskQueueUnavailable(f"task queue unavailable: {error}") from error
 

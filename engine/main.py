@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ import zmq
 
 from engine.core import EngineCore
 from engine.journal.usage_journal import JournalError
+from engine.observation_setup import open_observers
 from engine.protocol import EngineInfo
 from engine.registry import Registrar, Registration
 from engine.server import STALL_EXIT_CODE, EngineServer
@@ -63,6 +65,12 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
         if settings.state_dir.exists():  # a first start leaves nothing behind
             StopReason(settings.state_dir).write(problem)
         return 1
+    with ExitStack() as opened:
+        return _run_in(opened, settings, device, began)
+
+
+def _run_in(opened: ExitStack, settings: EngineSettings, device: DeviceSettings, began: float) -> int:
+    """Serves until stopped. `began`: when the process started; `opened` closes what outlives the server."""
     reason = StopReason(settings.state_dir)
     clients = settings.cluster.keys
     keys = ServerKeys(KeyPair.make(), clients) if clients else None
@@ -74,8 +82,9 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
             engine_id=settings.engine_id,
             drain_seconds=settings.drain_seconds,
             keys=keys,
+            observers=open_observers(settings, opened),
         )
-    except (OSError, zmq.ZMQError, JournalError) as error:
+    except (OSError, ValueError, zmq.ZMQError, JournalError) as error:
         log.critical("engine cannot start", reason=str(error))
         reason.write(error)
         return 1

@@ -128,6 +128,11 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Holds for every choice."""
     reasoning: Reasoning | None = None
     """None: all that is generated is the answer."""
+    traceparent: str = ""
+    """Of a request that is traced: the header of W3C Trace Context that names the parent of the engine's
+    spans."""
+    model: str = ""
+    """The name by which the client called the model: what metrics call its adapter."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import zmq
 
 from engine.core import EngineCore
 from engine.journal.meter import Meter
+from engine.observation import RequestObserver
 from engine.protocol import (
     Abort,
     AskSpooled,
@@ -34,6 +35,7 @@ from engine.protocol import (
     Rejected,
     ServedElsewhere,
     Submit,
+    UsageEvent,
 )
 from engine.response_router import ResponseRouter
 from engine.transport.curve import ServerKeys
@@ -97,6 +99,7 @@ class EngineServer:
         engine_id: str,
         drain_seconds: float,
         keys: ServerKeys | None = None,
+        observers: Sequence[RequestObserver] = (),
     ) -> None:
         """`state_dir` is this engine's alone: in-flight table and spool. With `keys`, clients need one of
         these.
@@ -106,6 +109,7 @@ class EngineServer:
         """
         self.incarnation = uuid.uuid4().hex
         self._drain_seconds = drain_seconds
+        self._observers = observers
         self._inbox: queue.SimpleQueue[Delivery | _AdapterLoaded | _Failed | _Wake] = queue.SimpleQueue()
         self.engine_id = engine_id
         self._stats: EngineStats | None = None
@@ -126,6 +130,7 @@ class EngineServer:
             incarnation=self.incarnation,
             on_settled=lambda receipts: self._router.send_final_messages(receipts),
             on_failed=self.fail,
+            on_ended=self._note_ended if observers else None,
         )
         try:
             self._transport = Transport(endpoint, self._inbox.put, self._heartbeat, keys)
@@ -226,6 +231,11 @@ class EngineServer:
         outputs = self._core.step()
         self._step_began = None
         self._router.publish(outputs)
+        for observer in self._observers:
+            for event in outputs.started:
+                observer.started(event, self._core)
+            for rejected in outputs.rejected:
+                observer.rejected(rejected.request_id)
         if began - self._stats_at > STATS_INTERVAL:
             self._take_stats()
 
@@ -288,13 +298,25 @@ class EngineServer:
             row = self._meter.admit(request)
         except ValueError as error:
             return self._refuse(client, request, "invalid", str(error))
+        for observer in self._observers:
+            observer.received(request)
         rejected = self._core.submit(request)
         if rejected is not None:
+            for observer in self._observers:
+                observer.rejected(request.request_id)
             self._meter.cancel(row)
             self._transport.send(client, Outputs(rejected=[rejected]))
             return None
         self._router.open(client, request, row)
         return None
+
+    def _note_ended(self, event: UsageEvent) -> None:
+        """Tells the observers, on the journal's thread, that a request's last event is written."""
+        for observer in self._observers:
+            try:
+                observer.ended(event)
+            except Exception:  # the journal goes on without the spans of a request
+                log.exception("an observer failed", request=event.request_id)
 
     def _refuse(self, client: bytes, request: Submit, code: RejectCode, message: str) -> None:
         self._num_refused += 1
@@ -310,6 +332,8 @@ class EngineServer:
         self._stats_at = time.monotonic()
         stats = self._core.stats
         self._stats = msgspec.structs.replace(stats, rejected=stats.rejected + self._num_refused)
+        for observer in self._observers:
+            observer.measured(self._stats, self._core)
         return self._stats
 
     def _send_view(self) -> None:

@@ -194,6 +194,9 @@ class EngineSettings(BaseSettings):
     ROOTSTOCK_CLUSTER_CLIENT_KEYS is set, any process that can connect can use the engine."""
     redis_url: str = "redis://127.0.0.1:6379/0"
     """Redis of the usage journal."""
+    metrics_endpoint: Annotated[str, Field(pattern=r"^$|^\S*:\d{1,5}$")] = ""
+    """Where /metrics is served over HTTP under vLLM's names: HOST:PORT (port 0 picks a free one). It names
+    adapters and asks for no key. Empty: nowhere."""
     data_dir: Path = Path("var")
     """Holds `engine/ENGINE_ID`: in-flight table and usage spool. Must outlive the process."""
     artifacts_dir: Path = Path("var/artifacts")

@@ -16,6 +16,8 @@ from typing import Any, Literal, TextIO, cast
 import msgspec
 import structlog
 
+from telemetry.trace_context import current_trace
+
 Format = Literal["json", "console", "auto"]
 Event = MutableMapping[str, Any]
 """A line's fields, as structlog's processors pass them on."""
@@ -62,6 +64,7 @@ def configure(process: str, level: str = "info", form: Format = "auto", stream: 
     )
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
+        _with_trace,
         structlog.processors.add_log_level,
         _traces_apart if console else _traces_as_text,
         _Stamp(process, _time_of_day if console else _Clock()),
@@ -111,6 +114,15 @@ class _Unfailing(TextIOBase):
 
     def isatty(self) -> bool:
         return self._stream.isatty()
+
+
+def _with_trace(logger: Any, method: str, event: Event) -> Event:
+    """Adds the ids of the span that the line belongs to, if any."""
+    trace = current_trace()
+    if trace is not None:
+        event.setdefault("trace_id", trace.trace_id)
+        event.setdefault("span_id", trace.span_id)
+    return event
 
 
 _with_stack = structlog.processors.StackInfoRenderer()

@@ -15,6 +15,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import socket
 import sys
 import warnings
 from typing import Any
@@ -33,12 +34,14 @@ from db.session import Database
 from db.settings import DatabaseSettings
 from db.tasks import JOBS_QUEUE
 from telemetry import logs
+from telemetry.trace_setup import check_tracing, open_tracing
 from worker.ack_watch import AckWatch
 from worker.app import create_app
 from worker.cpu_priority import lower_priority
 from worker.runtime import OpenPipeline, Runtime
 from worker.settings import JobsSettings, WorkerSettings
 from worker.tasks import register
+from worker.tracing import TaskSpans
 
 log = structlog.get_logger(__name__)
 
@@ -58,8 +61,9 @@ def run(settings: WorkerSettings | None = None, open_pipeline: OpenPipeline | No
     # Celery warns about running as root, as in a container, because pickled tasks are code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     try:
+        check_tracing()
         asyncio.run(_check_schema(database))
-    except (UnusableDatabase, DatabaseUnavailable) as error:
+    except (UnusableDatabase, DatabaseUnavailable, ValueError) as error:
         log.critical("worker cannot start", error=str(error))
         return 1
     app = create_app(settings)
@@ -71,6 +75,7 @@ def run(settings: WorkerSettings | None = None, open_pipeline: OpenPipeline | No
         _die_with_parent(worker_pid)
         runtime.shutdown.inherit()
         lower_priority(settings.nice)
+        _trace_tasks()
         runtime.open_ahead()
 
     signals.worker_process_init.connect(in_child, weak=False)
@@ -103,6 +108,14 @@ def _runtime(
     jobs, storage = JobsSettings(), StorageSettings()  # type: ignore[call-arg]
     bases = FurtherBases().beside(jobs.first_base)
     return Runtime(settings, database, jobs, storage, open_pipeline, NotificationSettings(), bases)
+
+
+def _trace_tasks() -> None:
+    """Records the tasks of this child, if tracing is on: what exports does not survive a fork."""
+    tracing = open_tracing("rootstock-worker", f"{socket.gethostname()}:{os.getpid()}")
+    if tracing is not None:
+        TaskSpans(tracing).connect()
+        signals.worker_process_shutdown.connect(lambda **_: tracing.close(), weak=False)
 
 
 async def _check_schema(settings: DatabaseSettings) -> None:

@@ -7,6 +7,7 @@ long as its process keeps connections open between tasks.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -95,7 +96,8 @@ class Runtime:
         """Runs `work` on this process's loop and returns its result."""
         self._open()
         assert self._runner is not None
-        return self._runner.run(work)
+        # The task's own context, which names its span: the runner's is that of its first task.
+        return self._runner.run(work, context=contextvars.copy_context())
 
     def open_ahead(self) -> None:
         """Opens what jobs need, so that the first job does not wait for it."""

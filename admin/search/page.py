@@ -1,16 +1,22 @@
-"""Finds sections, adapters, keys and projects by their name, for the search page and the command palette."""
+"""Finds sections, adapters, keys and projects by name, and requests by id: for the search page and the
+command palette.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from adapters.catalogue import AdapterCatalogue
-from admin.navigation import ADAPTERS, KEYS, PROJECTS, SECTIONS, Section
+from admin.navigation import ADAPTERS, KEYS, PROJECTS, SECTIONS, USAGE, Section
+from admin.usage.request_finder import RequestFinder
 from tenants.object_names import NameService, SearchedKind
 from tenants.roles import Right
 
+_REQUEST_ID = re.compile(r"[a-z]{1,16}[-_][A-Za-z0-9_-]{16,}")
+"""Ids that the service makes: other texts are not looked up as one."""
 MAX_MATCHES = 20
 MAX_QUERY_LEN = 100
 
@@ -27,9 +33,10 @@ class Match:
 
 
 class SearchPage:
-    def __init__(self, catalogue: AdapterCatalogue, names: NameService) -> None:
+    def __init__(self, catalogue: AdapterCatalogue, names: NameService, requests: RequestFinder) -> None:
         self._catalogue = catalogue
         self._names = names
+        self._requests = requests
 
     async def find(self, tenant_id: str, query: str, may: Callable[[Right], bool]) -> list[Match]:
         """Returns at most `MAX_MATCHES` of what a user with these rights can open; names that begin with the
@@ -49,6 +56,8 @@ class SearchPage:
                 asked.append(self._named(tenant_id, "key", "API key", KEYS, wanted))
             if _can_see(PROJECTS, may):
                 asked.append(self._named(tenant_id, "project", "Project", PROJECTS, wanted))
+            if _can_see(USAGE, may) and _REQUEST_ID.fullmatch(wanted):
+                asked.append(self._request(tenant_id, wanted))
             for matches in await asyncio.gather(*asked):
                 found += matches
             found.sort(key=lambda one: not one.title.casefold().startswith(wanted.casefold()))
@@ -57,6 +66,10 @@ class SearchPage:
     async def _adapters(self, tenant_id: str, wanted: str) -> list[Match]:
         found = await self._catalogue.search(tenant_id, wanted, limit=MAX_MATCHES)
         return [Match("Adapter", one.name, f"{ADAPTERS.path}/{one.id}") for one in found]
+
+    async def _request(self, tenant_id: str, wanted: str) -> list[Match]:
+        path = await self._requests.path(tenant_id, wanted)
+        return [] if path is None else [Match("Request", wanted, f"{USAGE.path}/requests/{path}")]
 
     async def _named(
         self, tenant_id: str, kind: SearchedKind, title: str, section: Section, wanted: str

@@ -8,6 +8,10 @@ from starlette.routing import Route
 
 from admin.search.page import MAX_QUERY_LEN, SearchPage
 from admin.services import ConsoleServices
+from admin.usage.labels import LabelLookup
+from admin.usage.receipt_page import ReceiptPage
+from admin.usage.refused_page import RefusedPage
+from admin.usage.request_finder import RequestFinder
 from admin.web.console import Console
 from admin.web.principals import TenantUser
 from admin.web.rendering import is_by_script
@@ -18,7 +22,11 @@ class SearchRoutes:
 
     def __init__(self, console: Console, services: ConsoleServices) -> None:
         self._console = console
-        self._page = SearchPage(services.adapters.catalogue, services.names)
+        catalogue, labels = services.adapters.catalogue, LabelLookup(services.adapters.catalogue)
+        finder = RequestFinder(
+            ReceiptPage(services.usage.receipts, labels), RefusedPage(services.refused, labels)
+        )
+        self._page = SearchPage(catalogue, services.names, finder)
 
     def routes(self) -> list[Route]:
         return [Route("/search", self._console.view(self.show), methods=["GET"])]

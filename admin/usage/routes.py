@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime
-from urllib.parse import quote
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -20,12 +19,11 @@ from admin.usage.page import UsagePage
 from admin.usage.query import UsageQuery
 from admin.usage.receipt_page import ReceiptPage
 from admin.usage.refused_page import RefusedPage
+from admin.usage.request_finder import RequestFinder
 from admin.usage.requests_page import RequestsPage
 from admin.web import form_errors
 from admin.web.console import Console
 from admin.web.principals import TenantUser
-from billing.errors import GenerationNotFound
-from billing.request_ids import submitted_at_of
 
 NOT_FOUND = (
     "No request with this ID. Requests that ran are found by the ID of their response (chatcmpl-…), "
@@ -44,6 +42,7 @@ class UsageRoutes:
         self._requests = RequestsPage(services.usage.slices, services.refused, labels)
         self._receipts = ReceiptPage(services.usage.receipts, labels)
         self._refused = RefusedPage(services.refused, labels)
+        self._finder = RequestFinder(self._receipts, self._refused)
 
     def routes(self) -> list[Route]:
         view, right = self._console.view, USAGE.right
@@ -74,7 +73,7 @@ class UsageRoutes:
         usage_query, errors, status = _read(request)
         wanted = request.query_params.get("id", "").strip()
         if wanted:
-            path = await self._find(principal, wanted)
+            path = await self._finder.path(principal.tenant_id, wanted)
             if path is not None:
                 return self._console.redirect(request, f"/usage/requests/{path}")
             errors, status = form_errors.FormErrors({"id": NOT_FOUND}), 404
@@ -110,19 +109,6 @@ class UsageRoutes:
         return self._console.render(
             request, "refused.html", principal=principal, section=USAGE.id, page=shown
         )
-
-    async def _find(self, principal: TenantUser, id: str) -> str | None:
-        """Returns the path, below the list, of the request with this id; None if there is none."""
-        if "\x00" in id:
-            return None
-        if submitted_at_of(id) is not None:
-            try:
-                await self._receipts.document(principal.tenant_id, id)
-            except GenerationNotFound:
-                return None
-            return query.quoted(id)
-        path = await self._refused.find(principal.tenant_id, id[:200])
-        return None if path is None else quote(path)
 
     async def download(self, request: Request, principal: TenantUser) -> Response:
         """Serves the receipt that the API serves, as a file."""

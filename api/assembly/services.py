@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import redis.asyncio
 import structlog
@@ -71,12 +72,16 @@ from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from telemetry.disk import DiskSettings
 from telemetry.metrics import ServingMetrics
+from telemetry.trace_setup import open_tracing
 from tenants.idempotency.records import IdempotencyRecords
 from tenants.quotas import Quotas
 from tenants.refusals.recorder import RefusalRecorder
 from tenants.resolver import KeyResolver
 from tenants.service import account_services
 from tenants.settings import TenantSettings
+
+if TYPE_CHECKING:
+    from telemetry.tracing import Tracing
 
 LOG_DELAY_S = 0.01
 """By which lines of the log and counters may be late."""
@@ -109,6 +114,7 @@ class _Generation:
     watch: EngineWatch
     deferred_work: DeferredWork
     metrics: ServingMetrics
+    tracing: Tracing | None
 
 
 @contextlib.asynccontextmanager
@@ -122,8 +128,11 @@ async def open_services(
     bases, metrics = FurtherBases().beside(settings.first_base), ServingMetrics()
     pools = await build_pools(bases, settings.name, metrics)
     async with AsyncExitStack() as opened:
+        tracing = open_tracing("rootstock-api", settings.name)
+        if tracing is not None:
+            opened.callback(tracing.close)
         stores = await _open_stores(opened, settings, database, storage)
-        generation = await _start_generation(opened, stores, settings, tenants, pools, metrics)
+        generation = await _start_generation(opened, stores, settings, tenants, pools, metrics, tracing)
         await _start_sandbox(opened, stores.sandbox)
         files = FileService(stores.database, stores.objects, stores.sandbox)
         uploads = UploadService(stores.database, stores.objects, stores.sandbox)
@@ -181,6 +190,7 @@ async def _start_generation(
     tenants: TenantSettings,
     pools: Pools,
     metrics: ServingMetrics,
+    tracing: Tracing | None,
 ) -> _Generation:
     rows, cache = stores.database, stores.cache
     usage_exists = UsageExists(rows, WindowUsage(rows))
@@ -197,6 +207,7 @@ async def _start_generation(
         watch=EngineWatch(pools.clients, cache),
         deferred_work=DeferredWork(LOG_DELAY_S),
         metrics=metrics,
+        tracing=tracing,
     )
     # Closed in the opposite order: what the engine still says of requests is settled.
     for part in (
@@ -297,6 +308,7 @@ def _services(
         ),
         metrics=generation.metrics,
         deferred_work=generation.deferred_work,
+        tracing=generation.tracing,
         onboarding=onboarding,
         state=stored_state(rows, tenants.key_secret.get_secret_value()),
         accounts=account_services(rows, cache, tenants.key_secret.get_secret_value()),

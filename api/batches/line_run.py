@@ -18,6 +18,7 @@ from api.batches.fair_slots import AdaptiveLimit
 from api.batches.lines import answered, decode_body, decode_line, line_seed, refused, request_id
 from api.errors import GenerationAborted, GrammarChecksBusy, response_for
 from api.openai.answer import Answer
+from api.openai.answer_trace import trace_background
 from api.openai.outcome import OutcomeRecorder
 from api.openai.reservation import reserve_batch_line
 from api.openai.validation import ValidatedRequest
@@ -134,6 +135,7 @@ class LineRuns:
             validated, f"{self._fence}.{self._num_attempts}", services.quotas, services.prices
         )
         try:
+            reserved.trace = trace_background(services.tracing, reserved.submission)
             answer = Answer(
                 reserved,
                 NoOutcome(caller, services.sla, services.metrics),

@@ -136,6 +136,7 @@ class Answer:
         self.submission = submission = reserved.submission
         self.outcome = outcome
         self._reserved = reserved
+        self._trace = reserved.trace
         self.echo = echo
         self._metrics = metrics
         self._deferred_work = deferred_work
@@ -180,9 +181,10 @@ class Answer:
         if submission.metadata is not None and recorder is not None:
             await recorder.keep(submission.metadata, submission.submits[0].tenant, submission.id)
         try:
-            for submit in submission.submits:
+            for submit in submission.submits if self._trace is None else self._trace.submits:
                 self._generations.append(engine.submit(submit, submission.session))
-        except BaseException:
+        except BaseException as error:
+            self._error = error if isinstance(error, Exception) else None
             self.abort()
             raise
         finally:
@@ -213,6 +215,8 @@ class Answer:
 
     def abort(self) -> None:
         """Aborts all generations. Has no effect on those that have ended."""
+        if self._trace is not None:
+            self._trace.ended(time.perf_counter(), self._error)
         for generation in self._generations:
             generation.abort()
 
@@ -242,7 +246,10 @@ class Answer:
             await self._wait_for_output()
         self._raise_error()
         self._on_deltas = None
-        self._deferred_work.add(self._account, time.perf_counter())
+        ended_at = time.perf_counter()
+        if self._trace is not None:
+            self._trace.ended(ended_at)
+        self._deferred_work.add(self._account, ended_at)
 
     def resume(self) -> None:
         """Passes buffered and further output to the handler again."""
@@ -280,6 +287,8 @@ class Answer:
         if not generation.has_unread:  # ended without any output
             return
         self._first_at = max(self._first_at, time.perf_counter() - generation.held_for)
+        if self._trace is not None:
+            self._trace.first_output(self._first_at)
         if not self._unstarted:
             waited = self._first_at - self._arrived
             self._deferred_work.add(self._metrics.first_token, self.submission.tier, waited)
@@ -299,6 +308,8 @@ class Answer:
         for delta in deltas:
             if delta.finish_reason in _NO_ANSWER:
                 raise _NO_ANSWER[delta.finish_reason]()
+            if self._trace is not None and delta.finish_reason is not None:
+                self._trace.choice_ended(delta.choice, delta.finish_reason)
         return deltas
 
     async def _wait_for_output(self) -> None:

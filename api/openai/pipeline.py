@@ -27,6 +27,7 @@ from api.openai.tool_calls import OfferedTools, offered_tools
 from api.openai.tool_constraint import message_constraint
 from api.openai.validation import ValidatedRequest, validate_chat, validate_completion
 from api.pools import BasePool
+from api.request_trace import mark_phase
 from api.services import Services
 from engine.protocol import EngineInfo
 from tenants.context import TenantContext
@@ -63,6 +64,7 @@ class PreparedRequest(NamedTuple):
 async def chat_completion(request: Request, services: Services, caller: TenantContext) -> Response:
     """Answers a chat completion request of an authenticated caller. Raises what the route documents."""
     with OutcomeRecorder(caller, services.sla, services.metrics) as outcome:
+        mark_phase(request, "authenticate")
         body = await read_body(request, decode_chat)
         prepared = await prepare_chat(services, caller, body)
         return await _respond(request, services, caller, body, prepared, outcome)
@@ -71,6 +73,7 @@ async def chat_completion(request: Request, services: Services, caller: TenantCo
 async def completion(request: Request, services: Services, caller: TenantContext) -> Response:
     """Answers a completion request of an authenticated caller. Raises what the route documents."""
     with OutcomeRecorder(caller, services.sla, services.metrics) as outcome:
+        mark_phase(request, "authenticate")
         body = await read_body(request, decode_completion)
         prepared = await prepare_completion(services, caller, body)
         return await _respond(request, services, caller, body, prepared, outcome)
@@ -134,7 +137,9 @@ async def _respond(
     validated, echo, is_chat = prepared
     request.state.log |= {"model": validated.model.name, "id": validated.id}
     outcome.tier = requested_tier(body.service_tier, caller)
+    mark_phase(request, "prepare")
     reservation = await reserve(validated, outcome.tier, services.quotas, services.prices)
+    mark_phase(request, "reserve")
     return await respond(request, services, body, reservation, outcome, is_chat=is_chat, echo=echo)
 
 

@@ -7,7 +7,9 @@ cancelled when nothing ran, or left to the usage journal when the engine has gon
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from api.openai.submission import Submission, build_submission
 from api.openai.validation import ValidatedRequest
@@ -17,6 +19,9 @@ from engine.client import EngineGone, Generation
 from engine.protocol import PriorityClass, Usage
 from tenants.limits.kinds import Amounts
 from tenants.quotas import Contract, Quotas, Reservation
+
+if TYPE_CHECKING:
+    from api.openai.answer_trace import AnswerTrace
 
 ASSUMED_OUTPUT = 1024
 """Output tokens per choice that rate limits reserve for a request without `max_tokens`. Budgets reserve all
@@ -32,6 +37,8 @@ class RequestReservation:
     def __init__(self, submission: Submission, rate: Rate, reservation: Reservation, quotas: Quotas) -> None:
         self.submission = submission
         self.reservation = reservation
+        self.trace: AnswerTrace | None = None
+        """The answer's span; None when the request is not traced."""
         self._rate = rate
         self._quotas = quotas
         self._num_open: int | None = None
@@ -53,6 +60,8 @@ class RequestReservation:
         if self._num_open is None:
             self._num_open = 0
             self._quotas.cancel(self.reservation)
+            if self.trace is not None:
+                self.trace.dropped(time.perf_counter())
 
     @property
     def used(self) -> Amounts:
@@ -76,6 +85,8 @@ class RequestReservation:
             asyncio.get_running_loop().call_soon(self._settle)
 
     def _settle(self) -> None:
+        if self.trace is not None:
+            self.trace.settled(self._used)
         if self._lost:
             # The ledger will bill more than what arrived here; only the journal knows how much.
             self._quotas.leave(self.reservation)

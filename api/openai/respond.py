@@ -11,6 +11,7 @@ from fastapi import Request, Response
 
 from api.errors import NoRoomForFlex
 from api.openai.answer import Answer
+from api.openai.answer_trace import trace_answer
 from api.openai.outcome import OutcomeRecorder
 from api.openai.reservation import RequestReservation
 from api.openai.response_bodies import ChunkFormat, JsonAnswer, whole
@@ -41,6 +42,7 @@ async def respond(
     submission, reservation = reserved.submission, reserved.reservation
     outcome.tier = submission.tier
     with released(reserved):
+        reserved.trace = trace_answer(request, submission)
         answer = new_answer(services, reserved, outcome, request.state.arrived, is_chat, echo)
         writer = response_writer_for(request.scope, request.receive, request._send)
         await answer.submit(services.pools[submission.base].engine, services.request_metadata)

@@ -82,6 +82,7 @@ def build_submission(
             whole=not request.is_streamed,
             grammar=request.grammar,
             reasoning=None if request.thinking is None else request.thinking.reasoning,
+            model=request.asked_model,
         )
         for position, (prompt_ids, sampling) in enumerate(zip(request.prompts, request.sampling, strict=True))
     ]

@@ -48,6 +48,8 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     """Under which quota is reserved, if not under `id`: for a request that is generated again."""
     session: str | None = None
     """The client's `prompt_cache_key`."""
+    asked_model: str = ""
+    """The model's name as the client wrote it."""
 
 
 def validate_chat(
@@ -123,6 +125,7 @@ def _validated(
         grammar=None,
         metadata=_metadata(body, caller),
         session=body.prompt_cache_key,
+        asked_model=body.model,
     )
 
 

@@ -14,6 +14,7 @@ import structlog
 
 from api.errors import response_for
 from api.openai.answer import AnswerDelta
+from api.openai.answer_trace import trace_background
 from api.openai.outcome import OutcomeRecorder
 from api.openai.reservation import reserve
 from api.openai.respond import new_answer, released
@@ -114,6 +115,7 @@ class BackgroundAttempt:
             return True
 
         with released(reserved):
+            reserved.trace = trace_background(services.tracing, submission)
             answer = new_answer(services, reserved, outcome, time.perf_counter(), is_chat=True)
             await answer.submit(services.pools[submission.base].engine, services.request_metadata)
             try:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from fastapi import Request, Response
 
+from api.openai.answer_trace import trace_answer
 from api.openai.outcome import OutcomeRecorder
 from api.openai.pipeline import read_body
 from api.openai.reservation import RequestReservation, reserve
@@ -16,6 +17,7 @@ from api.openai.response_bodies import JsonAnswer
 from api.openai.service_tier import requested_tier
 from api.openai.stream import AbortOnDisconnect, EventStream
 from api.ratelimit import rate_headers
+from api.request_trace import mark_phase
 from api.response_writer import response_writer_for
 from api.responses.bodies import ended, failed, shown
 from api.responses.exchange import Exchange
@@ -38,6 +40,7 @@ _encode = msgspec.json.Encoder().encode
 async def create_response(request: Request, services: Services, caller: TenantContext) -> Response:
     """Answers a request for a response of an authenticated caller. Raises what the route documents."""
     with OutcomeRecorder(caller, services.sla, services.metrics) as outcome:
+        mark_phase(request, "authenticate")
         body = await read_body(request, decode_response)
         will_store = is_stored(body, caller, services)
         submitted_at = time.time()
@@ -50,7 +53,9 @@ async def create_response(request: Request, services: Services, caller: TenantCo
             outcome.tier = requested_tier(body.service_tier, caller)
             if body.background:
                 return await enqueue(services, exchange, validated.model.name, outcome.tier)
+            mark_phase(request, "prepare")
             reserved = await reserve(validated, outcome.tier, services.quotas, services.prices)
+            mark_phase(request, "reserve")
             return await _respond(request, services, exchange, reserved, outcome)
         except BaseException:
             await turn.release()
@@ -80,6 +85,7 @@ async def _respond(
         return await _end(services, exchange, failed(body, error), output.items)
 
     with released(reserved):
+        reserved.trace = trace_answer(request, submission)
         answer = new_answer(services, reserved, outcome, request.state.arrived, is_chat=True)
         writer = response_writer_for(request.scope, request.receive, request._send)
         await answer.submit(services.pools[submission.base].engine, services.request_metadata)

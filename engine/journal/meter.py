@@ -51,16 +51,19 @@ class Meter:
         incarnation: str,
         on_settled: Callable[[list[object]], None],
         on_failed: Callable[[JournalError], None],
+        on_ended: Callable[[UsageEvent], None] | None = None,
     ) -> None:
         """Opens the files, bills what the last incarnation left in flight, then starts the journal's thread.
 
         `on_settled` receives, on the journal's thread, the receipts of requests whose last event is written;
+        then `on_ended` receives each of these events;
         `on_failed` is called there at most once. Raises: OSError for the files, JournalError when leftovers
         cannot be written anywhere.
         """
         self._engine_id = engine_id
         self._incarnation = incarnation
         self._on_settled = on_settled
+        self._on_ended = on_ended
         self._state_dir = state_dir
         self._lock_fd = _lock(state_dir)
         self._counters = DiskCounters(state_dir / TOTALS)
@@ -221,6 +224,10 @@ class Meter:
                 self._table.journaled(entry.row, entry.event.usage.completion_tokens)
         if receipts:
             self._on_settled(receipts)
+        if self._on_ended is not None:
+            for entry in entries:
+                if entry.completion is not None:
+                    self._on_ended(entry.event)
 
 
 def _lock(folder: Path) -> int:

@@ -18,7 +18,7 @@ never fit is rejected at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from engine.lora.slots import NO_ROOM, NO_SLOT, AdapterSlot, Room, SlotState, SlotTable, fewest_covering
@@ -124,6 +124,11 @@ class SlotAllocator:
             return
         self.slots.failed(index, digest)
         self._exhausted = None
+
+    @property
+    def missing(self) -> Iterable[str]:
+        """The digests that requests wait for and that have no slot, the longest waiting first."""
+        return self._missing
 
     def num_waiting(self, digest: str) -> int:
         """Returns how many requests wait for the adapter."""

@@ -11,6 +11,7 @@ Loading is started through a callable and reported back.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
 from enum import Enum
@@ -50,7 +51,7 @@ NO_ROOM = Room(0, 0)
 class AdapterSlot:
     """One place for one adapter in the pool."""
 
-    __slots__ = ("index", "num_bytes", "ref", "references", "state")
+    __slots__ = ("index", "load_began_at", "loaded_at", "num_bytes", "ref", "references", "state")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -60,6 +61,8 @@ class AdapterSlot:
         """Of the pool's memory; 0 where that is not bounded."""
         self.references = 0
         """Running requests on the adapter. A referenced slot is never evicted."""
+        self.load_began_at = self.loaded_at = 0.0
+        """Unix seconds: of the last load."""
 
     @property
     def room(self) -> Room:
@@ -189,6 +192,7 @@ class SlotTable:
         self._num_bytes += need.num_bytes
         self._by_digest[ref.digest] = slot
         self.num_loads += 1
+        slot.load_began_at = time.time()
         self._start_load(slot.index, ref)
         return slot
 
@@ -215,6 +219,7 @@ class SlotTable:
         """Records that a load has succeeded."""
         slot = self._settle(index, digest)
         slot.state = SlotState.READY
+        slot.loaded_at = time.time()
         self._idle[index] = slot
         return slot
 

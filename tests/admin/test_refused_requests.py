@@ -184,6 +184,12 @@ async def test_search_by_either_id(site: Site, visitor: httpx.AsyncClient) -> No
     assert found.status_code == 303
     page = await visitor.get(ORIGIN + found.headers["location"])
     assert "1 more with the same request ID" in page.text
+    long = refused(site, using.today, request_id="req_0123456789abcdef01234567")
+    await refuse(site, long)
+    searched = await visitor.get(f"/search?q={long.request_id}", headers={"accept": "application/json"})
+    [match] = searched.json()["matches"]
+    assert match["kind"] == "Request"
+    assert (await visitor.get(ORIGIN + match["path"])).status_code == 200
     for absent in ("req_of_another", "chatcmpl-0", "x" * 300, "%00", "..%2f.."):
         page = await visitor.get(f"/usage/requests?id={absent}")
         assert page.status_code == 404, absent

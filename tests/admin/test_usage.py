@@ -201,6 +201,10 @@ async def test_requests_come_in_pages_and_are_found_by_id(site: Site, visitor: h
     id = await add_request(site, using.today + timedelta(seconds=1), model=XSS, key=XSS, finish_reason=None)
     found = await visitor.get("/usage/requests", params={"id": f" {id} "})
     assert found.status_code == 303
+    by_search = await visitor.get("/search", params={"q": id}, headers={"accept": "application/json"})
+    assert by_search.json()["matches"] == [
+        {"kind": "Request", "title": id, "path": found.headers["location"]}
+    ]
     async with site.place.database.write(EVERY_TENANT) as session:
         named = RequestMetadata("end-user-5", None, {"ticket": XSS})
         sealed = METADATA.seal(named, site.tenant_id, id)
@@ -218,6 +222,8 @@ async def test_requests_come_in_pages_and_are_found_by_id(site: Site, visitor: h
     other = await site.tenants.create_tenant("birch")
     theirs = request(other.id, using.today.timestamp(), usage=Usage(10, 0, 5))
     await write(site.place.database, [theirs])
+    of_others = await visitor.get(f"/search?q={theirs.request_id}", headers={"accept": "application/json"})
+    assert of_others.json()["matches"] == []
     for absent in ("chatcmpl-0", "x" * 300, "..%2f..", theirs.request_id):
         assert (await visitor.get(f"/usage/requests/{absent}")).status_code == 404
 

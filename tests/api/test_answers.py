@@ -64,7 +64,7 @@ class Site:
             metadata=None,
             session=None,
         )
-        booking: Any = SimpleNamespace(submission=submission, follow=lambda generations: None)
+        booking: Any = SimpleNamespace(submission=submission, trace=None, follow=lambda generations: None)
         nothing: Any = SimpleNamespace(add=lambda *args: None, first_token=None)
         self.answer = Answer(booking, nothing, codec, nothing, nothing, 0.0, True)
         self.given: list[AnswerDelta] = []

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sqlalchemy import text
 
 from db.session import EVERY_TENANT
@@ -19,6 +20,7 @@ from tenants.limits.kinds import Limit, Metric
 from tenants.quotas import Reservation
 from tests.api.fakes import KEY, OTHER_KEY, Script
 from tests.batches.conftest import Batches, as_jsonl, chat_line, lines
+from tests.support.spans import tracing_to
 from tests.support.waiting import eventually
 
 
@@ -59,6 +61,8 @@ async def test_runs_every_line_and_returns_the_answers_in_order(place: Batches) 
 
 
 async def test_lines_run_as_flex_and_are_labelled_and_priced_as_batch(place: Batches) -> None:
+    exporter = InMemorySpanExporter()
+    object.__setattr__(place.world.services, "tracing", tracing_to(exporter))
     await place.start()
     batch = await place.create(as_jsonl(lines(2)))
 
@@ -69,6 +73,12 @@ async def test_lines_run_as_flex_and_are_labelled_and_priced_as_batch(place: Bat
     assert {submit.labels["service_tier"] for submit in submitted} == {"batch"}
     assert {submit.labels["rate"].rsplit(":", 1)[1] for submit in submitted} == {"50"}
     assert {submit.labels["endpoint"] for submit in submitted} == {"chat.completions"}
+    spans = exporter.get_finished_spans()
+    assert [(span.name, span.parent) for span in spans] == [("chat sapling", None)] * 2
+    assert len({span.context.trace_id for span in spans}) == 2, "each line has a trace of its own"
+    assert {submit.traceparent.split("-")[1] for submit in submitted} == {
+        f"{span.context.trace_id:032x}" for span in spans
+    }
 
 
 async def test_budgets_hold_for_lines_and_rate_limits_do_not(place: Batches) -> None:

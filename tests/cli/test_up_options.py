@@ -91,6 +91,16 @@ def test_each_engine_has_settings_of_its_own(tmp_path: Path) -> None:
         assert (second.env["ROOTSTOCK_API_LISTEN_FD"], second.env["ROOTSTOCK_API_OWN_FD"]) == ("7", "9")
 
 
+def test_engines_metrics_have_ports_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "ROOTSTOCK_ENGINE_METRICS_ENDPOINT"
+    monkeypatch.setenv(name, "127.0.0.1:9400")
+    with DataDir(tmp_path / "data") as data:
+        engines = service(data, replicas=2, prefill_replicas=1).engines()
+    assert [one.env[name] for one in engines] == ["127.0.0.1:9400", "127.0.0.1:9401", "127.0.0.1:9402"]
+
+
 def test_prefill_engines_follow_those_that_take_requests_and_only_these_ask_them(tmp_path: Path) -> None:
     with DataDir(tmp_path / "data") as data:
         apart = service(data, prefill_replicas=2, gpus=["0", "1", "2"])

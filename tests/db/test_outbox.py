@@ -18,7 +18,8 @@ from sqlalchemy import func, select, text, update
 from cli.local.redis import start_redis
 from db.outbox import Outbox, OutboxMessage
 from db.session import EVERY_TENANT, Database
-from db.tasks import JOBS_QUEUE, QUEUE, RUN_JOB, TaskQueueUnavailable, TaskSender
+from db.tasks import JOBS_QUEUE, QUEUE, RUN_JOB, TRACEPARENT, TaskQueueUnavailable, TaskSender
+from telemetry.trace_context import TraceContext, in_trace
 from tests.support.waiting import eventually
 
 
@@ -60,6 +61,23 @@ async def test_a_message_is_sent_after_the_commit_and_marked(
     assert await queued(redis_client) == [("some.task", {"number": 1})]
     assert await unsent(database) == 0
     assert await outbox.relay(older_than=0) == 0
+
+
+async def test_a_message_names_the_span_that_sent_it(
+    database: Database, outbox: Outbox, redis_client: redis.asyncio.Redis
+) -> None:
+    trace = TraceContext("a" * 32, "b" * 16)
+    with in_trace(trace):
+        async with database.write(EVERY_TENANT) as session:
+            outbox.add(session, "traced.task", {})
+    async with database.write(EVERY_TENANT) as session:
+        outbox.add(session, "untraced.task", {})
+    await outbox.settle()
+    headers = [json.loads(raw)["headers"] for raw in await redis_client.lrange(QUEUE, 0, -1)]
+    assert {one["task"]: one.get(TRACEPARENT) for one in headers} == {
+        "traced.task": trace.traceparent,
+        "untraced.task": None,
+    }
 
 
 async def test_a_message_rolled_back_is_never_sent(

@@ -269,6 +269,35 @@ def test_engines_are_reached_by_api_and_jobs_alone() -> None:
     )
 
 
+def test_engines_metrics_are_reached_where_they_are_on() -> None:
+    assert "annotations" not in named(rendered("try"), "StatefulSet", "rootstock-engine")["spec"]["template"]
+    options = ("--set", "engine.metrics.enabled=true,serviceMonitor.enabled=true")
+    manifests = rendered("try", *options, "--set-json", 'engine.metrics.from=[{"namespaceSelector":{}}]')
+    pod = named(manifests, "StatefulSet", "rootstock-engine")["spec"]["template"]
+    [container] = pod["spec"]["containers"]
+    [port] = [one["containerPort"] for one in container["ports"] if one["name"] == "metrics"]
+    settings = environment(container, secrets_of(manifests), "rootstock-engine-0")
+    assert settings["ROOTSTOCK_ENGINE_METRICS_ENDPOINT"] == f"0.0.0.0:{port}"
+    assert pod["metadata"]["annotations"] == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(port),
+        "prometheus.io/path": "/metrics",
+    }
+    policy = named(manifests, "NetworkPolicy", "rootstock-engine")["spec"]
+    assert policy["ingress"][1] == {"ports": [{"port": "metrics"}], "from": [{"namespaceSelector": {}}]}
+    monitor = named(manifests, "ServiceMonitor", "rootstock-engine")["spec"]
+    assert monitor["endpoints"][0]["port"] == "metrics"
+    service = named(manifests, "Service", "rootstock-engine")
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert "metrics" in {one["name"] for one in service["spec"]["ports"]}
+    for manifest in manifests:
+        if manifest["kind"] not in CUSTOM:
+            for version in KUBERNETES:
+                kubernetes_validate.validate(manifest, version, strict=True)
+    _, findings = read_configuration(settings, {Process.ENGINE})
+    assert [one for one in findings if one.status is not Status.OK] == []
+
+
 def test_queries_of_the_autoscaler_are_promql() -> None:
     triggers = named(rendered("autoscaled"), "ScaledObject", "rootstock-engine")["spec"]["triggers"]
     assert len(triggers) == 2

@@ -14,6 +14,7 @@ import pytest
 import structlog
 
 from telemetry import logs
+from telemetry.trace_context import TraceContext, in_trace
 
 KEY = "sk-rs-0123456789abcdefABCDEFkey-one"
 
@@ -120,3 +121,17 @@ def test_a_log_on_a_full_disk_keeps_no_process_from_its_work(written: io.StringI
     logging.getLogger("library").warning("lost as well")
     with pytest.raises(OSError, match="No space"):
         full.close()
+
+
+def test_lines_have_the_ids_of_their_span(written: io.StringIO) -> None:
+    logs.configure("api", form="json", stream=written)
+    log = structlog.get_logger("x")
+    with in_trace(TraceContext("a" * 32, "b" * 16)):
+        log.info("within")
+        logging.getLogger("library").warning("within, too")
+        log.info("of another", trace_id="c" * 32, span_id="d" * 16)
+    log.info("after")
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    ids = [(line.get("trace_id"), line.get("span_id")) for line in lines]
+    here = "a" * 32, "b" * 16
+    assert ids == [here, here, ("c" * 32, "d" * 16), (None, None)]

@@ -8,16 +8,31 @@ import signal
 
 import pytest
 
-from db.tasks import RUN_JOB
+from benchmarks.otlp_receiver import receiving_spans
+from db.tasks import JOBS_QUEUE, RUN_JOB
+from telemetry.trace_context import TraceContext, in_trace
 from tests.support.jobs_worker import STEPS
 from tests.support.waiting import eventually
 from tests.worker.jobs_stack import JobsStack, kill
 
 
-async def test_a_job_runs_through_all_steps_and_its_version_serves(jobs: JobsStack) -> None:
-    jobs.start(nice="7")
-    job_id = await jobs.make_job()
-    await jobs.until(job_id, "succeeded")
+async def test_a_job_runs_through_all_steps_and_its_version_serves(
+    jobs: JobsStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving_spans() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        jobs.start(nice="7")
+        sender = TraceContext("a" * 32, "b" * 16)
+        with in_trace(sender):
+            job_id = await jobs.make_job()
+        await jobs.until(job_id, "succeeded")
+        await eventually(lambda: bool(receiver.named(f"run {RUN_JOB}")))
+    (span,) = receiver.named(f"run {RUN_JOB}")
+    assert (span.trace_id, span.parent_id) == sender
+    assert span.attributes["messaging.destination.name"] == JOBS_QUEUE
+    assert span.resource["service.name"] == "rootstock-worker"
+    assert not span.failed
     await jobs.arrival(job_id, STEPS[-1])
     events = await jobs.assert_done_once(job_id)
     assert (await jobs.job(job_id)).phase == "gate"

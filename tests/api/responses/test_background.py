@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from engine.protocol import Submit
 from tenants.errors import RateLimited
@@ -13,6 +14,7 @@ from tenants.limits.kinds import Limit, Metric
 from tests.api.conftest import wait_until
 from tests.api.fakes import KEY, Script
 from tests.api.responses.conftest import Site
+from tests.support.spans import tracing_to
 
 
 def ended(client: openai.OpenAI, response_id: str) -> Any:
@@ -23,6 +25,8 @@ def ended(client: openai.OpenAI, response_id: str) -> Any:
 
 def test_it_runs_after_its_request(sdk: openai.OpenAI, site: Site) -> None:
     site.says("Hello world")
+    exporter = InMemorySpanExporter()
+    object.__setattr__(site.served.world.services, "tracing", tracing_to(exporter))
     queued = sdk.responses.create(model="sapling", input="Hello", background=True, metadata={"a": "b"})
     assert (queued.status, queued.background, queued.output) == ("queued", True, [])
     done = ended(sdk, queued.id)
@@ -30,6 +34,10 @@ def test_it_runs_after_its_request(sdk: openai.OpenAI, site: Site) -> None:
     (submit,) = site.served.world.engine.submitted
     assert (submit.request_id, submit.labels["endpoint"]) == (queued.id, "responses")
     assert done.usage.output_tokens == site.served.world.engine.billed[queued.id].completion_tokens
+    (span,) = exporter.get_finished_spans()
+    assert (span.name, span.parent) == ("chat sapling", None), "no request waits for it"
+    assert submit.traceparent.split("-")[1] == f"{span.context.trace_id:032x}"
+    assert span.attributes["gen_ai.usage.output_tokens"] == done.usage.output_tokens
     assert site.sql("SELECT sealed_request FROM stored_responses") == [None]
     follow = sdk.responses.create(model="sapling", input="More", previous_response_id=queued.id)
     assert follow.status == "completed"

@@ -109,6 +109,10 @@ the chart's: a name that occurs twice is refused by the cluster. */ -}}
   value: $(ROOTSTOCK_REDIS_URL)
 - name: ROOTSTOCK_ENGINE_ENDPOINT
   value: tcp://0.0.0.0:{{ .Values.engine.port }}
+{{- if .Values.engine.metrics.enabled }}
+- name: ROOTSTOCK_ENGINE_METRICS_ENDPOINT
+  value: 0.0.0.0:{{ .Values.engine.metrics.port }}
+{{- end }}
 {{- if include "rootstock.isEncrypted" . }}
 - name: ROOTSTOCK_CLUSTER_CLIENT_KEYS
   value: {{ .Values.engine.encryption.publicKey | quote }}

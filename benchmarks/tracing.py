@@ -1,0 +1,367 @@
+"""Measures what tracing costs the API, and compares the spans of 1 000 requests with what was measured and
+billed.
+
+    python -m benchmarks.tracing --out benchmarks/results/cpu-epyc-2-cores/tracing.json
+
+`cost`: four API processes on one core, two of them with tracing at a sampling of 1 %, share one saturating
+load; their CPU seconds per request are compared round by round, so that what else runs on the machine slows
+all of them alike. `between_two_alike` says how exact that is. `alone` is the CPU time of the root span
+without any other process: of a request that is not sampled, and of one that is.
+
+`agreement`: requests one after the other through an API process and an engine that record every span. Phases
+must add up to their request's span, that to the duration in the access log and to what the client measured;
+an engine's parts to its span; and the tokens in the spans must be those of the ledger.
+
+Everything is as in `benchmarks.gateway`. Spans go to a collector in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import psycopg
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import make_url
+
+from api.request_trace import begin_request
+from benchmarks.gateway import PROMPT_WORDS, open_bench
+from benchmarks.gateway_site import BASE_NAME, Site, cpu_seconds, free_port, running_site
+from benchmarks.gateway_traffic import run_beside
+from benchmarks.otlp_receiver import OtlpReceiver, ReceivedSpan, receiving_spans
+from benchmarks.random_llama import random_words
+from benchmarks.report import write_report
+from telemetry.tracing import Tracing
+
+SAMPLED = 0.01
+KINDS = ("off", "on", "off", "on")
+"""Of the processes whose cost is compared."""
+REQUESTS = 1_000
+PHASES = ("authenticate", "prepare", "reserve", f"chat {BASE_NAME}", "respond")
+PARTS = ("queue", "prefill", "decode", "journal")
+ROOT = "POST /v1/chat/completions"
+REPEATS_ALONE = 20_000
+
+
+class Disagreement(Exception):
+    """Spans are missing, or differ from what was measured or billed."""
+
+
+def start_api(site: Site, name: str, **settings: str) -> str:
+    """Starts a further API process on the measured core. Returns its URL."""
+    port = free_port()
+    process = site.start(
+        *("-m", "api.main"),
+        cores=site.cores.measured,
+        ROOTSTOCK_API_NAME=name,
+        ROOTSTOCK_API_PORT=str(port),
+        ROOTSTOCK_API_ENGINE_ENDPOINT=site.engine_endpoint(0),
+        **settings,
+    )
+    site.apis.append(process)
+    site.urls.append(f"http://127.0.0.1:{port}")
+    site.wait_until_ready()
+    return site.urls[-1]
+
+
+# Cost ------------------------------------------------------------------------------------------------------
+
+
+def measure_cost(
+    site: Site, receiver: OtlpReceiver, rounds: int, seconds: float, seed: int
+) -> dict[str, Any]:
+    """Compares the CPU of two processes with tracing and two without, under one load at the same time."""
+    on = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": str(SAMPLED),
+    }
+    for number, kind in enumerate(KINDS[1:], 1):
+        start_api(site, f"api-{number}", **(on if kind == "on" else {}))
+    bench = open_bench(site, seed)
+    received_before = len(receiver.spans)
+    found: list[list[float]] = []
+    num_requests = 0
+    for _ in range(rounds):
+        before = [_spent(site, number) for number in range(len(KINDS))]
+        outcome = run_beside(bench.task(seconds), site.cores.others)
+        if outcome.failures:
+            raise Disagreement(f"{outcome.failures} beside {outcome.requests} answers; {site.warnings()}")
+        after = [_spent(site, number) for number in range(len(KINDS))]
+        num_requests += outcome.requests
+        found.append(
+            [(now[0] - then[0]) / (now[1] - then[1]) for now, then in zip(after, before, strict=True)]
+        )
+    by_kind = {
+        kind: [[one[place] for place, its in enumerate(KINDS) if its == kind] for one in found]
+        for kind in ("off", "on")
+    }
+    roots = [span for span in receiver.spans[received_before:] if span.name == ROOT]
+    return {
+        "sampling": SAMPLED,
+        "rounds": rounds,
+        "seconds_each": seconds,
+        "requests": num_requests,
+        "cpu_us_per_request": {
+            kind: round(statistics.median(map(statistics.mean, values)) * 1e6, 1)
+            for kind, values in by_kind.items()
+        },
+        "more_cpu": _ratios(
+            [sum(on) / sum(off) for on, off in zip(by_kind["on"], by_kind["off"], strict=True)]
+        ),
+        "between_two_alike": {
+            kind: _ratios([second / first for first, second in values]) for kind, values in by_kind.items()
+        },
+        "requests_in_spans": len(roots),
+    }
+
+
+def _spent(site: Site, number: int) -> tuple[float, float]:
+    """Returns the CPU seconds of a process, and how many chat requests it has answered."""
+    text = httpx.get(f"{site.urls[number]}/metrics", timeout=30, trust_env=False).text
+    answered = sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        if family.name == "rootstock_http_requests"
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.labels["route"] == "/v1/chat/completions"
+    )
+    return cpu_seconds(site.apis[number].pid), answered
+
+
+def _ratios(values: Sequence[float]) -> dict[str, Any]:
+    """Describes by how much more than 1 the values are."""
+    more = sorted(value - 1 for value in values)
+    return {
+        "median": round(statistics.median(more), 4),
+        "quartiles": [round(float(one), 4) for one in np.quantile(more, (0.25, 0.75))],
+    }
+
+
+def measure_alone() -> dict[str, Any]:
+    """Measures the CPU microseconds of a request's root span, not sampled and sampled, without its export."""
+
+    def each(share: float, headers: dict[bytes, bytes]) -> float:
+        tracing = Tracing(TracerProvider(sampler=ParentBased(TraceIdRatioBased(share))))
+        best = float("inf")
+        for _ in range(5):
+            began = time.process_time()
+            for _ in range(REPEATS_ALONE // 5):
+                trace = begin_request(tracing, "POST", headers, time.perf_counter())
+                if trace is not None:
+                    for phase in PHASES[:3]:
+                        trace.mark(phase)
+                    trace.finish(ROOT, time.perf_counter(), 200, {"http.request.method": "POST"})
+            best = min(best, (time.process_time() - began) / (REPEATS_ALONE // 5))
+        return round(best * 1e6, 2)
+
+    parent = {b"traceparent": b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}
+    return {
+        "not_sampled_us": each(0.0, {}),
+        "not_sampled_with_parent_us": each(0.0, parent),
+        "sampled_us": each(1.0, {}),
+    }
+
+
+# Agreement ----------------------------------------------------------------------------------------------
+
+
+def ask(url: str, keys: Sequence[str], prompts: Sequence[str]) -> dict[str, float]:
+    """Sends the requests one after the other, every second one as a stream. Returns the milliseconds of each,
+    by its request id.
+    """
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+    measured = {}
+    for number in range(REQUESTS):
+        prompt = prompts[number % len(prompts)]
+        body = {
+            "model": BASE_NAME,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": 4 + number % 13,
+            "stream": bool(number % 2),
+        }
+        headers = {"authorization": f"Bearer {keys[number % len(keys)]}", "content-type": "application/json"}
+        content = json.dumps(body)
+        began = time.perf_counter()
+        connection.request("POST", parts.path or "/v1/chat/completions", content, headers)
+        answered = connection.getresponse()
+        answered.read()
+        took = time.perf_counter() - began
+        if answered.status != 200:
+            raise Disagreement(f"request {number} got {answered.status}")
+        measured[answered.headers["x-request-id"]] = took * 1e3
+    connection.close()
+    return measured
+
+
+def measure_agreement(site: Site, receiver: OtlpReceiver, prompts: Sequence[str]) -> dict[str, Any]:
+    url = start_api(site, "api-traced", OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint)
+    site.start_engines(0.001, OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint)
+    log_from = (site.folder / "log").stat().st_size
+    received_before = len(receiver.spans)
+    measured = ask(url, site.keys[:50], prompts)
+    spans = _received(receiver, received_before)
+    children: dict[str, list[ReceivedSpan]] = {}
+    for span in spans:
+        children.setdefault(span.parent_id, []).append(span)
+    roots = {span.attributes["rootstock.request.id"]: span for span in spans if span.name == ROOT}
+    if roots.keys() != measured.keys():
+        raise Disagreement(f"{len(roots)} requests have a span, of {len(measured)}")
+    logged = _logged(site.folder / "log", log_from)
+    answers = {root: _one(children[span.span_id], PHASES[3]) for root, span in roots.items()}
+    engines = {root: _one(children[answer.span_id], "engine request") for root, answer in answers.items()}
+    return {
+        "requests": len(roots),
+        "phases_less_request_ms": _largest(
+            _sum_ms(children[span.span_id], PHASES) - span.seconds * 1e3 for span in roots.values()
+        ),
+        "request_less_log_ms": _largest(
+            span.seconds * 1e3 - logged[request_id] for request_id, span in roots.items()
+        ),
+        "parts_less_engine_ms": _largest(
+            _sum_ms(children[span.span_id], PARTS) - span.seconds * 1e3 for span in engines.values()
+        ),
+        "client_less_request_ms": _spread(
+            [measured[request_id] - span.seconds * 1e3 for request_id, span in roots.items()]
+        ),
+        "answer_less_engine_ms": _spread(
+            [(answers[one].seconds - engines[one].seconds) * 1e3 for one in roots]
+        ),
+        "billed": _compare_with_ledger(site, list(answers.values()), list(engines.values())),
+    }
+
+
+def _received(receiver: OtlpReceiver, begin: int, seconds: float = 60.0) -> list[ReceivedSpan]:
+    """Returns the spans once all requests have those of the API and of the engine."""
+    deadline = time.monotonic() + seconds
+    while True:
+        spans = receiver.spans[begin:]
+        complete = all(
+            sum(span.name == name for span in spans) >= REQUESTS for name in (ROOT, "engine request")
+        )
+        if complete:
+            time.sleep(6.0)  # children may be in the next batch
+            return receiver.spans[begin:]
+        if time.monotonic() > deadline:
+            raise Disagreement(f"{len(spans)} spans came")
+        time.sleep(0.2)
+
+
+def _logged(log: Path, begin: int) -> dict[str, float]:
+    """Returns the milliseconds of each request in the access log, by its id."""
+    with log.open("rb") as opened:
+        opened.seek(begin)
+        lines = [json.loads(line) for line in opened if line.startswith(b"{")]
+    return {line["request_id"]: line["ms"] for line in lines if line.get("event") == "request"}
+
+
+def _compare_with_ledger(
+    site: Site, answers: Sequence[ReceivedSpan], engines: Sequence[ReceivedSpan]
+) -> dict[str, int]:
+    """Compares every request's tokens in both spans with its row. Raises Disagreement."""
+    told = {
+        span.attributes["gen_ai.response.id"]: tuple(
+            span.attributes[f"gen_ai.usage.{name}_tokens"] for name in ("input", "cache_read.input", "output")
+        )
+        for span in answers
+    }
+    counted = {
+        span.attributes["rootstock.request.id"]: tuple(
+            span.attributes[f"rootstock.billed.{name}_tokens"] for name in ("input", "cached", "output")
+        )
+        for span in engines
+    }
+    deadline = time.monotonic() + 60
+    url = make_url(site.owner_url).set(drivername="postgresql")
+    with psycopg.connect(url.render_as_string(hide_password=False), autocommit=True) as connection:
+        while True:
+            rows = connection.execute(
+                "SELECT request_id, prompt_tokens, cached_tokens, completion_tokens FROM usage_records "
+                "WHERE request_id = ANY(%s)",
+                (list(told),),
+            ).fetchall()
+            if len(rows) == len(told):
+                break
+            if time.monotonic() > deadline:
+                raise Disagreement(f"the ledger has {len(rows)} requests of {len(told)}")
+            time.sleep(0.2)
+    billed = {str(row[0]): tuple(row[1:]) for row in rows}
+    differing = [one for one in billed if not billed[one] == told[one] == counted.get(one)]
+    if differing:
+        raise Disagreement(f"{len(differing)} requests differ, {differing[0]} among them")
+    return {
+        "ledger_rows": len(billed),
+        "tokens": sum(row[0] + row[2] for row in billed.values()),
+        "differing_requests": 0,
+    }
+
+
+def _one(spans: Sequence[ReceivedSpan], name: str) -> ReceivedSpan:
+    (found,) = [span for span in spans if span.name == name]
+    return found
+
+
+def _sum_ms(spans: Sequence[ReceivedSpan], names: Sequence[str]) -> float:
+    return sum(_one(spans, name).seconds for name in names) * 1e3
+
+
+def _largest(values: Any) -> float:
+    """Returns the largest difference, without its sign."""
+    return round(max(abs(value) for value in values), 4)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    found = {
+        name: float(np.quantile(values, share)) for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1))
+    }
+    within = sum(abs(value) <= 1.0 for value in values) / len(values)
+    return {**{name: round(value, 3) for name, value in found.items()}, "share_within_1_ms": round(within, 4)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="where to write the report")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each round")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--beside", default="", help="what else runs on the machine, for the report")
+    arguments = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    alone = measure_alone()
+    with (
+        tempfile.TemporaryDirectory(prefix="rs-tr-") as folder,
+        receiving_spans() as receiver,
+        running_site(Path(folder)) as site,
+    ):
+        cost = measure_cost(site, receiver, arguments.rounds, arguments.seconds, arguments.seed)
+        rng = np.random.default_rng(arguments.seed)
+        agreement = measure_agreement(site, receiver, [random_words(rng, PROMPT_WORDS) for _ in range(64)])
+        placement = site.cores.described()
+    report = {
+        "cost": {**cost, "alone": alone},
+        "agreement": agreement,
+        "setting": {"placement": placement, "beside": arguments.beside},
+        "load_average": {"before": round(load_before, 2), "after": round(os.getloadavg()[0], 2)},
+    }
+    write_report(arguments.out, report)
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()
