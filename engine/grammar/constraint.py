@@ -146,7 +146,7 @@ class CompiledGrammar:
 class Constraint:
     """A choice's position in its grammar. Kept across preemptions."""
 
-    __slots__ = ("_grammar", "is_over", "lane", "matcher", "pending")
+    __slots__ = ("_grammar", "foreseen_ids", "foresees", "is_over", "lane", "matcher", "pending")
 
     binds_from = ALWAYS
     looks_ahead = True
@@ -160,6 +160,10 @@ class Constraint:
         """Committed tokens that the matcher has not consumed."""
         self.is_over = False
         """Whether an end of sequence was committed: no token follows."""
+        self.foresees = False
+        """Whether `foreseen_ids` is kept."""
+        self.foreseen_ids: list[int] = []
+        """`forced_ids` when the last mask was filled: the first is drawn under that mask."""
 
     @property
     def followed(self) -> Constraint:
@@ -189,6 +193,18 @@ class Constraint:
         assert self.lane is not None
         self.lane.num_masks += 1
         return self.matcher
+
+    def forced_ids(self) -> list[int]:
+        """Returns the next tokens as far as the grammar leaves one choice at each; none before the first
+        mask. Not to be called while masks are filled.
+        """
+        matcher = self.matcher
+        if matcher is None or self.is_over:
+            return []
+        if self.pending:
+            matcher.consume_tokens(self.pending)
+            self.pending = []
+        return [] if matcher.is_error() else matcher.compute_ff_tokens()
 
     def look_ahead(self, drafts: Sequence[int]) -> LLMatcher | None:
         """Returns a matcher to fill the mask after some drafts with; None where the grammar does not allow

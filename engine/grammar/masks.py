@@ -73,7 +73,7 @@ class MaskFiller:
         return filling
 
     def _advance(self, opened: list[tuple[LLMatcher, int, Constraint]]) -> None:
-        """Has the grammars consume their pending tokens."""
+        """Has the grammars consume their pending tokens, and find which ones are forced."""
         advanced = []
         for matcher, _, grammar in opened:
             if grammar.pending:
@@ -84,6 +84,9 @@ class MaskFiller:
                 grammar.pending = []
         if advanced:
             self._executor.consume_token_par(advanced)
+        for _, _, grammar in opened:
+            if grammar.foresees:
+                grammar.foreseen_ids = grammar.forced_ids()  # kept by the matcher: the mask needs it, too
 
     def _fill(
         self,

@@ -1,10 +1,14 @@
-"""Drafts for running requests what followed the same tokens before, in texts of their tenant and adapter."""
+"""Drafts for running requests what their grammar forces, and what followed the same tokens before, in texts
+of their tenant and adapter.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from engine.batch import MAX_DRAFTS
+from engine.grammar.constraint import Constraint
 from engine.request import Request
 from engine.speculation.acceptance import Acceptance, Key
 from engine.speculation.budget import DraftBudget
@@ -21,8 +25,26 @@ LONGEST_SKIP = 32
 """Steps between two looks for drafts, where none were worth their time."""
 
 
+class _Source(NamedTuple):
+    """Where a request's drafts come from."""
+
+    match_len: int
+    """Of the guess from texts; 0 without one."""
+    num_forced: int
+    """The first so many are forced by the grammar."""
+
+
+class _Candidate(NamedTuple):
+    """Tokens that may be drafted for a request, with the chance of each that it and all before are drawn."""
+
+    request: Request
+    source: _Source
+    token_ids: list[int]
+    chances: list[float]
+
+
 class SuffixDrafter:
-    """Guesses from texts, within a budget that follows the load."""
+    """Guesses from grammars and texts, within a budget that follows the load."""
 
     def __init__(self, clock: Callable[[], float], texts: Texts | None = None) -> None:
         """`clock` returns monotonic seconds."""
@@ -30,7 +52,7 @@ class SuffixDrafter:
         self._acceptance = Acceptance()
         self._budget = DraftBudget(clock)
         self._opened: dict[Request, OpenText] = {}
-        self._match_lens: dict[Request, int] = {}
+        self._sources: dict[Request, _Source] = {}
         """Of the drafts in flight."""
         self._skip = self._num_skipped = 0
 
@@ -38,24 +60,19 @@ class SuffixDrafter:
         """Returns whether drafts after the tokens known now would be worth it: probably then also after the
         next.
         """
-        if not self._looks(requests):
-            return False
-        is_worth_it = bool(self._choose(requests, len(requests) * MAX_DRAFTS))
-        self._note_look(is_worth_it)
-        return is_worth_it
+        return bool(self._choose(requests, len(requests) * MAX_DRAFTS, is_drawing=True))
 
     def propose(self, requests: Sequence[Request], num_open: int) -> dict[Request, list[int]]:
         """Returns the drafts that are worth their time."""
-        if not self._looks(requests):
-            return {}
-        chosen = self._choose(requests, num_open)
-        self._note_look(bool(chosen))
-        self._match_lens = {request: guess.match_len for request, guess in chosen.items()}
-        return {request: guess.token_ids for request, guess in chosen.items()}
+        chosen = self._choose(requests, num_open, is_drawing=False)
+        self._sources = {request: candidate.source for request, (candidate, _) in chosen.items()}
+        return {request: candidate.token_ids[:width] for request, (candidate, width) in chosen.items()}
 
     def note_verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Counts a request's drafts of one step, and those of them that were drawn too."""
-        self._acceptance.add(_key(request), self._match_lens[request], num_drafts, num_accepted)
+        match_len, num_forced = self._sources[request]
+        if num_drafts > num_forced and num_accepted >= num_forced:
+            self._acceptance.add(_key(request), match_len, num_drafts - num_forced, num_accepted - num_forced)
 
     def note_step(self, num_rows: int, num_drafts: int, num_known: int) -> None:
         """Notes the step just planned: its rows, drafts, and known tokens to compute."""
@@ -64,20 +81,70 @@ class SuffixDrafter:
     def forget(self, request: Request) -> None:
         """Keeps the text of a request that has ended, and nothing else of it."""
         opened = self._opened.pop(request, None)
-        self._match_lens.pop(request, None)
+        self._sources.pop(request, None)
         if opened is not None:
             self._texts.extend(opened, LAST_TOKENS)
             self._texts.close(opened)
         if not self._opened:
             self._budget.note_pause()
 
-    def _looks(self, requests: Sequence[Request]) -> bool:
-        """Returns whether to look for drafts in this step."""
+    def _choose(
+        self, requests: Sequence[Request], num_open: int, is_drawing: bool
+    ) -> dict[Request, tuple[_Candidate, int]]:
+        """Returns for each request what may be drafted, and how much of it the budget takes.
+
+        `is_drawing`: each request's next token is being drawn.
+        """
         if not requests or len(requests) > MAX_ROWS:
-            return False
+            return {}
         self._learn(requests)
         self._num_skipped += 1
-        return self._num_skipped > self._skip
+        looks = self._num_skipped > self._skip
+        candidates = self._candidates(requests, looks, is_drawing)
+        chosen: dict[Request, tuple[_Candidate, int]] = {}
+        if candidates:
+            ranked = [(chance, number) for number, one in enumerate(candidates) for chance in one.chances]
+            ranked.sort(reverse=True)
+            num_chosen = self._budget.choose(len(requests), [chance for chance, _ in ranked[:num_open]])
+            widths = [0] * len(candidates)
+            for _, number in ranked[:num_chosen]:
+                widths[number] += 1
+            chosen = {
+                one.request: (one, width) for one, width in zip(candidates, widths, strict=True) if width
+            }
+        if looks:
+            self._note_look(any(width > one.source.num_forced for one, width in chosen.values()))
+        return chosen
+
+    def _candidates(self, requests: Sequence[Request], looks: bool, is_drawing: bool) -> list[_Candidate]:
+        found = []
+        for request in requests:
+            grammar = _grammar(request)
+            if not looks and grammar is None:
+                continue
+            if len(request.token_ids) <= len(request.group.submit.prompt_ids):
+                continue  # it computes its prompt
+            guess = self._opened[request].guess(MAX_DRAFTS) if looks else NOTHING
+            forced: list[int] = []
+            if grammar is not None and is_drawing:
+                grammar.foresees = True
+                forced = grammar.foreseen_ids[1:]  # its mask is being filled; the first is being drawn
+            elif grammar is not None:
+                forced = grammar.forced_ids()
+            if forced or guess is not NOTHING:
+                found.append(self._candidate(request, forced[:MAX_DRAFTS], guess))
+        return found
+
+    def _candidate(self, request: Request, forced: list[int], guess: Guess) -> _Candidate:
+        """Joins what is forced with a guess, as far as that agrees."""
+        num_forced = len(forced)
+        certain = [1.0] * num_forced
+        if guess.token_ids[:num_forced] != forced:
+            return _Candidate(request, _Source(0, num_forced), forced, certain)
+        chances = self._acceptance.chances(_key(request), guess)
+        before = chances[num_forced - 1] if num_forced else 1.0
+        certain += [chance / before for chance in chances[num_forced:]]
+        return _Candidate(request, _Source(guess.match_len, num_forced), guess.token_ids, certain)
 
     def _note_look(self, found: bool) -> None:
         self._num_skipped = 0
@@ -92,30 +159,12 @@ class SuffixDrafter:
             if opened.text.num_indexed < len(request.token_ids) and left > 0:
                 left -= self._texts.extend(opened, left)
 
-    def _choose(self, requests: Sequence[Request], num_open: int) -> dict[Request, Guess]:
-        """Returns for each request the part of its guess that the budget takes."""
-        guesses: list[tuple[Request, Guess]] = []
-        ranked: list[tuple[float, int]] = []
-        for request in requests:
-            if len(request.token_ids) <= len(request.group.submit.prompt_ids):
-                continue  # it computes its prompt
-            guess = self._opened[request].guess(MAX_DRAFTS)
-            if guess is NOTHING:
-                continue
-            chances = self._acceptance.chances(_key(request), guess)
-            ranked += [(chance, len(guesses)) for chance in chances]
-            guesses.append((request, guess))
-        ranked.sort(reverse=True)
-        num_chosen = self._budget.choose(len(requests), [chance for chance, _ in ranked[:num_open]])
-        widths = [0] * len(guesses)
-        for _, number in ranked[:num_chosen]:
-            widths[number] += 1
-        return {
-            request: Guess(guess.match_len, guess.token_ids[:width], guess.shares[:width])
-            for (request, guess), width in zip(guesses, widths, strict=True)
-            if width
-        }
-
 
 def _key(request: Request) -> Key:
     return request.tenant, None if request.adapter is None else request.adapter.digest
+
+
+def _grammar(request: Request) -> Constraint | None:
+    """Returns the grammar that decides about a request's next token, where it can be followed ahead."""
+    constraint = request.constraint
+    return None if constraint is None or not constraint.looks_ahead else constraint.followed

@@ -85,4 +85,4 @@ def test_requests_that_end_leave_nothing_but_their_texts() -> None:
     while engine.core.has_work:
         engine.step()
     assert not drafter._opened
-    assert not drafter._match_lens
+    assert not drafter._sources
