@@ -88,7 +88,8 @@ class Drafts:
             if self._tracker.record_token(request, token_id, result.logprobs.get(place), now):
                 break
         digest = None if request.adapter is None else request.adapter.digest
-        self._tracker.counters.count_drafts(digest, len(drafts), min(num_accepted, len(counted)))
+        num_given = min(num_accepted, len(counted))
+        self._tracker.counters.count_drafts(request.tenant, digest, len(drafts), num_given)
         self._verified.append((request, counted))
         return len(counted)
 

@@ -66,6 +66,21 @@ def test_another_tenants_texts_change_neither_drafts_nor_steps(depth: int) -> No
     assert quiet.runner.num_drafts == 0
 
 
+def test_drafts_are_counted_by_tenant_on_an_adapter_of_both() -> None:
+    engine = engine_with_drafts()
+    for number in range(3):
+        run(engine, f"much{number}", "acme", rows=1)
+    run(engine, "little", "bolt", rows=1)
+    run(engine, "more", "bolt", rows=1)
+    view = engine.core.view(engine.core.stats)
+    counts = {one.tenant: one for one in view.drafts}
+    assert len(view.drafts) == 2
+    assert {one.digest for one in view.drafts} == {ADAPTERS[0].digest}
+    assert counts["acme"].accepted_tokens > counts["bolt"].accepted_tokens > 0
+    (slot,) = view.slots
+    assert slot.drafted_tokens == counts["acme"].drafted_tokens + counts["bolt"].drafted_tokens
+
+
 def test_a_large_batch_gets_no_drafts() -> None:
     engine = engine_with_drafts(max_rows=64, num_blocks=2000)
     run(engine, "first", "acme", rows=MAX_ROWS + 1, tokens=20)
