@@ -22,11 +22,6 @@ class RowConstraint(Protocol):
     """What the tokens of a row are held to. The scheduler advances it at each commit."""
 
     @property
-    def looks_ahead(self) -> bool:
-        """Whether its masks after drafts can be filled."""
-        ...
-
-    @property
     def binds_from(self) -> int:
         """Tokens that the choice has at least when a mask first matters, as far as is known now: rises, until
         it is `NEVER`, unless it is `ALWAYS`.
@@ -40,6 +35,12 @@ class RowConstraint(Protocol):
 
     def accept(self, token_id: int) -> None:
         """Notes a committed token."""
+        ...
+
+    def after(self, drafts: Sequence[int]) -> tuple[RowConstraint, Sequence[int]]:
+        """Returns (the constraint as it would be after drafts, those of them that its grammar would have to
+        consume). Not before the first token is committed.
+        """
         ...
 
     def restrict(self, mask_W: npt.NDArray[np.int32]) -> None:
@@ -149,7 +150,6 @@ class Constraint:
     __slots__ = ("_grammar", "foreseen_ids", "foresees", "is_over", "lane", "matcher", "pending")
 
     binds_from = ALWAYS
-    looks_ahead = True
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
@@ -186,6 +186,10 @@ class Constraint:
         else:
             self.pending.append(token_id)
 
+    def after(self, drafts: Sequence[int]) -> tuple[Constraint, Sequence[int]]:
+        """Returns itself, and the drafts: `look_ahead` consumes them."""
+        return self, drafts
+
     def open(self) -> LLMatcher:
         """Returns the matcher to fill one mask with, set up at the first call."""
         if self.matcher is None:
@@ -210,8 +214,9 @@ class Constraint:
         """Returns a matcher to fill the mask after some drafts with; None where the grammar does not allow
         them, or they end it.
         """
-        assert self.matcher is not None, "the mask without drafts comes first"
         assert not self.pending, "the mask without drafts comes first"
+        if self.matcher is None:  # drafts end what the choice thinks, and begin its answer
+            self.matcher, self.lane = self._grammar.start()
         is_over = not self.ending_ids.isdisjoint(drafts)
         if is_over or self.matcher.validate_tokens(list(drafts)) < len(drafts):
             return None

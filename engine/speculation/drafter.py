@@ -165,6 +165,5 @@ def _key(request: Request) -> Key:
 
 
 def _grammar(request: Request) -> Constraint | None:
-    """Returns the grammar that decides about a request's next token, where it can be followed ahead."""
-    constraint = request.constraint
-    return None if constraint is None or not constraint.looks_ahead else constraint.followed
+    """Returns the grammar that decides about a request's next token, if any does."""
+    return None if request.constraint is None else request.constraint.followed
