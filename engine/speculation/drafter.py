@@ -5,13 +5,15 @@ of their tenant and adapter.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.batch import MAX_DRAFTS
-from engine.grammar.constraint import Constraint
+from engine.grammar.constraint import RowConstraint
 from engine.request import Request
 from engine.speculation.acceptance import Acceptance, Key
 from engine.speculation.budget import DraftBudget
+from engine.speculation.loss_limit import INCOME, LossLimit
 from engine.speculation.suffixes import NOTHING, Guess
 from engine.speculation.texts import OpenText, Texts
 
@@ -19,26 +21,43 @@ MAX_ROWS = 32
 """Running requests above which nothing is drafted, and nothing learned: guesses take the host's time."""
 TOKENS_PER_STEP = 256
 """Indexed in one step; prompts are long, and a step must not wait for all of one."""
-LAST_TOKENS = 2 * MAX_DRAFTS
+TOKENS_AT_ONCE = 16
+"""Indexed together where nothing is looked for: a call costs as much as several tokens."""
+LAST_TOKENS = 2 * TOKENS_AT_ONCE
 """Indexed when a request ends: those it drew since the last step."""
 LONGEST_SKIP = 32
 """Steps between two looks for drafts, where none were worth their time."""
 
 
-class _Source(NamedTuple):
-    """Where a request's drafts come from."""
+@dataclass(slots=True)
+class _Follow:
+    """A running request, as far as drafts are concerned."""
 
-    match_len: int
-    """Of the guess from texts; 0 without one."""
-    num_forced: int
+    key: Key
+    opened: OpenText
+    prompt_len: int
+    num_earned: int
+    """Of its tokens, those that came from the prompt, or have earned their share of drafts."""
+    skip: int = 0
+    """Steps between two looks into texts."""
+    num_skipped: int = 0
+    match_len: int = 0
+    """Of its drafts in flight, like `num_forced`: of the guess from texts."""
+    num_forced: int = 0
     """The first so many are forced by the grammar."""
+
+    def note_look(self, found: bool) -> None:
+        """Makes looks rare that find nothing worth its time."""
+        self.num_skipped = 0
+        self.skip = 0 if found else min(LONGEST_SKIP, 2 * self.skip + 1)
 
 
 class _Candidate(NamedTuple):
     """Tokens that may be drafted for a request, with the chance of each that it and all before are drawn."""
 
     request: Request
-    source: _Source
+    match_len: int
+    num_forced: int
     token_ids: list[int]
     chances: list[float]
 
@@ -50,11 +69,11 @@ class SuffixDrafter:
         """`clock` returns monotonic seconds."""
         self._texts = Texts() if texts is None else texts
         self._acceptance = Acceptance()
+        self._losses = LossLimit()
         self._budget = DraftBudget(clock)
-        self._opened: dict[Request, OpenText] = {}
-        self._sources: dict[Request, _Source] = {}
-        """Of the drafts in flight."""
-        self._skip = self._num_skipped = 0
+        self._price = 0.0
+        """Of each draft in flight."""
+        self._followed: dict[Request, _Follow] = {}
 
     def is_waiting(self, requests: Sequence[Request]) -> bool:
         """Returns whether drafts after the tokens known now would be worth it: probably then also after the
@@ -65,14 +84,23 @@ class SuffixDrafter:
     def propose(self, requests: Sequence[Request], num_open: int) -> dict[Request, list[int]]:
         """Returns the drafts that are worth their time."""
         chosen = self._choose(requests, num_open, is_drawing=False)
-        self._sources = {request: candidate.source for request, (candidate, _) in chosen.items()}
-        return {request: candidate.token_ids[:width] for request, (candidate, width) in chosen.items()}
+        self._price = self._budget.price(len(requests), sum(width for _, width in chosen))
+        found = {}
+        for one, width in chosen:
+            follow = self._followed[one.request]
+            follow.match_len, follow.num_forced = one.match_len, one.num_forced
+            found[one.request] = one.token_ids[:width]
+        return found
 
     def note_verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Counts a request's drafts of one step, and those of them that were drawn too."""
-        match_len, num_forced = self._sources[request]
-        if num_drafts > num_forced and num_accepted >= num_forced:
-            self._acceptance.add(_key(request), match_len, num_drafts - num_forced, num_accepted - num_forced)
+        follow = self._followed[request]
+        num_guessed = num_drafts - follow.num_forced
+        if num_guessed <= 0:
+            return
+        num_right = max(0, num_accepted - follow.num_forced)
+        self._losses.add(follow.key, num_right - num_guessed * self._price)
+        self._acceptance.add(follow.key, follow.match_len, num_guessed, num_right)
 
     def note_step(self, num_rows: int, num_drafts: int, num_known: int) -> None:
         """Notes the step just planned: its rows, drafts, and known tokens to compute."""
@@ -80,90 +108,104 @@ class SuffixDrafter:
 
     def forget(self, request: Request) -> None:
         """Keeps the text of a request that has ended, and nothing else of it."""
-        opened = self._opened.pop(request, None)
-        self._sources.pop(request, None)
-        if opened is not None:
-            self._texts.extend(opened, LAST_TOKENS)
-            self._texts.close(opened)
-        if not self._opened:
+        follow = self._followed.pop(request, None)
+        if follow is not None:
+            self._texts.extend(follow.opened, LAST_TOKENS)
+            self._texts.close(follow.opened)
+        if not self._followed:
             self._budget.note_pause()
 
     def _choose(
         self, requests: Sequence[Request], num_open: int, is_drawing: bool
-    ) -> dict[Request, tuple[_Candidate, int]]:
-        """Returns for each request what may be drafted, and how much of it the budget takes.
+    ) -> list[tuple[_Candidate, int]]:
+        """Returns what may be drafted for some requests, each with how much of it the budget takes.
 
         `is_drawing`: each request's next token is being drawn.
         """
         if not requests or len(requests) > MAX_ROWS:
-            return {}
-        self._learn(requests)
-        self._num_skipped += 1
-        looks = self._num_skipped > self._skip
-        candidates = self._candidates(requests, looks, is_drawing)
-        chosen: dict[Request, tuple[_Candidate, int]] = {}
-        if candidates:
-            ranked = [(chance, number) for number, one in enumerate(candidates) for chance in one.chances]
-            ranked.sort(reverse=True)
-            num_chosen = self._budget.choose(len(requests), [chance for chance, _ in ranked[:num_open]])
-            widths = [0] * len(candidates)
-            for _, number in ranked[:num_chosen]:
-                widths[number] += 1
-            chosen = {
-                one.request: (one, width) for one, width in zip(candidates, widths, strict=True) if width
-            }
-        if looks:
-            self._note_look(any(width > one.source.num_forced for one, width in chosen.values()))
-        return chosen
+            return []
+        candidates = self._candidates(requests, is_drawing)
+        if not candidates:
+            return []
+        price = self._budget.price(len(requests), min(num_open, sum(len(one.chances) for one in candidates)))
+        ranked = [
+            (chance, number)
+            for number, one in enumerate(candidates)
+            for chance in one.chances[: self._affordable(one, price)]
+        ]
+        ranked.sort(reverse=True)
+        num_chosen = self._budget.choose(len(requests), [chance for chance, _ in ranked[:num_open]])
+        widths = [0] * len(candidates)
+        for _, number in ranked[:num_chosen]:
+            widths[number] += 1
+        for one, width in zip(candidates, widths, strict=True):
+            follow = self._followed[one.request]
+            if follow.num_skipped > follow.skip:
+                follow.note_look(width > one.num_forced)
+        return [(one, width) for one, width in zip(candidates, widths, strict=True) if width]
 
-    def _candidates(self, requests: Sequence[Request], looks: bool, is_drawing: bool) -> list[_Candidate]:
+    def _affordable(self, candidate: _Candidate, price: float) -> int:
+        """Returns how many of its tokens may be drafted; forced ones cost nothing, as none is refused."""
+        most = len(candidate.token_ids)
+        if not price:
+            return most
+        follow = self._followed[candidate.request]
+        num_drawn = len(candidate.request.token_ids) - follow.num_earned
+        if num_drawn:
+            self._losses.add(follow.key, num_drawn * INCOME)
+            follow.num_earned += num_drawn
+        return min(most, candidate.num_forced + max(0, int(self._losses.balance(follow.key) / price)))
+
+    def _candidates(self, requests: Sequence[Request], is_drawing: bool) -> list[_Candidate]:
+        """Learns from the requests' texts, and looks for what may follow."""
         found = []
+        left = TOKENS_PER_STEP
         for request in requests:
-            grammar = _grammar(request)
-            if not looks and grammar is None:
+            follow = self._followed.get(request) or self._follow(request)
+            follow.num_skipped += 1
+            looks = follow.num_skipped > follow.skip
+            num_new = len(request.token_ids) - follow.opened.text.num_indexed
+            if left > 0 and (num_new >= TOKENS_AT_ONCE or (looks and num_new)):
+                left -= self._texts.extend(follow.opened, left)
+            if not looks and request.constraint is None:
                 continue
-            if len(request.token_ids) <= len(request.group.submit.prompt_ids):
+            if len(request.token_ids) <= follow.prompt_len:
                 continue  # it computes its prompt
-            guess = self._opened[request].guess(MAX_DRAFTS) if looks else NOTHING
-            forced: list[int] = []
-            if grammar is not None and is_drawing:
-                grammar.foresees = True
-                forced = grammar.foreseen_ids[1:]  # its mask is being filled; the first is being drawn
-            elif grammar is not None:
-                forced = grammar.forced_ids()
+            guess = follow.opened.guess(MAX_DRAFTS) if looks else NOTHING
+            forced = [] if request.constraint is None else _forced(request.constraint, is_drawing)
             if forced or guess is not NOTHING:
                 found.append(self._candidate(request, forced[:MAX_DRAFTS], guess))
+            elif looks:
+                follow.note_look(found=False)
         return found
+
+    def _follow(self, request: Request) -> _Follow:
+        key = request.tenant, None if request.adapter is None else request.adapter.digest
+        prompt_len = len(request.group.submit.prompt_ids)
+        opened = self._texts.open(*key, request.token_ids)
+        follow = self._followed[request] = _Follow(key, opened, prompt_len, prompt_len)
+        return follow
 
     def _candidate(self, request: Request, forced: list[int], guess: Guess) -> _Candidate:
         """Joins what is forced with a guess, as far as that agrees."""
         num_forced = len(forced)
         certain = [1.0] * num_forced
         if guess.token_ids[:num_forced] != forced:
-            return _Candidate(request, _Source(0, num_forced), forced, certain)
-        chances = self._acceptance.chances(_key(request), guess)
+            return _Candidate(request, 0, num_forced, forced, certain)
+        chances = self._acceptance.chances(self._followed[request].key, guess)
         before = chances[num_forced - 1] if num_forced else 1.0
         certain += [chance / before for chance in chances[num_forced:]]
-        return _Candidate(request, _Source(guess.match_len, num_forced), guess.token_ids, certain)
-
-    def _note_look(self, found: bool) -> None:
-        self._num_skipped = 0
-        self._skip = 0 if found else min(LONGEST_SKIP, 2 * self._skip + 1)
-
-    def _learn(self, requests: Sequence[Request]) -> None:
-        left = TOKENS_PER_STEP
-        for request in requests:
-            opened = self._opened.get(request)
-            if opened is None:
-                opened = self._opened[request] = self._texts.open(*_key(request), request.token_ids)
-            if opened.text.num_indexed < len(request.token_ids) and left > 0:
-                left -= self._texts.extend(opened, left)
+        return _Candidate(request, guess.match_len, num_forced, guess.token_ids, certain)
 
 
-def _key(request: Request) -> Key:
-    return request.tenant, None if request.adapter is None else request.adapter.digest
-
-
-def _grammar(request: Request) -> Constraint | None:
-    """Returns the grammar that decides about a request's next token, if any does."""
-    return None if request.constraint is None else request.constraint.followed
+def _forced(constraint: RowConstraint, is_drawing: bool) -> list[int]:
+    """Returns the tokens that a request's grammar forces after its next one, or as the next ones, where none
+    is being drawn.
+    """
+    grammar = constraint.followed
+    if grammar is None:
+        return []
+    if is_drawing:
+        grammar.foresees = True
+        return grammar.foreseen_ids[1:]  # its mask is being filled; the first is being drawn
+    return grammar.forced_ids()

@@ -64,7 +64,7 @@ class Recorder(SuffixDrafter):
         super().note_step(num_rows, num_drafts, num_known)
 
     def note_verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        num_forced = min(num_drafts, self._sources[request].num_forced)
+        num_forced = min(num_drafts, self._followed[request].num_forced)
         self.num_forced += num_forced
         self.num_guessed += max(0, num_accepted - num_forced)
         if num_accepted < num_forced:
