@@ -1,4 +1,5 @@
-"""Collects reports of all engines in Redis while an operator has the engines page open.
+"""Collects reports of all engines in Redis while an operator has the engines page open, or a tenant opens an
+adapter's page.
 
 API processes may know different engines, but a page shows all. So a process that serves the page sets a key
 in Redis; while it is fresh, every process inspects its engines once a second (one of several on the same

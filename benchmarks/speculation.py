@@ -9,12 +9,12 @@ adapter of its own. Drafters:
     texts again    drafts from the tenant's texts, which hold the same answers from the round before: what
                    retries, templates and unchanged files look like
     texts, new     the same drafter, and prompts and answers that never came before: what looking costs
-    synthetic      for speed alone, with random weights: drafts are the tokens that a round without drafts
-                   drew, each made wrong with a probability that leaves `SYNTHETIC_TOKENS` tokens per step
+    synthetic      for speed alone: drafts are accepted by a seeded random process, whatever the logits say
+                   (`benchmarks.forced_acceptance`); all that random weights allow, or with `--synthetic`
 
-accepted = tokens that a stream gains per step. Rounds with and without drafts alternate in two engines, and
-each side is judged by its best round: other load can only slow a round down. On a CPU seconds are the
-process's, on a GPU the clock's.
+accepted = tokens that a stream gains per step, those without drafts included. Rounds with and without drafts
+alternate in two engines, and each side is judged by its best round: other load can only slow a round down. On
+a CPU seconds are the process's, on a GPU the clock's.
 """
 
 from __future__ import annotations
@@ -25,73 +25,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.in_process import InProcessEngine, Sizes, random_prompts
+from benchmarks.forced_acceptance import ForcedAcceptance, Process, SyntheticTexts, process_of
+from benchmarks.in_process import InProcessEngine, Sizes, pick_device, random_prompts
 from benchmarks.library_pools import resident_bytes
 from benchmarks.random_adapters import AdapterLibrary, Registered
 from benchmarks.random_base import random_base
 from benchmarks.report import write_report
 from benchmarks.shapes import SHAPES, shape
+from engine.batch import MAX_DRAFTS
 from engine.device.runner_options import RunnerOptions
 from engine.model.loading import load_model
 from engine.model.model import Model
-from engine.request import Request
-from engine.scheduling.drafter import Drafter, NoDrafts
-from engine.speculation.budget import DraftBudget
-from engine.speculation.drafter import MAX_ROWS, SuffixDrafter
+from engine.speculation.drafter import SuffixDrafter
 
 SAPLING = Path(__file__).resolve().parent.parent / "examples" / "sapling" / "weights" / "base"
-PROMPT_LEN = 64
-SYNTHETIC_DRAFTS = 4
-SYNTHETIC_TOKENS = 3.0
-SYNTHETIC_CHANCE = 0.788
-"""x + x^2 + x^3 + x^4 = 2: two of four drafts are accepted on average."""
-
-
-class SyntheticDrafter(NoDrafts):
-    """Drafts the tokens that a request drew before, wrong now and then."""
-
-    def __init__(self) -> None:
-        self._answers: dict[tuple[int, ...], list[int]] = {}
-        self._budget = DraftBudget(time.monotonic)
-        self._random = Random(1)
-
-    def learn(self, prompt_ids: Sequence[int], answer: list[int]) -> None:
-        """Notes what follows a prompt."""
-        self._answers[tuple(prompt_ids)] = answer
-
-    def is_waiting(self, requests: Sequence[Request]) -> bool:
-        """Returns whether the batch is one that may get drafts."""
-        return bool(self._answers) and 0 < len(requests) <= MAX_ROWS
-
-    def propose(self, requests: Sequence[Request], num_open: int) -> dict[Request, list[int]]:
-        """Returns the same number of drafts for each request, where the budget has any."""
-        if not self.is_waiting(requests):
-            return {}
-        chances = [SYNTHETIC_CHANCE**place for place in range(1, SYNTHETIC_DRAFTS + 1) for _ in requests]
-        width = self._budget.choose(len(requests), chances[:num_open]) // len(requests)
-        found = {request: self._guess(request, width) for request in requests}
-        return {request: drafts for request, drafts in found.items() if drafts}
-
-    def _guess(self, request: Request, width: int) -> list[int]:
-        prompt_ids = request.group.submit.prompt_ids
-        answer = self._answers.get(tuple(prompt_ids), [])
-        begin = len(request.token_ids) - len(prompt_ids)
-        if not begin or answer[:begin] != request.token_ids[len(prompt_ids) :]:
-            return []  # its prompt is being computed, or sums that round otherwise have led elsewhere
-        return [
-            token_id if self._random.random() < SYNTHETIC_CHANCE else 1 - min(token_id, 1)
-            for token_id in answer[begin : begin + width]
-        ]
-
-    def note_step(self, num_rows: int, num_drafts: int, num_known: int) -> None:
-        """Notes the step just planned."""
-        self._budget.note_step(num_rows, num_drafts, num_known)
+MAX_ROWS = 256
+SYNTHETIC = "synthetic"
+NOTE = "a random process accepts drafts, whatever the logits say: for speed alone, the answers mean nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +56,11 @@ class Round:
     seconds: float
     num_steps: int
     answers: list[list[int]]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(map(len, self.answers))
 
 
 class Side:
@@ -128,107 +88,145 @@ class Side:
         return Round(seconds, self._engine.core.stats.steps - steps, [answers[name] for name in names])
 
 
-def compare(
-    plain: Side,
-    drafting: Side,
-    drafter: Drafter,
-    kind: str,
-    adapters: Sequence[Registered],
-    rounds: int,
-    vocab: int,
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two engines on the same weights, without drafts and with them."""
+
+    plain: Side
+    drafting: Side
+    library: AdapterLibrary
+    forced: ForcedAcceptance | None
+    """Where acceptance is synthetic."""
+
+
+def compare(pair: Pair, kind: str, streams: int, asked: argparse.Namespace, vocab: int) -> dict[str, Any]:
     """Returns one row of the table."""
-    rng = np.random.default_rng(len(adapters))
-    best: dict[str, Round] = {}
+    adapters = pair.library.register(streams, (asked.rank,))
+    rng = np.random.default_rng(streams)
+    without: list[Round] = []
+    found: list[Round] = []
+    verified_before = (0, 0) if pair.forced is None else (pair.forced.num_verified, pair.forced.num_accepted)
     prompts: list[list[int]] = []
-    num_same = num_answers = 0
-    for number in range(rounds + 1):
-        if not prompts or kind == "texts, new":
-            prompts = random_prompts(rng, vocab, [PROMPT_LEN] * len(adapters))
-        without = plain.run(prompts, adapters)
-        if isinstance(drafter, SyntheticDrafter):
-            for prompt_ids, answer in zip(prompts, without.answers, strict=True):
-                drafter.learn(prompt_ids, answer)
-        found = drafting.run(prompts, adapters)
-        num_same += sum(a == b for a, b in zip(without.answers, found.answers, strict=True))
-        num_answers += len(prompts)
-        if not number:
-            continue  # whatever is made, measured or learned at first
-        for name, one in (("without", without), ("with", found)):
-            if name not in best or one.seconds < best[name].seconds:
-                best[name] = one
-    num_tokens = sum(map(len, best["with"].answers))
-    return {
-        "streams": len(adapters),
-        "distinct": len(adapters),
+    for _ in range(asked.rounds + 1):
+        if not prompts or kind != "texts again":
+            prompts = random_prompts(rng, vocab, [asked.prompt] * streams)
+        without.append(pair.plain.run(prompts, adapters))
+        found.append(pair.drafting.run(prompts, adapters))
+    # The first round makes, measures or learns things.
+    best_without = min(without[1:], key=lambda one: one.seconds)
+    best = min(found[1:], key=lambda one: one.seconds)
+    row: dict[str, Any] = {
+        "streams": streams,
+        "distinct": streams,
         "drafter": kind,
-        "accepted": round(num_tokens / len(adapters) / best["with"].num_steps, 2),
-        "speedup": round(best["without"].seconds / best["with"].seconds, 3),
-        "tok_s": round(num_tokens / best["with"].seconds, 1),
-        "tok_s_without": round(num_tokens / best["without"].seconds, 1),
-        "same_answers": round(num_same / num_answers, 3),
+        "synthetic": pair.forced is not None,
+        "accepted": round(best.num_tokens / streams / best.num_steps, 2),
+        "speedup": round(best_without.seconds / best.seconds, 3),
+        "tok_s": round(best.num_tokens / best.seconds, 1),
+        "tok_s_without": round(best_without.num_tokens / best_without.seconds, 1),
+        "step_ms": round(1e3 * best.seconds / best.num_steps, 3),
+        "step_ms_without": round(1e3 * best_without.seconds / best_without.num_steps, 3),
     }
+    if pair.forced is None:
+        pairs = [
+            (a, b)
+            for one, other in zip(without, found, strict=True)
+            for a, b in zip(one.answers, other.answers, strict=True)
+        ]
+        row["same_answers"] = round(sum(a == b for a, b in pairs) / len(pairs), 3)
+    else:
+        num_verified = pair.forced.num_verified - verified_before[0]
+        num_accepted = pair.forced.num_accepted - verified_before[1]
+        row["tokens_per_verification"] = round(1 + num_accepted / num_verified, 2) if num_verified else None
+    return row
 
 
 @contextmanager
-def engines(
-    model: Model, asked: argparse.Namespace, drafter: Drafter
-) -> Iterator[tuple[Side, Side, AdapterLibrary]]:
-    """Two engines on the same weights, without drafts and with them."""
+def engines(model: Model, asked: argparse.Namespace, process: Process | None) -> Iterator[Pair]:
+    """Two engines, the one with drafts with a synthetic acceptance process if one is given."""
     library = AdapterLibrary(model.config)
     most = max(asked.streams)
     registered = library.register(most, (asked.rank,))
     on_gpu = model.device.type == "cuda"
     sizes = Sizes(
-        max_rows=256,
-        max_len=PROMPT_LEN + asked.output,
+        max_rows=MAX_ROWS,
+        max_len=asked.prompt + asked.output,
         max_batch_tokens=1024,
-        kv_tokens=most * (PROMPT_LEN + asked.output + 32),
+        kv_tokens=most * (asked.prompt + asked.output + 32),
         num_slots=most,
         adapter_bytes=resident_bytes(library, registered) if on_gpu else 0,
     )
-    options = RunnerOptions(max_graph_rows=max(32, *(size for size in asked.streams if size < 256)))
+    options = RunnerOptions(max_graph_rows=max(32, most))
+    drafter = SuffixDrafter(time.monotonic, None if process is None else SyntheticTexts(process))
     with (
         InProcessEngine(model, library, sizes, options) as without,
         InProcessEngine(model, library, sizes, options, drafter=drafter) as with_drafts,
     ):
-        yield Side(without, asked.output), Side(with_drafts, asked.output), library
+        forced = None
+        if process is not None:
+            forced = with_drafts.core.runner = ForcedAcceptance(with_drafts.core.runner, process)
+        yield Pair(Side(without, asked.output), Side(with_drafts, asked.output), library, forced)
 
 
-def main() -> None:
-    """Runs the benchmark."""
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shape", choices=["sapling", *SHAPES], default="sapling")
     parser.add_argument("--quantization", default="none")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="not for sapling")
     parser.add_argument(
         "--streams", type=lambda text: [int(one) for one in text.split(",")], default=[1, 8, 32]
     )
     parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--output", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    parser.add_argument("--synthetic", action="store_true", help="with sapling, too")
+    parser.add_argument("--tokens-per-step", type=float, default=3.0, help="of the synthetic process, mean")
+    parser.add_argument("--drafts", type=int, default=4, help="of a row, of the synthetic process")
+    asked = parser.parse_args(arguments)
+    if not all(0 < streams <= MAX_ROWS for streams in asked.streams):
+        parser.error(f"--streams {asked.streams}: between 1 and {MAX_ROWS} each")
+    if not 1 <= asked.drafts <= MAX_DRAFTS:
+        parser.error(f"--drafts {asked.drafts}: between 1 and {MAX_DRAFTS}")
+    try:
+        asked.process = process_of(asked.tokens_per_step, asked.drafts)
+    except ValueError as error:
+        parser.error(f"--tokens-per-step: {error}")
+    asked.synthetic = asked.synthetic or asked.shape != "sapling"
+    return asked
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    asked = parse(arguments)
     torch.set_num_threads(1)
     if asked.shape == "sapling":
-        model, kinds = load_model(SAPLING), ["texts, new", "texts again"]
+        model = load_model(SAPLING)
     else:
-        model = random_base(shape(asked.shape), asked.quantization, torch.device("cuda"))
-        kinds = ["synthetic"]
-    rows = []
+        model = random_base(shape(asked.shape), asked.quantization, pick_device(asked.device))
+    kinds = [SYNTHETIC] if asked.synthetic else ["texts, new", "texts again"]
+    process = asked.process if asked.synthetic else None
+    report: dict[str, Any] = {"shape": asked.shape, "quantization": asked.quantization, "rank": asked.rank}
+    if process is not None:
+        report["synthetic"] = {
+            "note": NOTE,
+            "drafts": process.num_drafts,
+            "chance": round(process.chance, 4),
+            "seed": process.seed,
+            "tokens_per_step": round(process.tokens_per_step, 3),
+        }
+        print(f"synthetic: {NOTE}", flush=True)
+    rows: list[dict[str, Any]] = []
     for kind in kinds:
-        drafter = SyntheticDrafter() if kind == "synthetic" else SuffixDrafter(time.monotonic)
-        with engines(model, asked, drafter) as (plain, drafting, library):
+        with engines(model, asked, process) as pair:
             for streams in asked.streams:
-                adapters = library.register(streams, (asked.rank,))
-                rows.append(
-                    compare(plain, drafting, drafter, kind, adapters, asked.rounds, model.config.vocab_size)
-                )
+                rows.append(compare(pair, kind, streams, asked, model.config.vocab_size))
                 print(rows[-1], flush=True)
-                write_report(
-                    asked.out, {"shape": asked.shape, "quantization": asked.quantization, "rows": rows}
-                )
+                write_report(asked.out, {**report, "rows": rows})
 
 
 if __name__ == "__main__":

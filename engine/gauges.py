@@ -181,6 +181,15 @@ class SlotView(msgspec.Struct, frozen=True, array_like=True):
     accepted_tokens: int = 0
 
 
+class DraftCounts(msgspec.Struct, frozen=True, array_like=True):
+    """What became of drafts of one tenant's requests on one adapter, since the engine's start."""
+
+    tenant: str
+    digest: str
+    drafted_tokens: int
+    accepted_tokens: int
+
+
 class Share(msgspec.Struct, frozen=True, array_like=True):
     """The requests of one tenant on one adapter in one class."""
 
@@ -229,3 +238,5 @@ class EngineView(msgspec.Struct, frozen=True, tag="view"):
     """How many shares there are, including those left out."""
     memory: dict[str, int]
     """Bytes of the device's memory by purpose: "weights", "kv", "adapters", "scratch", "rest"."""
+    drafts: list[DraftCounts] = []
+    """Of the tenants and adapters that had drafts last."""

@@ -6,10 +6,20 @@ A view is built between two steps, has bounded size, and never contains prompts 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
+from itertools import islice
 
-from engine.gauges import MAX_RESIDENT, EngineStats, EngineView, Share, SlotView, adapter_key
+from engine.gauges import (
+    MAX_RESIDENT,
+    DraftCounts,
+    EngineStats,
+    EngineView,
+    Share,
+    SlotView,
+    adapter_key,
+)
 from engine.history import Levels, StepHistory, Totals
 from engine.lora.slots import SlotState, SlotTable
 from engine.protocol import PriorityClass
@@ -18,6 +28,7 @@ from engine.scheduling.scheduler import Scheduler
 
 MAX_SLOTS = 512
 MAX_SHARES = 64
+MAX_DRAFT_COUNTS = 256
 
 _CLASSES = [str(priority) for priority in PriorityClass]
 _Key = tuple[str, str | None, int]
@@ -91,6 +102,12 @@ def build_view(
         shares=shares,
         num_shares=num_shares,
         memory=dict(memory),
+        drafts=[
+            DraftCounts(tenant, digest, *counts)
+            for (tenant, digest), counts in islice(
+                reversed(scheduler.counters.drafts.items()), MAX_DRAFT_COUNTS
+            )
+        ],
     )
 
 
@@ -144,7 +161,11 @@ def _shares(running: list[Request], waiting: list[Request], now: float) -> tuple
 
 def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
     slot_allocator = scheduler.slot_allocator
-    table, drafts = slot_allocator.slots, scheduler.counters.drafts_by_adapter
+    table = slot_allocator.slots
+    drafted, accepted = Counter[str](), Counter[str]()
+    for (_, digest), (num_drafted, num_accepted) in scheduler.counters.drafts.items():
+        drafted[digest] += num_drafted
+        accepted[digest] += num_accepted
     found = [
         SlotView(
             slot=slot.index,
@@ -156,8 +177,8 @@ def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
             closing=slot_allocator.is_closed(slot.index),
             rows=slot.references,
             waiting=slot_allocator.num_waiting(slot.ref.digest),
-            drafted_tokens=drafts.get(slot.ref.digest, (0, 0))[0],
-            accepted_tokens=drafts.get(slot.ref.digest, (0, 0))[1],
+            drafted_tokens=drafted[slot.ref.digest],
+            accepted_tokens=accepted[slot.ref.digest],
         )
         for slot in table.slots
         if slot.ref is not None

@@ -106,8 +106,8 @@ class Counters:
     """Guessed tokens that steps verified."""
     accepted_tokens: int = 0
     """Of those, tokens that were drawn too and given out; `completion_tokens` has them."""
-    drafts_by_adapter: OrderedDict[str, list[int]] = field(default_factory=OrderedDict)
-    """The same two by adapter digest, of those that had drafts last."""
+    drafts: OrderedDict[tuple[str, str], list[int]] = field(default_factory=OrderedDict)
+    """The same two by tenant and adapter digest, of those that had drafts last."""
 
     def count_admission(self, service_class: str, waited: float) -> None:
         self.admitted[service_class] = self.admitted.get(service_class, 0) + 1
@@ -116,17 +116,20 @@ class Counters:
     def count_preemption(self, service_class: str) -> None:
         self.preempted[service_class] = self.preempted.get(service_class, 0) + 1
 
-    def count_drafts(self, adapter_digest: str | None, num_drafted: int, num_accepted: int) -> None:
+    def count_drafts(
+        self, tenant: str, adapter_digest: str | None, num_drafted: int, num_accepted: int
+    ) -> None:
         self.drafted_tokens += num_drafted
         self.accepted_tokens += num_accepted
         if adapter_digest is None:
             return
-        counts = self.drafts_by_adapter.setdefault(adapter_digest, [0, 0])
+        key = tenant, adapter_digest
+        counts = self.drafts.setdefault(key, [0, 0])
         counts[0] += num_drafted
         counts[1] += num_accepted
-        self.drafts_by_adapter.move_to_end(adapter_digest)
-        if len(self.drafts_by_adapter) > MAX_COUNTED_ADAPTERS:
-            self.drafts_by_adapter.popitem(last=False)
+        self.drafts.move_to_end(key)
+        if len(self.drafts) > MAX_COUNTED_ADAPTERS:
+            self.drafts.popitem(last=False)
 
     def count_shed(self, service_class: str) -> None:
         self.shed[service_class] = self.shed.get(service_class, 0) + 1

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from redis.exceptions import RedisError
 
 from adapters.catalogue import AdapterCatalogue, AdapterWithVersion
 from adapters.jobs.models import Job, JobStatus
@@ -16,6 +20,7 @@ from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
 from adapters.regression import Regression, regression_of
 from admin import formatting
 from admin.badge import Badge
+from admin.operator.engines.report import Engines
 from admin.web.sorting import Column, Heading, Sort, headings, sort_rows
 
 PAGE = 50
@@ -23,6 +28,8 @@ MAX_SORTED = 500
 EVENTS = 15
 MAX_VERSIONS = 100
 MAX_JOBS = 100
+ENGINE_PATIENCE = 0.5
+"""Seconds that the page waits for engines' reports; without them it shows no speculation."""
 COLUMNS = (
     Column("Name", "name"),
     Column("Status", "status"),
@@ -136,6 +143,19 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Speculation:
+    """Drafts of the tenant's requests on the adapter, all versions together, since their engines started."""
+
+    drafted_tokens: int
+    accepted_tokens: int
+
+    @property
+    def accepted(self) -> float:
+        """Share of the drafted tokens."""
+        return self.accepted_tokens / self.drafted_tokens
+
+
+@dataclass(frozen=True)
 class AdapterDetail:
     adapter: Adapter
     model: str
@@ -148,6 +168,8 @@ class AdapterDetail:
     refusal: Refusal | None
     events: list[AdapterEvent]
     older_events: str | None
+    speculation: Speculation | None
+    """None where nothing was drafted, or no engine tells."""
     is_pending: bool
     announcement: str
     """What changed, for screen readers."""
@@ -160,9 +182,10 @@ class AdapterDetail:
 class AdaptersPage:
     """Gathers both pages."""
 
-    def __init__(self, catalogue: AdapterCatalogue, jobs: JobService) -> None:
+    def __init__(self, catalogue: AdapterCatalogue, jobs: JobService, engines: Engines) -> None:
         self._catalogue = catalogue
         self._jobs = jobs
+        self._engines = engines
 
     async def list(self, tenant_id: str, after: str | None = None, sort: Sort | None = None) -> AdapterList:
         """Newest first, beyond the adapter `after`; sorted, they come in one page."""
@@ -194,9 +217,10 @@ class AdaptersPage:
             tenant_id, adapter, limit=MAX_VERSIONS + 1, newest_first=True
         )
         row = shown.adapter
-        (jobs, _), events = await asyncio.gather(
+        (jobs, _), events, speculation = await asyncio.gather(
             self._jobs.page(tenant_id, limit=MAX_JOBS, adapter_id=row.id),
             self._catalogue.events(tenant_id, row.id, after=before, limit=EVENTS + 1),
+            self._speculation(tenant_id, versions),
         )
         works = [work_of(job) for job in jobs if job.status in OPEN]
         active = next((one for one in versions if one.version == row.active_version), None)
@@ -216,9 +240,26 @@ class AdaptersPage:
             refusal=_refusal(versions[0]) if versions else None,
             events=_once(events[:EVENTS]),
             older_events=events[EVENTS - 1].id if len(events) > EVENTS else None,
+            speculation=speculation,
             is_pending=bool(works) or any(_is_pending(version) for version in versions),
             announcement="; ".join([f"Adapter {state.word.lower()}", *(_spoken(work) for work in works)]),
         )
+
+    async def _speculation(self, tenant_id: str, versions: Sequence[AdapterVersion]) -> Speculation | None:
+        digests = {one["digest"] for version in versions for one in (version.artifacts or {}).values()}
+        digests |= {version.digest for version in versions}
+        reports = []
+        with contextlib.suppress(TimeoutError, RedisError):
+            reports = await asyncio.wait_for(self._engines.look(), ENGINE_PATIENCE)
+        counts = [
+            one
+            for report in reports
+            if report.view is not None
+            for one in report.view.drafts
+            if one.tenant == tenant_id and one.digest in digests
+        ]
+        num_drafted = sum(one.drafted_tokens for one in counts)
+        return Speculation(num_drafted, sum(one.accepted_tokens for one in counts)) if num_drafted else None
 
 
 def _sort_value(row: AdapterRow, column: str) -> Any:

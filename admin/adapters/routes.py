@@ -43,7 +43,9 @@ class AdapterRoutes:
     def __init__(self, console: Console, services: ConsoleServices) -> None:
         self._console = console
         self._services = services.adapters
-        self._list = AdaptersPage(services.adapters.catalogue, services.adapters.jobs)
+        self._list = AdaptersPage(
+            services.adapters.catalogue, services.adapters.jobs, services.operation.engines
+        )
         self._comparison = ComparisonPage(services.adapters.catalogue)
         self._version = VersionPage(
             services.adapters.catalogue, services.adapters.jobs, services.adapters.reports

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -134,9 +135,10 @@ class Sampler:
         biased = [(place, row) for place, row in enumerate(rows.tolist()) if row in self._bias]
         if biased or young.any():
             logits_RV = logits_RV.clone()
-        for place, row in biased:
-            ids, values = self._bias[row]
-            logits_RV[place, ids] += values
+        if biased:
+            places, ids, values = zip(*((place, *self._bias[row]) for place, row in biased), strict=True)
+            at = torch.tensor(places).repeat_interleave(torch.tensor([*map(len, ids)])).to(self._device)
+            logits_RV.index_put_((at, torch.cat(ids)), torch.cat(values), accumulate=True)
         logits_RV = self._counts.penalize(logits_RV, rows, ahead)
         for place in np.flatnonzero(young).tolist():
             logits_RV[place, self._forbidden[int(rows[place])]] = -torch.inf
@@ -260,9 +262,7 @@ class TokenCounts:
         presence, frequency, repetition = self._penalties[at].unbind(dim=-1)
         output_RV = self._output[at]
         if ahead is not None:
-            for output_V, place in zip(output_RV, places.tolist(), strict=True):
-                ids = torch.tensor(ahead[place], dtype=torch.int64, device=self._device)
-                output_V.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+            _count_ahead(output_RV, [ahead[place] for place in places.tolist()])
         penalized = ops.penalize(
             logits_RV[where], output_RV, self._in_prompt[at], presence, frequency, repetition
         )
@@ -276,3 +276,12 @@ class TokenCounts:
             torch.cat([tensor, tensor.new_zeros(extra, tensor.shape[1])])
             for tensor in (self._output, self._in_prompt, self._penalties)
         )
+
+
+def _count_ahead(output_RV: torch.Tensor, ahead: list[list[int]]) -> None:
+    """Counts drafts as drawn, in place."""
+    lengths = np.fromiter(map(len, ahead), np.int64, len(ahead))
+    rows = torch.from_numpy(np.arange(len(ahead)).repeat(lengths)).to(output_RV.device)
+    ids = torch.tensor([*chain.from_iterable(ahead)], dtype=torch.int64, device=output_RV.device)
+    ones = torch.ones_like(ids, dtype=output_RV.dtype)
+    output_RV.index_put_((rows, ids), ones, accumulate=True)

@@ -22,11 +22,6 @@ class RowConstraint(Protocol):
     """What the tokens of a row are held to. The scheduler advances it at each commit."""
 
     @property
-    def looks_ahead(self) -> bool:
-        """Whether its masks after drafts can be filled."""
-        ...
-
-    @property
     def binds_from(self) -> int:
         """Tokens that the choice has at least when a mask first matters, as far as is known now: rises, until
         it is `NEVER`, unless it is `ALWAYS`.
@@ -40,6 +35,12 @@ class RowConstraint(Protocol):
 
     def accept(self, token_id: int) -> None:
         """Notes a committed token."""
+        ...
+
+    def after(self, drafts: Sequence[int]) -> tuple[RowConstraint, Sequence[int]]:
+        """Returns (the constraint as it would be after drafts, those of them that its grammar would have to
+        consume). Not before the first token is committed.
+        """
         ...
 
     def restrict(self, mask_W: npt.NDArray[np.int32]) -> None:
@@ -146,10 +147,9 @@ class CompiledGrammar:
 class Constraint:
     """A choice's position in its grammar. Kept across preemptions."""
 
-    __slots__ = ("_grammar", "is_over", "lane", "matcher", "pending")
+    __slots__ = ("_grammar", "foreseen_ids", "foresees", "is_over", "lane", "matcher", "pending")
 
     binds_from = ALWAYS
-    looks_ahead = True
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
@@ -160,6 +160,10 @@ class Constraint:
         """Committed tokens that the matcher has not consumed."""
         self.is_over = False
         """Whether an end of sequence was committed: no token follows."""
+        self.foresees = False
+        """Whether `foreseen_ids` is kept."""
+        self.foreseen_ids: list[int] = []
+        """`forced_ids` when the last mask was filled: the first is drawn under that mask."""
 
     @property
     def followed(self) -> Constraint:
@@ -182,6 +186,10 @@ class Constraint:
         else:
             self.pending.append(token_id)
 
+    def after(self, drafts: Sequence[int]) -> tuple[Constraint, Sequence[int]]:
+        """Returns itself, and the drafts: `look_ahead` consumes them."""
+        return self, drafts
+
     def open(self) -> LLMatcher:
         """Returns the matcher to fill one mask with, set up at the first call."""
         if self.matcher is None:
@@ -190,12 +198,25 @@ class Constraint:
         self.lane.num_masks += 1
         return self.matcher
 
+    def forced_ids(self) -> list[int]:
+        """Returns the next tokens as far as the grammar leaves one choice at each; none before the first
+        mask. Not to be called while masks are filled.
+        """
+        matcher = self.matcher
+        if matcher is None or self.is_over:
+            return []
+        if self.pending:
+            matcher.consume_tokens(self.pending)
+            self.pending = []
+        return [] if matcher.is_error() else matcher.compute_ff_tokens()
+
     def look_ahead(self, drafts: Sequence[int]) -> LLMatcher | None:
         """Returns a matcher to fill the mask after some drafts with; None where the grammar does not allow
         them, or they end it.
         """
-        assert self.matcher is not None, "the mask without drafts comes first"
         assert not self.pending, "the mask without drafts comes first"
+        if self.matcher is None:  # drafts end what the choice thinks, and begin its answer
+            self.matcher, self.lane = self._grammar.start()
         is_over = not self.ending_ids.isdisjoint(drafts)
         if is_over or self.matcher.validate_tokens(list(drafts)) < len(drafts):
             return None

@@ -37,12 +37,15 @@ class MaskFiller:
         """Advances the constraints by their pending tokens, and begins to set bit v % 32 of
         `bits_MW[i, v // 32]` where constraint i allows token v next. `then` is called when all are set.
 
-        `ahead`: the drafts that each mask comes after. A constraint with drafts has a mask without first.
+        `ahead`: the drafts that each mask comes after. A constraint with drafts has a mask with fewer first.
 
         A grammar that is over, or too complex to follow, allows nothing: its row then fails.
         """
         restricting, opened, drafted = [], [], []
         for place, constraint in enumerate(constraints):
+            drafts: Sequence[int] = ()
+            if ahead is not None and ahead[place]:
+                constraint, drafts = constraint.after(ahead[place])
             grammar = constraint.followed
             if grammar is None:
                 constraint.restrict(bits_MW[place])
@@ -51,8 +54,8 @@ class MaskFiller:
                 restricting.append((place, constraint))
             if grammar.is_over:
                 bits_MW[place] = 0
-            elif ahead is not None and ahead[place]:
-                drafted.append((grammar, place, ahead[place]))
+            elif drafts:
+                drafted.append((grammar, place, drafts))
             else:
                 opened.append((grammar.open(), place, grammar))
         # Neighbours in the list are filled by one thread: those that share a lane wait for each other.
@@ -73,7 +76,7 @@ class MaskFiller:
         return filling
 
     def _advance(self, opened: list[tuple[LLMatcher, int, Constraint]]) -> None:
-        """Has the grammars consume their pending tokens."""
+        """Has the grammars consume their pending tokens, and find which ones are forced."""
         advanced = []
         for matcher, _, grammar in opened:
             if grammar.pending:
@@ -84,6 +87,9 @@ class MaskFiller:
                 grammar.pending = []
         if advanced:
             self._executor.consume_token_par(advanced)
+        for _, _, grammar in opened:
+            if grammar.foresees:
+                grammar.foreseen_ids = grammar.forced_ids()  # kept by the matcher: the mask needs it, too
 
     def _fill(
         self,

@@ -7,6 +7,7 @@ are masked only where that may happen, or where they have a grammar.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from enum import Enum
 
 import numpy as np
@@ -89,7 +90,6 @@ class BudgetConstraint:
     __slots__ = ("_reasoning", "_thinking")
 
     followed = None
-    looks_ahead = False  # `thinking` cannot be taken back
 
     def __init__(self, reasoning: Reasoning, thinking: Thinking) -> None:
         """`thinking` accepts each token before this object does."""
@@ -108,6 +108,10 @@ class BudgetConstraint:
 
     def accept(self, token_id: int) -> None:
         """Does nothing: `thinking` has noted the token."""
+
+    def after(self, drafts: Sequence[int]) -> tuple[BudgetConstraint, Sequence[int]]:
+        """Returns the constraint as it would be after drafts; no grammar has to consume them."""
+        return BudgetConstraint(self._reasoning, self._thinking.after(drafts)), ()
 
     def restrict(self, mask_W: Words) -> None:
         """Sets the mask to the token that ends thinking, if it is due, or else to every token."""
@@ -141,7 +145,6 @@ class DeferredGrammar:
     )
 
     binds_from = ALWAYS
-    looks_ahead = False
 
     def __init__(
         self, reasoning: Reasoning, thinking: Thinking, answer: Constraint, end_marker: EndMarker
@@ -164,17 +167,33 @@ class DeferredGrammar:
 
     def accept(self, token_id: int) -> None:
         """Notes a committed token, which `thinking` has accepted."""
-        if self._stage is _Stage.ANSWERING:
+        if self._advance(token_id):
             self._answer.accept(token_id)
-            return
+
+    def after(self, drafts: Sequence[int]) -> tuple[DeferredGrammar, Sequence[int]]:
+        """Returns the constraint as it would be after drafts, and those that belong to the answer."""
+        assert self._stage is not _Stage.FIRST, "whether the start marker is offered is not known yet"
+        later = copy(self)
+        later._thinking = self._thinking.after(())
+        answered = []
+        for token_id in drafts:
+            later._thinking.accept(token_id)
+            if later._advance(token_id):
+                answered.append(token_id)
+        return later, answered
+
+    def _advance(self, token_id: int) -> bool:
+        """Follows a token that `thinking` has accepted. Returns whether it belongs to the answer."""
+        if self._stage is _Stage.ANSWERING:
+            return True
         if self._stage is _Stage.FIRST and not (
             self._offers_start and token_id == self._reasoning.start_ids[0]
         ):
             self._stage = _Stage.ANSWERING
-            self._answer.accept(token_id)
-            return
+            return True
         self._num_started += 1
         self._stage = _STAGES[self._thinking.phase]
+        return False
 
     def restrict(self, mask_W: Words) -> None:
         """Changes the mask, which `followed` has filled unless it is None, to what may come next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from engine.protocol import Reasoning
 from engine.reasoning.splitter import Markers, Phase, ThinkingSplitter
@@ -50,6 +51,14 @@ class Thinking:
     def held(self) -> bytes:
         """Bytes that may begin the end marker, while thinking."""
         return self._splitter.held
+
+    def after(self, token_ids: Sequence[int]) -> Thinking:
+        """Returns a copy that has accepted some tokens."""
+        later = copy(self)
+        later._splitter = copy(self._splitter)
+        for token_id in token_ids:
+            later.accept(token_id)
+        return later
 
     def accept(self, token_id: int) -> None:
         """Notes a drawn token."""

@@ -47,9 +47,9 @@ class Drafts:
 
     def plan(self, batch: Batch, request: Request, token_ids: list[int]) -> Scheduled | None:
         """Schedules a request's last token and drafts behind it; None where its limit or the free blocks
-        leave no room for any, or what it is held to cannot be known ahead.
+        leave no room for any, or it has drawn nothing and has a constraint: that may begin in several ways.
         """
-        if request.constraint is not None and not request.constraint.looks_ahead:
+        if request.constraint is not None and len(request.token_ids) == len(request.group.submit.prompt_ids):
             return None
         table, begin = request.table, request.computed_len + 1
         end = begin + min(len(token_ids), MAX_DRAFTS, request.limit - 1 - request.total_len)
@@ -88,7 +88,8 @@ class Drafts:
             if self._tracker.record_token(request, token_id, result.logprobs.get(place), now):
                 break
         digest = None if request.adapter is None else request.adapter.digest
-        self._tracker.counters.count_drafts(digest, len(drafts), min(num_accepted, len(counted)))
+        num_given = min(num_accepted, len(counted))
+        self._tracker.counters.count_drafts(request.tenant, digest, len(drafts), num_given)
         self._verified.append((request, counted))
         return len(counted)
 

@@ -113,6 +113,14 @@ class DraftBudget:
                 best, best_rate = num_drafts, rate
         return best
 
+    def price(self, num_rows: int, num_drafts: int) -> float:
+        """Returns what each of so many drafts adds to a step, in tokens of a step without."""
+        plain = self._costs.plain(num_rows)
+        if plain is None or not num_drafts:
+            return 0.0
+        added = self._costs.drafted(num_rows + num_drafts, num_rows) - plain
+        return max(0.0, added / num_drafts * num_rows / plain)
+
     def _must_probe(self) -> bool:
         """Returns whether to leave this step without drafts to measure it."""
         if self._num_probes == 0 and self._clock() - self._probed_at > PROBE_SECONDS:

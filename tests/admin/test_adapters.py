@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import re
@@ -15,11 +16,14 @@ from adapters.jobs.errors import JobFailed
 from adapters.jobs.service import fail
 from adapters.models import VersionState
 from adapters.versions import locked_version
+from admin.operator.engines.report import EngineReport
 from db.base import new_id
 from db.session import EVERY_TENANT
+from engine.gauges import DraftCounts
 from tenants.audit.service import AuditLog
 from tests.admin.conftest import EMAIL, PASSWORD, Site, csrf_token, sign_in
 from tests.admin.reports import finish_with_report, report_of
+from tests.admin.test_operator_engines import report, view, words_of
 from tests.support.onboarding import Scene
 
 XSS = "<img src=x onerror=alert(1)>\"'"
@@ -499,3 +503,38 @@ async def test_those_who_may_only_look_change_nothing(site: Site) -> None:
         token = csrf_token(await viewer.get(here))
         begun = await viewer.post("/adapters/uploads", json={}, headers={"x-csrf-token": token})
         assert begun.status_code == 403
+
+
+async def test_acceptance_of_drafts_is_the_tenants_own_over_engines_and_versions(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    await sign_in(visitor)
+    adapter = await two_ready_versions(site.place)
+    page = f"/adapters/{adapter}"
+    assert "Speculation" not in (await visitor.get(page)).text, "nothing was drafted"
+    mine, other = site.place.tenants
+    one, two = "1b" * 32, "2b" * 32
+    site.engines.reports = [
+        report(view=view(drafts=[DraftCounts(mine, one, 100, 70), DraftCounts(other, one, 1000, 0)])),
+        report(view=view(drafts=[DraftCounts(mine, two, 300, 100), DraftCounts(mine, "c" * 64, 7, 7)])),
+        report(view=None),
+    ]
+    shown = words_of((await visitor.get(page)).text)
+    assert "42.50 % of drafted tokens accepted (170 of 400 since the engines started)" in shown
+
+
+async def test_the_page_does_not_wait_for_engines(
+    site: Site, visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging:
+        async def look(self) -> list[EngineReport]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    monkeypatch.setattr("admin.adapters.page.ENGINE_PATIENCE", 0.01)
+    await sign_in(visitor)
+    adapter = await two_ready_versions(site.place)
+    site.engines.true = Hanging()
+    answer = await visitor.get(f"/adapters/{adapter}")
+    assert answer.status_code == 200
+    assert "Speculation" not in answer.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import jsonschema_rs
@@ -15,6 +16,7 @@ from engine.protocol import Grammar, Reasoning
 from engine.reasoning.constraint import EndMarker, has_bit
 from engine.reasoning.splitter import Markers, ThinkingSplitter
 from tests.engine.grammar.sapling import BASE, VOCABULARY, grammar_core, schema, submission, text_of
+from tests.engine.plain.guesses import GuessingDrafter
 from tests.engine.reasoning.markers import ids, reasoning
 from tests.engine.runner.rig import Answer, Run, run
 
@@ -273,3 +275,35 @@ def test_special_tokens_may_be_markers(model: Model, tmp_path: Path) -> None:
     answer = found.answers["r", 0]
     assert answer.token_ids[3] == end
     assert jsonschema_rs.is_valid(SCHEMA, json.loads(text_of(answer.token_ids[4:])))
+
+
+def test_drafts_within_thinking_and_across_its_end_change_nothing(model: Model, tmp_path: Path) -> None:
+    open_, shut = reasoning(4), reasoning(5, is_open=False)
+    likely, unlikely = {shut.start_ids[0]: 100.0}, {shut.start_ids[0]: -100.0}
+    requests = [
+        submission(
+            "free", None, reasoning=open_, max_tokens=24, ignore_eos=True, temperature=0.0, logprobs=1
+        ),
+        submission("short", None, reasoning=reasoning(0), max_tokens=12, ignore_eos=True),
+        submission("held", schema(SCHEMA), reasoning=open_, seed=4, n=2),
+        submission("unbounded", schema(SCHEMA), reasoning=reasoning(None), max_tokens=12),
+        submission("thinks", schema(SCHEMA), reasoning=shut, logit_bias=likely),
+        submission("begins", None, reasoning=shut, max_tokens=20, ignore_eos=True, logit_bias=likely),
+        submission("answers", schema(SCHEMA), reasoning=shut, logit_bias=unlikely),
+    ]
+    without = run(grammar_core(model, tmp_path), requests)
+    for skill in (1.0, 0.8):
+        drafter = GuessingDrafter(
+            lambda request: without.answers[request.request_id, request.index].token_ids,
+            Random(5),
+            vocab_size=model.config.vocab_size,
+            skill=skill,
+        )
+        found = run(grammar_core(model, tmp_path, max_rows=72, drafter=drafter), requests)
+        assert found.answers == without.answers
+        assert all(
+            reasoning_tokens(found, one.request_id) == reasoning_tokens(without, one.request_id)
+            for one in requests
+        )
+        assert drafter.num_accepted > 60
+        assert skill < 1 or drafter.num_accepted > drafter.num_drafts - 40, "beyond an answer's end alone"

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from benchmarks.forced_acceptance import Process, SyntheticTexts
 from engine.speculation.drafter import MAX_ROWS, SuffixDrafter
 from tests.engine.plain.harness import Engine, adapter, alone, submission
 
@@ -66,6 +67,42 @@ def test_another_tenants_texts_change_neither_drafts_nor_steps(depth: int) -> No
     assert quiet.runner.num_drafts == 0
 
 
+def test_drafts_are_counted_by_tenant_on_an_adapter_of_both() -> None:
+    engine = engine_with_drafts()
+    for number in range(3):
+        run(engine, f"much{number}", "acme", rows=1)
+    run(engine, "little", "bolt", rows=1)
+    run(engine, "more", "bolt", rows=1)
+    view = engine.core.view(engine.core.stats)
+    counts = {one.tenant: one for one in view.drafts}
+    assert len(view.drafts) == 2
+    assert {one.digest for one in view.drafts} == {ADAPTERS[0].digest}
+    assert counts["acme"].accepted_tokens > counts["bolt"].accepted_tokens > 0
+    (slot,) = view.slots
+    assert slot.drafted_tokens == counts["acme"].drafted_tokens + counts["bolt"].drafted_tokens
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_guesses_that_are_always_wrong_cost_less_than_two_percent(depth: int) -> None:
+    """A token costs a tenth of a step's other work; wrong guesses look as good as guesses can."""
+    engine: Engine
+
+    def seconds() -> float:
+        return sum(1.0 + 0.1 * batch.num_tokens for batch in engine.runner.batches)
+
+    drafter = SuffixDrafter(seconds, SyntheticTexts(Process(8, 0.5)))
+    engine = Engine(depth=depth, drafter=drafter, max_rows=64, max_batch_tokens=128, num_blocks=900,
+                    context_length=600)  # fmt: skip
+    run(engine, "warm", "other", rows=4, tokens=40)
+    before, drafts = seconds(), engine.runner.num_drafts
+    without = 0.0
+    for tenant in range(12):  # of none is anything known at first
+        run(engine, f"t{tenant}-", f"tenant{tenant}", rows=4, tokens=100)
+        without += 100 * 1.0 + 0.1 * (4 * 100 + 12)
+    assert engine.runner.num_drafts > drafts
+    assert seconds() - before < 1.02 * without
+
+
 def test_a_large_batch_gets_no_drafts() -> None:
     engine = engine_with_drafts(max_rows=64, num_blocks=2000)
     run(engine, "first", "acme", rows=MAX_ROWS + 1, tokens=20)
@@ -84,5 +121,4 @@ def test_requests_that_end_leave_nothing_but_their_texts() -> None:
             engine.core.abort(f"r{number}")
     while engine.core.has_work:
         engine.step()
-    assert not drafter._opened
-    assert not drafter._match_lens
+    assert not drafter._followed

@@ -1,0 +1,38 @@
+"""Limits what refused drafts may cost each tenant on each adapter, whatever the estimates say.
+
+Chances of acceptance are estimates, and wrong ones cost time: those of a tenant's first drafts, or where a
+text begins to differ from all before. So drafts are paid for. All is counted in tokens of a step without
+drafts: a draft costs what it adds to its step, an accepted one is worth a token, and every token drawn earns
+`INCOME`. A tenant whose drafts on an adapter are never accepted loses that share of its time, and no more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from engine.speculation.acceptance import MAX_KEYS, Key
+
+FIRST = 0.5
+"""Tokens that each tenant and adapter begin with."""
+INCOME = 0.005
+"""Per token drawn."""
+MOST = 4.0
+"""Tokens kept: so many are lost when a text that was guessed well is not any more."""
+
+
+class LossLimit:
+    """Balances by tenant and adapter; those that had drafts last are kept."""
+
+    def __init__(self) -> None:
+        self._balances: OrderedDict[Key, float] = OrderedDict()
+
+    def balance(self, key: Key) -> float:
+        """Returns the tokens that drafts may cost now."""
+        return self._balances.get(key, FIRST)
+
+    def add(self, key: Key, tokens: float) -> None:
+        """Adds what was earned, or subtracts a cost."""
+        self._balances[key] = min(MOST, self.balance(key) + tokens)
+        self._balances.move_to_end(key)
+        if len(self._balances) > MAX_KEYS:
+            self._balances.popitem(last=False)
