@@ -26,6 +26,7 @@ import zmq
 
 from engine.core import EngineCore
 from engine.journal.usage_journal import JournalError
+from engine.lora.fetching import ArtifactFetcher
 from engine.protocol import EngineInfo
 from engine.registry import Registrar, Registration
 from engine.server import STALL_EXIT_CODE, EngineServer
@@ -43,8 +44,8 @@ THREAD_SWITCH_SECONDS = 0.0001
 wait longer for its turn than its step took."""
 
 
-def run(settings: EngineSettings, device: DeviceSettings) -> int:
-    """Serves until stopped. Returns the process's exit code."""
+def run(settings: EngineSettings, device: DeviceSettings, fetcher: ArtifactFetcher | None = None) -> int:
+    """Serves until stopped. Returns the process's exit code. `fetcher`: see `build_engine`."""
     logs.configure("engine")
     began = time.monotonic()
     moved = moved_settings(os.environ)
@@ -81,7 +82,7 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
         return 1
 
     def build() -> tuple[EngineCore, EngineInfo]:
-        core, info = _build(settings, device, server)
+        core, info = _build(settings, device, server, fetcher)
         seconds = time.monotonic() - began
         log.info(
             "engine ready",
@@ -159,7 +160,7 @@ def serve_until_stopped(
 
 
 def _build(
-    settings: EngineSettings, device: DeviceSettings, server: EngineServer
+    settings: EngineSettings, device: DeviceSettings, server: EngineServer, fetcher: ArtifactFetcher | None
 ) -> tuple[EngineCore, EngineInfo]:
     try:
         build = version("rootstock")
@@ -173,7 +174,7 @@ def _build(
     log.info("loading torch")
     from engine.assembly import build_engine
 
-    return build_engine(settings, device, server, build)
+    return build_engine(settings, device, server, build, fetcher)
 
 
 def _end_process(failure: threading.ExceptHookArgs) -> None:
