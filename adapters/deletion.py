@@ -23,6 +23,7 @@ from adapters.jobs.service import finish
 from adapters.models import Adapter, AdapterVersion
 from adapters.object_keys import adapter_of, adapter_prefix, is_source
 from adapters.pinning import Pinning
+from adapters.published_artifacts.publishing import withdraw
 from adapters.repository import AdapterDirectory, AdapterRepository
 from adapters.storage.objects import ObjectStore
 from db.session import EVERY_TENANT, Database
@@ -108,7 +109,7 @@ async def purge_deleted(
         async for stored in store.list(adapter_prefix(adapter.tenant_id, adapter.id).rstrip("/")):
             await store.delete(stored.key)
         for digest in sorted({digest for version in versions for digest in _digests(version)}):
-            await _drop_artifact(database, artifacts_dir, digest, now - grace)
+            await _drop_artifact(database, store, artifacts_dir, digest, now - grace)
         async with database.write(adapter.tenant_id) as session:
             await AdapterRepository(session, adapter.tenant_id).forget_versions(adapter.id)
         log.info("deleted adapter purged", tenant_id=adapter.tenant_id, adapter_id=adapter.id)
@@ -121,14 +122,17 @@ def _digests(version: AdapterVersion) -> set[str]:
     return packed | ({version.digest} if version.digest is not None else set())
 
 
-async def _drop_artifact(database: Database, artifacts_dir: Path, digest: str, before: datetime) -> None:
-    """Removes the file unless a version needs it, or another job has packed the same weights since `before`
-    and may be about to name it.
+async def _drop_artifact(
+    database: Database, store: ObjectStore, artifacts_dir: Path, digest: str, before: datetime
+) -> None:
+    """Removes file and published object unless a version needs them, or another job has packed the same
+    weights since `before` and may be about to name them.
     """
     async with database.read(EVERY_TENANT) as session:
         needed = await AdapterDirectory(session).is_needed(digest)
     if not needed:
         await asyncio.to_thread(_unlink_older, artifact_path(artifacts_dir, digest), before)
+        await withdraw(store, digest, before)
 
 
 async def sweep_copies(database: Database, store: ObjectStore, now: datetime) -> int:

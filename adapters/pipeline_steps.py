@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -39,6 +39,7 @@ from adapters.object_keys import (
 )
 from adapters.packing import pack
 from adapters.pipeline import DTYPES, JobInput, Progress, Verdict
+from adapters.published_artifacts.publishing import publish_copy, publish_file, read_pieces
 from adapters.storage import ObjectNotFound, ObjectStore
 from adapters.versions import PackedArtifact
 from engine.client import EngineClient
@@ -53,7 +54,6 @@ log = structlog.get_logger(__name__)
 SAMPLES_FILE = "calibration.jsonl"
 QUIET = 2.0
 """Seconds an engine may be away before the job reports that it waits."""
-PIECE = 1 << 20
 PARTS = {"serving": 0.5, "reference": 0.5}
 """Weights of a calibration's parts in its progress; the two run at the same time."""
 
@@ -145,13 +145,17 @@ class AdapterSteps:
         key = artifact_key(work.tenant_id, work.adapter_id, work.version, dtype)
         stored = await self._store.head(key)
         if stored is None or stored.sha256 != ref.digest:
-            stored = await self._store.put(key, _pieces(path), sha256=ref.digest)
+            stored = await self._store.put(key, read_pieces(path), sha256=ref.digest)
+        await publish_copy(self._store, key, ref.digest)
         return PackedArtifact(ref.digest, stored.size, ref.rank)
 
     async def ensure_artifacts(self, work: JobInput) -> None:
         for dtype, artifact in work.artifacts.items():
             key = artifact_key(work.tenant_id, work.adapter_id, work.version, dtype)
             await ensure_artifact(self._store, key, self._artifacts_dir, artifact.digest)
+            # A release that published none may have packed it.
+            path = artifact_path(self._artifacts_dir, artifact.digest)
+            await publish_file(self._store, path, artifact.digest)
 
     # Calibrating --------------------------------------------------------------------------------------------
 
@@ -296,10 +300,3 @@ def _check_base(info: EngineInfo, work: JobInput) -> None:
             "The base model has changed since this version was made; add it again as a new version.",
             "base_model",
         )
-
-
-async def _pieces(path: Path) -> AsyncIterator[bytes]:
-    file = await asyncio.to_thread(path.open, "rb")
-    with file:
-        while piece := await asyncio.to_thread(file.read, PIECE):
-            yield piece

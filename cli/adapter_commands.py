@@ -90,6 +90,15 @@ def adapter_add(
         print(model)
 
 
+@adapter_app.command("publish")
+def adapter_publish(data: Data = None) -> None:
+    """Store the packed adapters of this host's folder that the object store lacks, for engines that fetch."""
+    from cli.packed_adapters import publish_adapters
+
+    sent, total = publish_adapters(data)
+    print(f"{sent} published, {total} in all")
+
+
 @adapter_app.command("list")
 def adapter_list(tenant: Tenant, data: Data = None) -> None:
     """List a tenant's adapters."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from adapters.errors import AdapterError
@@ -13,10 +12,9 @@ from adapters.published_bases.cache import BaseCache, FetchedBase
 from adapters.published_bases.manifest import DIGEST
 from adapters.published_bases.publishing import publish
 from adapters.published_bases.settings import BaseSource
-from adapters.storage import ObjectStore, StorageSettings, open_store
 from cli.errors import CliError
 from cli.processes import settings_from_environment
-from cli.service_access import environment_of, plain_errors, setting, silence_logs
+from cli.service_access import environment_of, object_store, plain_errors, silence_logs
 from telemetry import logs
 
 
@@ -24,7 +22,7 @@ def publish_base(data: Path | None, folder: Path, *, verify: bool) -> str:
     """Returns the digest of the base, once it is stored. Raises `CliError`."""
     silence_logs()
     with plain_errors():
-        return asyncio.run(publish(_store(environment_of(data)), folder, verify=verify))
+        return asyncio.run(publish(object_store(environment_of(data)), folder, verify=verify))
 
 
 def fetch_base(data: Path | None, digest: str, into: Path) -> Path:
@@ -32,7 +30,10 @@ def fetch_base(data: Path | None, digest: str, into: Path) -> Path:
     if not re.fullmatch(DIGEST, digest):
         raise CliError(f"{digest[:80]!r} is no digest: pass what `rootstock base publish` printed")
     silence_logs()
-    with plain_errors(), asyncio.run(BaseCache(into, _store(environment_of(data))).fetch(digest)) as path:
+    with (
+        plain_errors(),
+        asyncio.run(BaseCache(into, object_store(environment_of(data))).fetch(digest)) as path,
+    ):
         return path
 
 
@@ -46,7 +47,7 @@ def fetch_engine_base() -> FetchedBase:
     if source.digest is None:
         raise CliError("ROOTSTOCK_BASE_DIGEST is not set: set it to what `rootstock base publish` printed")
     folder = source.cache_dir or Path(os.environ.get("ROOTSTOCK_ENGINE_DATA_DIR", "var")) / "bases"
-    cache = BaseCache(folder, _store(os.environ), source.cache_bytes)
+    cache = BaseCache(folder, object_store(os.environ), source.cache_bytes)
     try:
         return asyncio.run(cache.fetch(source.digest))
     except AdapterError as error:
@@ -55,10 +56,3 @@ def fetch_engine_base() -> FetchedBase:
         raise CliError(
             f"{folder}: {error.strerror}: free disk space or correct its rights; what arrived is kept"
         ) from None
-
-
-def _store(environment: Mapping[str, str]) -> ObjectStore:
-    setting(environment, "ROOTSTOCK_STORAGE_URL")
-    own = {name: value for name, value in environment.items() if name.startswith("ROOTSTOCK_STORAGE_")}
-    os.environ |= own  # settings are read from there alone
-    return open_store(settings_from_environment(StorageSettings))

@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import secrets
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli import service_access
+from cli.children import run_child
 from cli.datadir import DataDir, read_json, write_private_json
 from cli.demo_billing import bill_last_month
-from cli.errors import CliError
 from cli.programs import CHECKOUT, Service
 from cli.service_access import Services
 
@@ -74,15 +71,18 @@ class Demo:
         self._facts = read_json(self._aside) or {}
 
     async def pack(self, service: Service, base_digest: str) -> None:
-        """Packs the adapters unless that was done for the same files and base. Runs in a separate process:
-        packing loads torch, and the supervisor should stay small.
+        """Packs the adapters unless that was done for the same files, base and object store. Runs in a
+        separate process: packing loads torch, and the supervisor should stay small.
         """
         from engine.protocol import AdapterRef
 
         self._base_digest = base_digest
         cache_file = self.data.path / "demo-adapters.json"
         cached = read_json(cache_file) or {}
-        wanted = {name: _fingerprint(SAPLING / "adapters" / name, base_digest) for name in self.adapters}
+        store = service.environment()["ROOTSTOCK_STORAGE_URL"]  # another one lacks what was packed before
+        wanted = {
+            name: _fingerprint(SAPLING / "adapters" / name, base_digest, store) for name in self.adapters
+        }
         if not all(self._is_packed(cached.get(fingerprint)) for fingerprint in wanted.values()):
             packed = await _pack_elsewhere(
                 service, base_digest, {n: SAPLING / "adapters" / n for n in self.adapters}
@@ -215,30 +215,18 @@ async def _pack_elsewhere(service: Service, base_digest: str, directories: dict[
         "base_digest": base_digest,
         "directories": {name: str(path) for name, path in directories.items()},
     }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cli.packing"),
-        env={**os.environ, **service.environment()},
-        cwd=CHECKOUT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+    output = await run_child(
+        "cli.packing",
+        environment=service.environment(),
+        given=json.dumps(task).encode(),
+        failure="packing adapters failed",
     )
-    try:
-        output, problem = await process.communicate(json.dumps(task).encode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise CliError(
-            problem.decode(errors="replace").strip().rpartition("\n")[2] or "packing adapters failed"
-        )
     packed: dict[str, Any] = json.loads(output)
     return packed
 
 
-def _fingerprint(directory: Path, base_digest: str) -> str:
-    digest = hashlib.sha256(base_digest.encode())
+def _fingerprint(directory: Path, base_digest: str, store: str) -> str:
+    digest = hashlib.sha256(f"{base_digest} {store}".encode())
     for path in sorted(directory.iterdir()):
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -169,6 +169,16 @@ def join(
     raise typer.Exit(run_join(address, data, token, cpus))
 
 
+@app.command("client-key")
+def client_key(
+    file: Annotated[Path, typer.Argument(help="File of the secret key; made unless it exists.")],
+) -> None:
+    """Make the key of engines' clients, and print its public half, for ROOTSTOCK_CLUSTER_CLIENT_KEYS."""
+    from cli.client_key import make_client_key
+
+    print(make_client_key(file))
+
+
 @app.command("place-engines")
 def place_engines() -> None:
     """Keep a cluster's engines running on Ray (settings: ROOTSTOCK_RAY_*, ROOTSTOCK_ENGINE_*, ...)."""

@@ -1,10 +1,11 @@
-"""Packs PEFT directories in a separate process, for callers that must not load torch.
+"""Packs and publishes PEFT directories in a separate process, for callers that must not load torch.
 
 Reads a task as JSON from standard input and writes adapter references as JSON to standard output.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 import msgspec
 
 from cli.errors import CliError
-from cli.service_access import pack_adapters
+from cli.packed_adapters import publish_packed
+from cli.service_access import pack_adapters, plain_errors
 
 
 def main() -> int:
@@ -21,6 +23,8 @@ def main() -> int:
     directories = {name: Path(path) for name, path in task["directories"].items()}
     try:
         refs = pack_adapters(os.environ, task["base_digest"], directories)
+        with plain_errors():
+            asyncio.run(publish_packed(os.environ, refs.values()))
     except CliError as error:
         print(error, file=sys.stderr)
         return error.exit_code

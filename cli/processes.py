@@ -58,6 +58,7 @@ def serve_api() -> None:
 
 def serve_engine() -> None:
     with no_garbage_collection():
+        from adapters.published_artifacts.settings import ArtifactSource
         from engine.main import run
         from engine.settings import DeviceSettings, EngineSettings
         from telemetry.disk import DiskSettings
@@ -68,7 +69,13 @@ def serve_engine() -> None:
             from cli.bases import fetch_engine_base
 
             os.environ["ROOTSTOCK_ENGINE_BASE"] = str(held.enter_context(fetch_engine_base()))
-        status = run(settings_from_environment(EngineSettings), settings_from_environment(DeviceSettings))
+        settings, fetcher = settings_from_environment(EngineSettings), None
+        if settings_from_environment(ArtifactSource).fetch:
+            from cli.packed_adapters import engine_fetcher
+
+            fetcher = engine_fetcher()
+            settings = settings.model_copy(update={"artifacts_dir": fetcher.directory})
+        status = run(settings, settings_from_environment(DeviceSettings), fetcher)
     sys.exit(status)
 
 

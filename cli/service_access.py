@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from adapters.bases import Bases
     from adapters.service import AdapterService
+    from adapters.storage import ObjectStore
     from db.session import Database
     from engine.protocol import AdapterRef
     from tenants.service import AccountServices
@@ -62,6 +63,17 @@ def setting(environment: Mapping[str, str], name: str) -> str:
     if not value:
         raise CliError(f"{name} is not set: set it, or name a running service with --data DIR")
     return value
+
+
+def object_store(environment: Mapping[str, str]) -> ObjectStore:
+    """Returns the object store that the settings name. Raises `CliError`."""
+    from adapters.storage import StorageSettings, open_store
+    from cli.processes import settings_from_environment
+
+    setting(environment, "ROOTSTOCK_STORAGE_URL")
+    own = {name: value for name, value in environment.items() if name.startswith("ROOTSTOCK_STORAGE_")}
+    os.environ |= own  # settings are read from there alone
+    return open_store(settings_from_environment(StorageSettings))
 
 
 @dataclass(frozen=True)
@@ -204,6 +216,7 @@ def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]
     """
     from adapters.errors import InvalidAdapter
     from adapters.model_names import check_new_name
+    from cli.packed_adapters import publish_packed
 
     for name, directory in directories.items():
         try:
@@ -227,6 +240,7 @@ def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]
             endpoint = model.engine_endpoint or setting(services.environment, "ROOTSTOCK_ENGINE_ENDPOINT")
             digest = await served_base_digest(endpoint)
             refs = pack_adapters(services.environment, digest, {adapter: directory}, model.path)
+            await publish_packed(services.environment, refs.values())
             added += await register_adapters(services, owner.id, refs, digest, base)
         return added
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cli import health
+from cli.cluster.publishing import published_base
 from cli.concurrency import cancel, run_together
 from cli.datadir import DataDir, write_private_json
 from cli.demo import SAPLING, Demo
@@ -168,6 +169,12 @@ class _Up:
             redis_url=self._stores.redis.url,
             payments=self._payments.settings if self._payments is not None else {},
         )
+        if service.ray is not None and service.ray.fetches:
+            with self._display.step("Base in the object store") as step:
+                kept, base = self._data.path / "published-base.json", service.bases[0].path
+                digest = await published_base(kept, base, service.environment())
+                step.detail(digest)
+            service = dataclasses.replace(service, ray=dataclasses.replace(service.ray, base_digest=digest))
         self._engine_states = service.engine_states
         # They load their model while the database comes up.
         engines = [await self._launch(program) for program in service.engines()]

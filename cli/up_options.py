@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.base_options import parse_bases
+from cli.client_key import make_client_key
 from cli.cluster.programs import LOCAL, RayPlan, require_ray
-from cli.cluster.settings import head_settings
+from cli.cluster.settings import fetches_from_store, head_settings
 from cli.errors import CliError, UsageError
 from cli.programs import LocalBase
 from engine.device.capabilities import device_kind, num_gpus
-from engine.transport.curve import KeyPair, write_secret
+from engine.transport.curve import write_secret
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,9 @@ class UpOptions:
         token, secret = data / "ray.token", data / "clients.key"
         try:
             write_secret(token, secrets.token_hex(32))
-            KeyPair.make().write(secret)
+            make_client_key(secret)
             settings = head_settings()
+            fetches = fetches_from_store(os.environ)
         except (OSError, ValueError) as error:
             raise CliError(str(error)) from error
         is_gpu = device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto")) == "cuda"
@@ -122,6 +124,7 @@ class UpOptions:
             replicas_max=most,
             gpus=self.tensor_parallel if is_gpu else 0,
             node_cpus=settings.node_cpus,
+            fetches=fetches,
         )
 
     def check_replicas(self) -> None:

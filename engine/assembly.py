@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -24,7 +25,8 @@ from engine.grammar.admission import GrammarAdmission
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.tokenizer import load_tokenizer
 from engine.kv_cache import BlockPool
-from engine.lora.slots import SlotTable
+from engine.lora.fetching import ArtifactFetcher
+from engine.lora.slots import NO_SLOT, SlotTable
 from engine.model.cache import KVCache
 from engine.model.collectives import ShardGroup
 from engine.model.config import ModelConfig, load_config
@@ -51,9 +53,14 @@ COPIED_BYTES = 1 << 30
 
 
 def build_engine(
-    settings: EngineSettings, device_settings: DeviceSettings, server: EngineServer, build: str
+    settings: EngineSettings,
+    device_settings: DeviceSettings,
+    server: EngineServer,
+    build: str,
+    fetcher: ArtifactFetcher | None = None,
 ) -> tuple[EngineCore, EngineInfo]:
-    """Returns the core around a loaded model, and the information that clients receive.
+    """Returns the core around a loaded model, and the information that clients receive. `fetcher` brings
+    packed adapters to `artifacts_dir`; None: they are all there.
 
     Raises: ValueError when there is no such device, the base cannot be served there, or sizes do not fit
     together; OSError.
@@ -88,7 +95,7 @@ def build_engine(
     scheduler = Scheduler(
         limits=limits,
         pool=BlockPool(parts.num_blocks, BLOCK_SIZE),
-        slots=SlotTable(sizes.num_slots, parts.loader.start_load, parts.loader),
+        slots=SlotTable(sizes.num_slots, parts.loader.start_load, parts.loader, fetcher),
         eos_ids=config.eos_ids,
         token_bytes=vocabulary.token_bytes,
         environment=EngineEnvironment(server.engine_id, server.incarnation),
@@ -110,6 +117,9 @@ def build_engine(
         tensor_parallel=device_settings.tensor_parallel,
         role="prefill" if settings.prefill.endpoint else "",
     )
+    if fetcher is not None:
+        fetcher.start(partial(server.adapter_loaded, NO_SLOT))
+        server.at_close(fetcher.close)
     memory = replace(parts.memory, bandwidth=bandwidth)
     grammars = _grammars(settings.base, config, server, device_settings.mask_threads)
     core = EngineCore(scheduler, parts.runner, parts.gauges, memory, grammars)

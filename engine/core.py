@@ -190,7 +190,7 @@ class EngineCore:
         """Gauges and counters as of now. The server fills in the journal's gauges."""
         scheduler = self.scheduler
         counters, pool, slots = scheduler.counters, scheduler.pool, scheduler.slot_allocator.slots
-        run, gauges = self.runner.counters, self._gauges()
+        run, gauges, fetches = self.runner.counters, self._gauges(), slots.fetch_counters
         return EngineStats(
             started_at=self._started_at,
             engine_id=scheduler.engine_id,
@@ -246,6 +246,11 @@ class EngineCore:
             exported_tokens=0 if self.exporter is None else self.exporter.num_tokens,
             drafted_tokens=counters.drafted_tokens,
             accepted_tokens=counters.accepted_tokens,
+            adapters_fetching=fetches.fetching,
+            adapter_fetches=fetches.fetched,
+            adapter_fetch_bytes=fetches.num_bytes,
+            adapter_fetch_seconds=fetches.seconds,
+            adapter_fetch_failures=fetches.failures.copy(),
         )
 
     def view(self, stats: EngineStats) -> EngineView:

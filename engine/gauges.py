@@ -132,6 +132,15 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Guessed tokens that steps verified."""
     accepted_tokens: int = 0
     """Of those, tokens that were drawn too; `completion_tokens` has them."""
+    adapters_fetching: int = 0
+    """Packed adapters on their way from the object store; 0 where they lie in a shared folder."""
+    adapter_fetches: int = 0
+    """Packed adapters that were fetched from the object store."""
+    adapter_fetch_bytes: int = 0
+    adapter_fetch_seconds: float = 0.0
+    """From the start of a fetch to its end, summed over those that succeeded."""
+    adapter_fetch_failures: dict[str, int] = {}
+    """By cause: packed adapters that could not be fetched."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):

@@ -27,6 +27,7 @@ import zmq
 
 from engine.core import EngineCore
 from engine.journal.usage_journal import JournalError
+from engine.lora.fetching import ArtifactFetcher
 from engine.observation_setup import open_observers
 from engine.protocol import EngineInfo
 from engine.registry import Registrar, Registration
@@ -45,8 +46,8 @@ THREAD_SWITCH_SECONDS = 0.0001
 wait longer for its turn than its step took."""
 
 
-def run(settings: EngineSettings, device: DeviceSettings) -> int:
-    """Serves until stopped. Returns the process's exit code."""
+def run(settings: EngineSettings, device: DeviceSettings, fetcher: ArtifactFetcher | None = None) -> int:
+    """Serves until stopped. Returns the process's exit code. `fetcher`: see `build_engine`."""
     logs.configure("engine")
     began = time.monotonic()
     moved = moved_settings(os.environ)
@@ -90,7 +91,7 @@ def _run_in(opened: ExitStack, settings: EngineSettings, device: DeviceSettings,
         return 1
 
     def build() -> tuple[EngineCore, EngineInfo]:
-        core, info = _build(settings, device, server)
+        core, info = _build(settings, device, server, fetcher)
         seconds = time.monotonic() - began
         log.info(
             "engine ready",
@@ -168,7 +169,7 @@ def serve_until_stopped(
 
 
 def _build(
-    settings: EngineSettings, device: DeviceSettings, server: EngineServer
+    settings: EngineSettings, device: DeviceSettings, server: EngineServer, fetcher: ArtifactFetcher | None
 ) -> tuple[EngineCore, EngineInfo]:
     try:
         build = version("rootstock")
@@ -182,7 +183,7 @@ def _build(
     log.info("loading torch")
     from engine.assembly import build_engine
 
-    return build_engine(settings, device, server, build)
+    return build_engine(settings, device, server, build, fetcher)
 
 
 def _end_process(failure: threading.ExceptHookArgs) -> None:

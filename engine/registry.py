@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import quote, unquote_plus
 
 import msgspec
 import redis
@@ -24,6 +24,7 @@ EXPIRES_S = 10
 RENEW_S = 2.0
 _TIMEOUT_S = 2.0
 _PREFIX = "registry+"
+_OPTION = "secret="
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -58,22 +59,24 @@ class RegistryAddress:
 
     @classmethod
     def parse(cls, text: str) -> RegistryAddress | None:
-        """Reads `registry+REDIS_URL`, with `secret=FILE` in its query. Returns None for another kind of
-        endpoint; raises ValueError for a registry without a secret.
+        """Reads `registry+REDIS_URL?secret=FILE`. Where the URL has a query of its own, `secret` may also be
+        one of its options. Returns None for another kind of endpoint; raises ValueError for a registry
+        without a secret.
         """
         if not text.startswith(_PREFIX):
             return None
         url, _, query = text.removeprefix(_PREFIX).partition("?")
-        options = parse_qsl(query)
-        secret = dict(options).get("secret")
+        options = [option for option in query.replace("?", "&").split("&") if option]
+        secrets = [option for option in options if option.startswith(_OPTION)]
+        secret = unquote_plus(secrets[0].removeprefix(_OPTION)) if secrets else ""
         if not secret:
             raise ValueError("a registry of engines needs the clients' key: registry+REDIS_URL?secret=FILE")
-        rest = urlencode([(name, value) for name, value in options if name != "secret"])
+        rest = "&".join(option for option in options if option not in secrets)
         return cls(f"{url}?{rest}" if rest else url, Path(secret))
 
     def __str__(self) -> str:
         separator = "&" if "?" in self.redis_url else "?"
-        return f"{_PREFIX}{self.redis_url}{separator}secret={quote(str(self.secret))}"
+        return f"{_PREFIX}{self.redis_url}{separator}{_OPTION}{quote(str(self.secret))}"
 
     def endpoint_of(self, registered: Registration) -> str:
         """Returns the endpoint that a client of this engine connects to."""

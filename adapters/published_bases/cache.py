@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import hashlib
 import os
 import shutil
 import time
@@ -23,7 +22,9 @@ from adapters.published_bases.errors import BaseNotPublished, DamagedBase, NoRoo
 from adapters.published_bases.manifest import BaseFile, BaseManifest, decode, file_key, manifest_key
 from adapters.storage import DigestMismatch, ObjectNotFound, ObjectStore
 from adapters.storage.local import sync_folder
+from adapters.storage.locks import locked
 from adapters.storage.receiving import on_disk
+from adapters.storage.resuming import fetch_rest
 
 log = structlog.get_logger(__name__)
 
@@ -65,8 +66,8 @@ class BaseCache:
         """
         await on_disk(lambda: self._root.mkdir(parents=True, exist_ok=True))
         # A thread of its own: it may wait as long as another process fetches.
-        with await asyncio.to_thread(_locked, self._root / ".lock", fcntl.LOCK_EX):
-            in_use = await asyncio.to_thread(_locked, self._root / f"{digest}.lock", fcntl.LOCK_SH)
+        with await asyncio.to_thread(locked, self._root / ".lock", fcntl.LOCK_EX):
+            in_use = await asyncio.to_thread(locked, self._root / f"{digest}.lock", fcntl.LOCK_SH)
             try:
                 path = self._root / digest
                 if not path.is_dir():
@@ -100,38 +101,25 @@ class BaseCache:
         return decode(encoded, digest)
 
     async def _fetch_file(self, file: BaseFile, path: Path) -> None:
-        """Appends what is missing, then verifies all of it; a file that is wrong is removed."""
-        with path.open("ab") as opened:
-            present = opened.tell()
-            try:
-                if present < file.size:
-                    await self._append(file, opened, present)
-            except ObjectNotFound:
-                raise DamagedBase(file.name, file.sha256, "of nothing") from None
-            except DigestMismatch as error:
-                await on_disk(path.unlink)
-                raise DamagedBase(file.name, file.sha256, error.found) from None
-            await on_disk(os.fsync, opened.fileno())
-        found = await on_disk(_sha256, path)
-        if found == file.sha256:
-            return
-        await on_disk(path.unlink)
-        if present:  # what an earlier attempt left may be at fault, not the store
-            log.warning("file of base is fetched again", file=file.name, kept=present)
-            await self._fetch_file(file, path)
-        else:
-            raise DamagedBase(file.name, file.sha256, found)
-
-    async def _append(self, file: BaseFile, opened: BinaryIO, present: int) -> None:
+        """Appends what is missing, then verifies all of it."""
         said = time.monotonic()
-        async for piece in self._store.get(file_key(file.sha256), start=present):
-            await on_disk(opened.write, piece)
-            present += len(piece)
-            if present > file.size:  # more than the manifest says; it must not fill the disk
-                return
+
+        def note(present: int) -> None:
+            nonlocal said
             if time.monotonic() - said >= _PROGRESS_S:
                 said = time.monotonic()
                 log.info("base is fetched", file=file.name, present=present, bytes=file.size)
+
+        key = file_key(file.sha256)
+        with path.open("a+b") as opened:
+            try:
+                await fetch_rest(
+                    self._store, key, opened, size=file.size, sha256=file.sha256, on_progress=note
+                )
+            except ObjectNotFound:
+                raise DamagedBase(file.name, file.sha256, "of nothing") from None
+            except DigestMismatch as error:
+                raise DamagedBase(file.name, file.sha256, error.found) from None
 
     def _make_room(self, digest: str, size: int) -> None:
         """Removes unused bases, least recently used first, until `size` bytes fit. Raises NoRoomForBase."""
@@ -154,7 +142,7 @@ class BaseCache:
 
     def _remove_unused(self, path: Path) -> None:
         lock = self._root / f"{path.name.removeprefix('.').removesuffix('.partial')}.lock"
-        with suppress(BlockingIOError), _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with suppress(BlockingIOError), locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
             # Renamed first: a folder that is removed in part must not look complete.
             leaving = path if path.name.endswith(".partial") else path.with_name(f".{path.name}.partial")
             if leaving != path:
@@ -164,21 +152,5 @@ class BaseCache:
             log.info("unused base is removed", digest=path.name)
 
 
-def _locked(path: Path, mode: int) -> BinaryIO:
-    """Returns the lock file, which keeps the lock until it is closed. Raises BlockingIOError with LOCK_NB."""
-    opened = path.open("ab")
-    try:
-        fcntl.flock(opened, mode)
-    except BaseException:
-        opened.close()
-        raise
-    return opened
-
-
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

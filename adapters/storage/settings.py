@@ -21,6 +21,10 @@ class StorageSettings(BaseSettings):
     access_key_id: str | None = None
     """Together with its secret; without both, the machine's role is used."""
     secret_access_key: SecretStr | None = None
+    reader_access_key_id: str | None = None
+    """Of a key that may only read `bases/` and `packed/`, together with its secret: what engines on a cluster
+    get in place of the other, which may write."""
+    reader_secret_access_key: SecretStr | None = None
     scratch: Path | None = None
     """Directory for files in transfer to a bucket; by default below the system's temporary directory."""
     timeout: float = Field(default=60.0, gt=0)

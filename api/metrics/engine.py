@@ -38,6 +38,10 @@ _GAUGES = {
     "draining": ("engine_draining", "1 while the engine refuses new requests and ends with those it has."),
     "prefill_sources": ("prefill_sources", "Engines that would compute prompts for this one now."),
     "prompts_fetching": ("prompts_fetching", "Requests whose prompts are being computed on another engine."),
+    "adapters_fetching": (
+        "adapters_fetching",
+        "Packed adapters on their way from the object store to the engine's host.",
+    ),
     "started_at": ("engine_start_time_seconds", "When the engine started, in Unix seconds."),
     "journal_spooled": ("usage_events_spooled", "Usage events on the engine's disk, waiting for Redis."),
     "journal_set_aside": (
@@ -51,6 +55,12 @@ _COUNTERS = {
     "adapter_load_seconds": (
         "adapter_load_seconds",
         "From the start of a load to its end, summed.",
+    ),
+    "adapter_fetches": ("adapter_fetches", "Packed adapters fetched from the object store."),
+    "adapter_fetch_bytes": ("adapter_fetch_bytes", "Bytes of fetched adapters."),
+    "adapter_fetch_seconds": (
+        "adapter_fetch_seconds",
+        "From the start of a fetch to its end, summed over those that succeeded.",
     ),
     "steps": ("engine_steps", "Steps of the engine."),
     "step_seconds": ("engine_step_seconds", "Time spent in steps."),
@@ -91,6 +101,16 @@ _GAUGES_BY_CLASS = {
 _COUNTERS_BY_CLASS = {
     "preempted": ("preempted", "Requests taken out of the batch to make room."),
     "shed": ("shed", "Requests refused because they would have waited too long."),
+}
+_COUNTERS_BY_CAUSE = {
+    "fetch_fallbacks": (
+        "prompt_fallbacks",
+        "Long prompts that were computed on the engine of their request, or their rest, and why.",
+    ),
+    "adapter_fetch_failures": (
+        "adapter_fetch_failures",
+        "Packed adapters that could not be fetched from the object store, and why.",
+    ),
 }
 
 
@@ -144,7 +164,7 @@ class EngineCollector(Collector):
             yield _about(latest, bases)
             yield from _by_class(latest)
             yield _queue_wait(latest)
-            yield _prompt_fallbacks(latest)
+            yield from _by_cause(latest)
             yield from _ratios(latest)
 
 
@@ -199,16 +219,13 @@ def _queue_wait(latest: Mapping[str, EngineStats]) -> Metric:
     return wait
 
 
-def _prompt_fallbacks(latest: Mapping[str, EngineStats]) -> Metric:
-    family = CounterMetricFamily(
-        "rootstock_prompt_fallbacks",
-        "Long prompts that were computed on the engine of their request, or their rest, and why.",
-        labels=["cause", "replica"],
-    )
-    for replica, stats in latest.items():
-        for cause, count in stats.fetch_fallbacks.items():
-            family.add_metric([cause, replica], count)
-    return family
+def _by_cause(latest: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    for field, (name, text) in _COUNTERS_BY_CAUSE.items():
+        family = CounterMetricFamily(f"rootstock_{name}", text, labels=["cause", "replica"])
+        for replica, stats in latest.items():
+            for cause, count in getattr(stats, field).items():
+                family.add_metric([cause, replica], count)
+        yield family
 
 
 def _ratios(latest: Mapping[str, EngineStats]) -> Iterator[Metric]:

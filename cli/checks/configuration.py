@@ -16,6 +16,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
+from adapters.published_artifacts.settings import ArtifactSource
 from adapters.published_bases.settings import BaseSource
 from adapters.served_bases import FurtherBases
 from adapters.storage.settings import StorageSettings
@@ -75,6 +76,7 @@ USERS: Mapping[type[BaseSettings], set[Process]] = {
     DeviceSettings: _ENGINE,
     ClusterSettings: _ENGINE,
     BaseSource: _ENGINE,
+    ArtifactSource: _ENGINE,
     PrefillSettings: _ENGINE,
     DiskSettings: _API | _ENGINE,
     HeadSettings: set(),  # `rootstock up --ray` and its controller alone

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from adapters.published_artifacts.settings import ArtifactSource
 from adapters.served_bases import FurtherBases
 from adapters.storage.settings import StorageSettings
 from api.settings import ApiSettings
@@ -36,7 +37,9 @@ def check_agreement(configuration: Configuration) -> Iterator[Finding]:
         engines_own = variable_of(EngineSettings, "base_name")
         if base_names.get(engines_own) in {base.name for base in further.further}:
             del base_names[engines_own]  # an engine of another base than the first
-    artifacts = configuration.values("artifacts_dir", JobsSettings, EngineSettings)
+    source = configuration.get(ArtifactSource)
+    fetches = source is not None and source.fetch
+    artifacts = {} if fetches else configuration.values("artifacts_dir", JobsSettings, EngineSettings)
     redis = {name: redis_address(url) for name, url in redis_urls(configuration).items()}
     groups = (
         (Status.FAILED, base_names, "API and jobs wait for an engine that serves their base model's name"),

@@ -171,7 +171,7 @@ class Controller:
 
 def main() -> int:
     """Connects to the head and runs. Returns the exit code."""
-    settings = RaySettings()  # type: ignore[call-arg]
+    settings, environment = RaySettings(), engine_environment()  # type: ignore[call-arg]
     try:
         ray.init(
             address=settings.address,
@@ -183,7 +183,7 @@ def main() -> int:
         print(f"no Ray head answers at {settings.address}: {error}", file=sys.stderr)
         return 1
     try:
-        asyncio.run(Controller(settings, engine_environment()).run())
+        asyncio.run(Controller(settings, environment).run())
     except (TimeoutError, ray.exceptions.RayError) as error:
         log.error("the cluster's head does not answer", reason=str(error))
         # Ray's own end waits for the head, which may not come back.

@@ -41,6 +41,10 @@ class RayPlan:
     """GPUs of each engine."""
     node_cpus: int | None = None
     """Cores that this machine's node offers; None: all."""
+    fetches: bool = False
+    """Whether engines get base and adapters from the object store, not from folders at the same paths."""
+    base_digest: str = ""
+    """Of the published base; empty: not published yet, or not by this `up`."""
 
     def settings(self, redis_url: str) -> dict[str, str]:
         """Returns the settings of this service's processes that differ from those on one machine."""
@@ -56,6 +60,8 @@ class RayPlan:
             "ROOTSTOCK_RAY_REPLICAS_MIN": str(self.replicas_min),
             "ROOTSTOCK_RAY_REPLICAS_MAX": str(self.replicas_max),
             "ROOTSTOCK_RAY_GPUS": str(self.gpus),
+            "ROOTSTOCK_ADAPTERS_FETCH": "true" if self.fetches else "",
+            "ROOTSTOCK_BASE_DIGEST": self.base_digest,
         }
 
     def registry(self, redis_url: str) -> str:

@@ -11,9 +11,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PASSED_ON = (
     *("ROOTSTOCK_ENGINE_", "ROOTSTOCK_DEVICE_", "ROOTSTOCK_CLUSTER_", "ROOTSTOCK_DISK_"),
-    *("OMP_", "NCCL_"),
+    *("ROOTSTOCK_BASE_", "ROOTSTOCK_ADAPTERS_", "OMP_", "NCCL_"),
 )
 """The settings that engines on other hosts get. Those of the database and of payments stay here."""
+_STORE = "ROOTSTOCK_STORAGE_"
+_KEY = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
 
 
 class HeadSettings(BaseSettings):
@@ -60,9 +62,45 @@ class RaySettings(BaseSettings):
 
 
 def engine_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the variables that every engine of the cluster gets: the object store's only if it fetches its
-    base from there.
+    """Returns the variables that every engine of the cluster gets: those of the object store only if it
+    fetches from there, and of the store's keys the one that can only read.
+
+    Raises ValueError without such a key.
     """
-    fetches = bool(environment.get("ROOTSTOCK_BASE_DIGEST"))
-    passed_on = (*PASSED_ON, *(("ROOTSTOCK_BASE_", "ROOTSTOCK_STORAGE_") if fetches else ()))
-    return {name: value for name, value in environment.items() if name.startswith(passed_on)}
+    passed_on = {name: value for name, value in environment.items() if name.startswith(PASSED_ON)}
+    if environment.get("ROOTSTOCK_BASE_DIGEST") or fetches_adapters(environment):
+        passed_on |= _reading(environment)
+    return passed_on
+
+
+def fetches_adapters(environment: Mapping[str, str]) -> bool:
+    """Returns whether engines get packed adapters from the object store."""
+    return environment.get("ROOTSTOCK_ADAPTERS_FETCH", "").lower() in ("1", "true", "yes", "on", "y", "t")
+
+
+def fetches_from_store(environment: Mapping[str, str]) -> bool:
+    """Returns whether the engines of `up --ray` get base and adapters from the object store: if the operator
+    has named one, which all hosts then reach, unless ROOTSTOCK_ADAPTERS_FETCH is false.
+
+    Raises ValueError when they would need a key that is not there.
+    """
+    fetching = {"ROOTSTOCK_ADAPTERS_FETCH": "true", **environment}
+    if not environment.get("ROOTSTOCK_STORAGE_URL") or not fetches_adapters(fetching):
+        return False
+    engine_environment(fetching)
+    return True
+
+
+def _reading(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings of an object store that is only read."""
+    settings = {name: value for name, value in environment.items() if name.startswith(_STORE)}
+    writing = [settings.pop(f"{_STORE}{name}", "") for name in _KEY]
+    reading = {f"{_STORE}{name}": settings.pop(f"{_STORE}READER_{name}", "") for name in _KEY}
+    if all(reading.values()):
+        return settings | reading
+    if any(writing) or any(reading.values()):
+        raise ValueError(
+            "engines on other hosts need a key of the object store that can only read: set "
+            f"{_STORE}READER_ACCESS_KEY_ID and {_STORE}READER_SECRET_ACCESS_KEY"
+        )
+    return settings  # a directory, or the role of each host

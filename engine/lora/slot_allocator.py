@@ -13,7 +13,8 @@ requests are evicted, the least recently used first. When there is not, adapters
 
 So an adapter waits for at most the patience, the running requests of the slots it takes and a load, times its
 place in the line over the number of adapters that fit. Pinned adapters take no turns: they stay. One that can
-never fit is rejected at once.
+never fit is rejected at once. One whose artifact is not on this host is fetched first; it keeps its place in
+the line, and claims nothing meanwhile.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class SlotAllocator:
         self._exhausted: int | None = None
         # Adapters whose rejection has not been reported yet.
         self._refused: set[str] = set()
+        # Adapters that were prefetched, and how, while their artifacts are being fetched.
+        self._to_prefetch: dict[str, tuple[AdapterRef, bool | None]] = {}
 
     def add_demand(self, ref: AdapterRef) -> None:
         """Notes that a request waits for the adapter. Starts loading at once if there is room."""
@@ -74,6 +77,7 @@ class SlotAllocator:
             del self._waiting[digest]
             self._exhausted = None
             self._end_wait(digest)
+            self.slots.let_go(digest)
 
     def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
         """Loads the adapter if no adapter in demand loses its slot by that.
@@ -81,12 +85,27 @@ class SlotAllocator:
         `pinned`: True keeps it from now on, within the bounds of `SlotTable.pin`; False ends that; None
         changes nothing. An adapter that is not pinned may be evicted unused.
         """
+        digest = ref.digest
+        if pinned is False:
+            self.slots.unpin(digest)
+            self._exhausted = None
+        if self.slots.find(digest) is None and not self.slots.is_at_hand(ref):
+            _, before = self._to_prefetch.get(digest, (ref, None))
+            self._to_prefetch[digest] = (ref, before if pinned is None else pinned)
+            return
         if pinned:
             self._pin(ref)
-        elif pinned is not None:
-            self.slots.unpin(ref.digest)
-            self._exhausted = None
-        self._ensure_slot(ref)
+        if not self._ensure_slot(ref) and digest not in self._waiting:
+            self.slots.let_go(digest)
+
+    def fetched(self, digest: str) -> None:
+        """Records that an adapter's artifact is on this host: what waited for that goes on."""
+        if digest in self._to_prefetch:
+            self.prefetch(*self._to_prefetch.pop(digest))
+        elif digest in self._missing:
+            self._ensure_slot(self._missing[digest][0])
+        else:
+            self.slots.let_go(digest)
 
     def admits(self, ref: AdapterRef) -> bool:
         """Returns whether a waiting request on the adapter may run now.
@@ -118,9 +137,12 @@ class SlotAllocator:
         self.slots.loaded(index, digest)
 
     def failed(self, index: int, digest: str) -> None:
-        """Records that a load failed. The caller rejects the requests that wait for the adapter."""
+        """Records that a load or a fetch failed. The caller rejects the requests that wait for the
+        adapter.
+        """
         if index == NO_SLOT:
             self._refused.discard(digest)
+            self._to_prefetch.pop(digest, None)
             return
         self.slots.failed(index, digest)
         self._exhausted = None
@@ -151,7 +173,7 @@ class SlotAllocator:
                 break
             overdue.append(ref)
         for ref in overdue:
-            if self._ensure_slot(ref) or ref.digest in self._refused:
+            if self._ensure_slot(ref) or ref.digest in self._refused or not self.slots.is_at_hand(ref):
                 continue
             claim = self._claims.setdefault(ref.digest, _Claim(ref, self.slots.need(ref)))
             if not self._close_slots(claim, now):
@@ -194,6 +216,8 @@ class SlotAllocator:
         """Returns whether the adapter has a slot, or could be given one that no adapter in demand loses."""
         digest = ref.digest
         if self.slots.find(digest) is None:
+            if not self.slots.is_at_hand(ref):
+                return False
             reason = self.slots.rejection_reason(ref)
             if reason is not None:
                 self._refuse(ref, reason)

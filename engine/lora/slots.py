@@ -5,6 +5,9 @@ A slot's states:
     EMPTY --ensure_loaded--> LOADING --loaded--> READY --evicted, while unreferenced and not pinned--> EMPTY
                                 \\--failed--> EMPTY
 
+Before `ensure_loaded` or `replace`, the adapter's artifact must be at hand (`is_at_hand`): it is held until
+its load has ended.
+
 An adapter needs a slot and, where memory is bounded, its bytes: as many others are evicted as that takes.
 Loading is started through a callable and reported back.
 """
@@ -17,10 +20,11 @@ from collections.abc import Callable, Container, Iterable
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from engine.lora.fetching import FetchCounters, HeldArtifacts, OnDisk
 from engine.protocol import AdapterRef
 
 NO_SLOT = -1
-"""In the report on an adapter that was rejected before it had a slot."""
+"""In reports on adapters without a slot: one was rejected, or its artifact was fetched or could not be."""
 
 
 class SlotState(Enum):
@@ -127,7 +131,13 @@ class SlotTable:
     the memory's capacity.
     """
 
-    def __init__(self, num_slots: int, start_load: StartLoad, memory: SlotMemory | None = None) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        start_load: StartLoad,
+        memory: SlotMemory | None = None,
+        artifacts: HeldArtifacts | None = None,
+    ) -> None:
         """`num_slots` may be 0: then no adapter can ever be served. Raises ValueError when negative."""
         if num_slots < 0:
             raise ValueError(f"num_slots must not be negative, not {num_slots}")
@@ -136,6 +146,7 @@ class SlotTable:
         self.num_evictions = 0
         self._start_load = start_load
         self._memory: SlotMemory = Unbounded() if memory is None else memory
+        self._artifacts: HeldArtifacts = OnDisk() if artifacts is None else artifacts
         self.capacity = self._memory.capacity
         self._num_bytes = 0
         self._by_digest: dict[str, AdapterSlot] = {}
@@ -158,6 +169,22 @@ class SlotTable:
         """Returns the room that the adapter takes."""
         size = 0 if self.capacity is None else self._memory.size_of(ref)
         return Room(1, size or 0)
+
+    def is_at_hand(self, ref: AdapterRef) -> bool:
+        """Returns whether the adapter's artifact is on disk, and is held. If not, has it fetched, which is
+        reported for `NO_SLOT`.
+        """
+        return self._artifacts.hold(ref.digest)
+
+    def let_go(self, digest: str) -> None:
+        """Ends the hold on the artifact of an adapter that is not loading: no request needs it."""
+        slot = self._by_digest.get(digest)
+        if slot is None or slot.state is not SlotState.LOADING:
+            self._artifacts.release(digest)
+
+    @property
+    def fetch_counters(self) -> FetchCounters:
+        return self._artifacts.counters
 
     def ensure_loaded(
         self, ref: AdapterRef, kept: Container[str] = (), reserved: Room = NO_ROOM
@@ -218,6 +245,7 @@ class SlotTable:
     def loaded(self, index: int, digest: str) -> AdapterSlot:
         """Records that a load has succeeded."""
         slot = self._settle(index, digest)
+        self._artifacts.release(digest)
         slot.state = SlotState.READY
         slot.loaded_at = time.time()
         self._idle[index] = slot
@@ -226,6 +254,7 @@ class SlotTable:
     def failed(self, index: int, digest: str) -> AdapterSlot:
         """Records that a load has failed: the slot is empty again. The next `ensure_loaded` tries again."""
         slot = self._settle(index, digest)
+        self._artifacts.release(digest, is_suspect=True)
         self._vacate(slot)
         return slot
 

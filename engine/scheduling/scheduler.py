@@ -37,7 +37,7 @@ from engine.environment import EngineEnvironment
 from engine.grammar.constraint import CompiledGrammar
 from engine.kv_cache import BlockPool
 from engine.lora.slot_allocator import SlotAllocator
-from engine.lora.slots import SlotTable
+from engine.lora.slots import NO_SLOT, SlotTable
 from engine.outputs import Counters, StepOutputs
 from engine.protocol import AdapterRef, PriorityClass, Rejected, Submit, TokenLogprob
 from engine.request import CLASS_ORDER, Request, RequestState
@@ -144,8 +144,12 @@ class Scheduler:
         self.slot_allocator.prefetch(ref, pinned)
 
     def adapter_loaded(self, slot: int, digest: str, error: str | None) -> None:
-        """Records that a load has ended. On an error, requests waiting for the adapter end too."""
-        if error is None:
+        """Records that a load has ended, or for `NO_SLOT` a fetch. On an error, requests waiting for the
+        adapter end too.
+        """
+        if error is None and slot == NO_SLOT:
+            self.slot_allocator.fetched(digest)
+        elif error is None:
             self.slot_allocator.loaded(slot, digest)
         else:
             self.slot_allocator.failed(slot, digest)

@@ -16,6 +16,7 @@ import pytest
 from adapters.bases import Bases
 from adapters.deletion import GRACE, purge_deleted
 from adapters.errors import AdapterNotFound, ModelNotFound
+from adapters.published_artifacts.publishing import published_key
 from adapters.resolver import ModelResolver
 from adapters.storage import StorageUnavailable
 from cli.programs import CHECKOUT
@@ -125,10 +126,12 @@ async def test_artifacts_stay_while_any_tenant_needs_them(place: Scene) -> None:
     assert await purge(place) == 2
     for digest in ("1b", "1f", "3b", "3f"):
         assert artifact_file(place.artifacts, digest * 32).exists(), "another version has these weights"
+        assert await place.store.head(published_key(digest * 32)) is not None
     await place.onboarding.deletion.delete(place.tenants[1], "same")
     await place.onboarding.deletion.delete(place.tenants[0], "calibrating")
     assert await purge(place) == 2
     assert [path for path in place.artifacts.rglob("*") if path.is_file()] == []
+    assert [stored async for stored in place.store.list("packed")] == []
 
 
 async def test_an_artifact_packed_just_now_stays(place: Scene) -> None:

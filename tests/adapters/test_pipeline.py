@@ -18,6 +18,7 @@ from adapters.models import AdapterVersion
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE, artifact_key
 from adapters.pipeline import DTYPES, AdapterPipeline, JobInput, Progress, Verdict
 from adapters.pipeline_steps import AdapterSteps, Base, ensure_artifact
+from adapters.published_artifacts.publishing import published_key
 from adapters.storage import DigestMismatch, ObjectNotFound
 from adapters.submission import SubmittedVersion
 from db.session import EVERY_TENANT, Database
@@ -107,6 +108,9 @@ async def test_an_upload_is_inspected_packed_kept_and_put_into_service(shop: Sho
         stored = await shop.place.store.head(artifact_key(job.tenant_id, job.adapter_id, job.version, dtype))
         assert stored is not None
         assert (stored.sha256, stored.size) == (packed["digest"], packed["size"])
+        published = await shop.place.store.head(published_key(packed["digest"]))
+        assert published is not None
+        assert (published.sha256, published.size) == (packed["digest"], packed["size"])
     assert version.digest == version.artifacts["float8_e4m3"]["digest"]
     (work,) = shop.steps.seen
     assert (work.model, work.samples, work.dtype) == ("sapling:pirate@1", None, None)
@@ -129,11 +133,14 @@ async def test_a_job_that_was_interrupted_skips_what_is_done(shop: Shop) -> None
     assert version.state == "calibrating"
     gone = artifact_path(shop.place.artifacts, version.artifacts["bfloat16"]["digest"])
     gone.unlink()
+    published = published_key(version.artifacts["bfloat16"]["digest"])
+    await shop.place.store.delete(published)  # as if an earlier release had packed it
     shop.steps._sandbox = None  # type: ignore[assignment]  # it would be an error to inspect again
     await shop.pipeline.run(lease)
     job, version = await shop.look(job_of(made))
     assert (job.status, version.state) == ("succeeded", "ready")
     assert gone.is_file()
+    assert await shop.place.store.head(published) is not None
     events = await shop.events(job_of(made))
     assert events.count("version.inspected") == events.count("version.packed") == 1
 

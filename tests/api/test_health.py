@@ -44,6 +44,8 @@ STATS = EngineStats(
     step_gap_seconds=0.25,
     drafted_tokens=120,
     accepted_tokens=90,
+    adapter_fetches=6,
+    adapter_fetch_failures={"missing": 2},
     step_bytes=7_000_000_000,
     memory_bandwidth=4.0e12,
     prompt_tokens=1000,
@@ -174,6 +176,8 @@ async def test_the_engine_is_mirrored(client: httpx.AsyncClient, world: World) -
     assert seen["rootstock_engine_accepted_tokens_total|engine-0"] == 90
     assert seen["rootstock_engine_step_bytes_total|engine-0"] == 7_000_000_000
     assert seen["rootstock_engine_memory_bandwidth_bytes|engine-0"] == 4.0e12
+    assert seen["rootstock_adapter_fetches_total|engine-0"] == 6
+    assert seen["rootstock_adapter_fetch_failures_total|missing|engine-0"] == 2
     world.engine.ready = False
     assert (await metrics_of(client))["rootstock_engine_up|engine-0"] == 0
 
@@ -215,7 +219,7 @@ async def test_no_label_names_a_key_a_tenant_or_an_adapter(client: httpx.AsyncCl
     for name in (KEY, RESTRICTED_KEY, "key_one", "ten_one", "pirate", "adp_1", "a" * 10):
         assert name not in text
     labels = set(re.findall(r'(\w+)="', "\n".join(line for line in text.split("\n") if "rootstock_" in line)))
-    device = {"base", "device", "quantization", "kv_dtype", "replica", "reason"}
+    device = {"base", "device", "quantization", "kv_dtype", "replica", "reason", "cause"}
     assert (
         labels
         <= {"service_tier", "outcome", "kind", "code", "result", "method", "route", "status", "le"} | device

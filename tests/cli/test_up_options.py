@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli import up_options
+from cli.client_key import make_client_key
+from cli.cluster import publishing
 from cli.cluster.settings import engine_environment
 from cli.datadir import DataDir
 from cli.errors import CliError, UsageError
 from cli.main import complete_options
 from cli.programs import CHECKOUT, LocalBase, Service
 from cli.up_options import UpOptions
+from engine.transport.curve import KeyPair
 
 
 def options(replicas: int) -> UpOptions:
@@ -174,6 +179,95 @@ def test_on_ray_a_head_and_a_controller_stand_for_the_engines(
         again = on_ray(data).chosen_ray(data.path)
         assert again is not None
         assert again.settings("redis://r")["ROOTSTOCK_CLUSTER_CLIENT_KEYS"] in passed_on.values()
+
+
+def test_engines_get_the_stores_settings_only_to_fetch_and_the_key_that_reads() -> None:
+    store = {
+        "ROOTSTOCK_STORAGE_URL": "s3://bucket",
+        "ROOTSTOCK_STORAGE_ACCESS_KEY_ID": "writer",
+        "ROOTSTOCK_STORAGE_SECRET_ACCESS_KEY": "w",
+    }
+    reader = {
+        "ROOTSTOCK_STORAGE_READER_ACCESS_KEY_ID": "reader",
+        "ROOTSTOCK_STORAGE_READER_SECRET_ACCESS_KEY": "r",
+    }
+    assert engine_environment(store | reader) == {}
+    for fetching in ({"ROOTSTOCK_BASE_DIGEST": "0" * 64}, {"ROOTSTOCK_ADAPTERS_FETCH": "True"}):
+        assert engine_environment(store | reader | fetching) == fetching | {
+            "ROOTSTOCK_STORAGE_URL": "s3://bucket",
+            "ROOTSTOCK_STORAGE_ACCESS_KEY_ID": "reader",
+            "ROOTSTOCK_STORAGE_SECRET_ACCESS_KEY": "r",
+        }
+        for lacking in (store, store | {"ROOTSTOCK_STORAGE_READER_ACCESS_KEY_ID": "reader"}):
+            with pytest.raises(ValueError, match="ROOTSTOCK_STORAGE_READER_SECRET_ACCESS_KEY"):
+                engine_environment(lacking | fetching)
+        directory = {"ROOTSTOCK_STORAGE_URL": "file:///shared"}
+        assert engine_environment(directory | fetching) == directory | fetching
+
+
+def test_on_ray_engines_fetch_where_the_operator_has_named_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ROOTSTOCK_STORAGE_URL", "ROOTSTOCK_ADAPTERS_FETCH"):
+        monkeypatch.delenv(name, raising=False)
+    with DataDir(tmp_path / "data") as data:
+
+        def environment(digest: str = "") -> dict[str, str]:
+            plan = on_ray(data).chosen_ray(data.path)
+            assert plan is not None
+            return service(data, ray=replace(plan, base_digest=digest)).environment()
+
+        assert "ROOTSTOCK_ADAPTERS_FETCH" not in environment(), "they read the folders of `up`"
+        monkeypatch.setenv("ROOTSTOCK_STORAGE_URL", "s3://bucket")
+        assert environment("a" * 64)["ROOTSTOCK_ADAPTERS_FETCH"] == "true"
+        assert environment("a" * 64)["ROOTSTOCK_BASE_DIGEST"] == "a" * 64
+        monkeypatch.setenv("ROOTSTOCK_STORAGE_ACCESS_KEY_ID", "writer")
+        with pytest.raises(CliError, match="READER_ACCESS_KEY_ID"):
+            environment()
+        monkeypatch.setenv("ROOTSTOCK_ADAPTERS_FETCH", "false")
+        assert environment()["ROOTSTOCK_ADAPTERS_FETCH"] == "false"
+
+
+async def test_the_base_of_a_cluster_is_published_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, kept = tmp_path / "base", tmp_path / "published-base.json"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    runs = []
+
+    async def run_child(*command: str, environment: Mapping[str, str], failure: str) -> bytes:
+        runs.append(command)
+        return await publish_here(*command, environment=environment, failure=failure)
+
+    publish_here = publishing.run_child
+    monkeypatch.setattr(publishing, "run_child", run_child)
+    monkeypatch.setenv("ROOTSTOCK_STORAGE_URL", (tmp_path / "store").as_uri())
+    environment = {"ROOTSTOCK_STORAGE_URL": (tmp_path / "store").as_uri()}
+    digest = await publishing.published_base(kept, base, environment)
+    assert len(digest) == 64
+    assert await publishing.published_base(kept, base, environment) == digest
+    assert len(runs) == 1
+    shutil.rmtree(tmp_path / "store")
+    assert await publishing.published_base(kept, base, environment) == digest
+    assert len(runs) == 2, "the store had lost it"
+    (base / "config.json").write_text("[]")
+    assert await publishing.published_base(kept, base, environment) != digest
+    assert await publishing.published_base(kept, base, {"ROOTSTOCK_BASE_DIGEST": "given"}) == "given"
+    (base / "config.json").unlink()
+    with pytest.raises(CliError, match=r"^a base has one config\.json"):
+        await publishing.published_base(kept, base, environment)
+
+
+def test_a_client_key_is_made_once(tmp_path: Path) -> None:
+    public = make_client_key(tmp_path / "clients.key")
+    assert make_client_key(tmp_path / "clients.key") == public
+    assert KeyPair.read(tmp_path / "clients.key").public.hex() == public
+    with pytest.raises(CliError, match="name a file in a folder"):
+        make_client_key(tmp_path / "nowhere" / "clients.key")
+    (tmp_path / "other").write_text("no key")
+    with pytest.raises(CliError, match="cannot be used"):
+        make_client_key(tmp_path / "other")
 
 
 def test_options_of_clusters_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

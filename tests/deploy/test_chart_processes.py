@@ -127,7 +127,7 @@ def test_the_pods_serve_a_request(database_url: str, owner_url: str, redis_url: 
         ("rootstock", "key-secret"): "k" * 64,
         ("rootstock", "database-url"): database_url,
         ("rootstock", "database-owner-url"): migrator_url(database_url),
-        ("rootstock", "redis-url"): redis_url.removesuffix("?db=0"),
+        ("rootstock", "redis-url"): redis_url,
     }
     places = {
         "/etc/rootstock/clients": str(tmp_path / "clients"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -29,13 +30,13 @@ class Cluster(Stack):
 
     def __init__(self, folder: Path, port: int) -> None:
         super().__init__(folder / "data", "--ray", "--replicas", "2")
-        self._address, self._joined = f"127.0.0.1:{port}", folder / "joined"
+        self._address, self.joined = f"127.0.0.1:{port}", folder / "joined"
         self._log = (folder / "join.log").open("wb")
         self._node: subprocess.Popen[bytes] | None = None
 
     def join(self) -> None:
         eventually((self.data / "ray.token").exists, 30, "the cluster's token")
-        options = ("--data", str(self._joined), "--token", str(self.data / "ray.token"), "--cpus", "1")
+        options = ("--data", str(self.joined), "--token", str(self.data / "ray.token"), "--cpus", "1")
         command = [*ROOTSTOCK, "join", self._address, *options]
         self._node = subprocess.Popen(command, cwd=CHECKOUT, stdout=self._log, stderr=self._log)
 
@@ -90,6 +91,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         port = free.getsockname()[1]
     cluster = Cluster(tmp_path_factory.mktemp("ray"), port)
     with pytest.MonkeyPatch.context() as patch:
+        # A store that all hosts reach: the node that joined has no other folder in common with `up`.
+        patch.setenv("ROOTSTOCK_STORAGE_URL", (cluster.data.parent / "store").as_uri())
         patch.setenv("ROOTSTOCK_RAY_PORT", str(port))
         patch.setenv("ROOTSTOCK_RAY_NODE_CPUS", "1")
         try:
@@ -100,6 +103,27 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         finally:
             cluster.finish()
             cluster.leave()
+
+
+async def test_a_host_that_joined_fetched_base_and_adapters(cluster: Cluster) -> None:
+    digest = json.loads((cluster.data / "published-base.json").read_text())["digest"]
+    for folder in (cluster.data, cluster.joined):
+        assert (folder / "bases" / digest / "config.json").is_file()
+    async with cluster.client() as client:
+        answers = [
+            read_stream(client, Stream(model, f"{number} + 5"), max_tokens=4)
+            for number in range(4)
+            for model in cluster.models
+        ]
+        assert [answer.error for answer in await asyncio.gather(*answers)] == [None] * len(answers)
+    packed = {path.name for path in (cluster.data / "artifacts").rglob("*.rsa")}
+    here, there = (
+        {path.name for path in (folder / "adapters").rglob("*.rsa")}
+        for folder in (cluster.data, cluster.joined)
+    )
+    assert here | there == packed
+    assert there, "the other host has served some"
+    await asyncio.to_thread(cluster.wait_until_metered)
 
 
 async def killed_under_streams(cluster: Cluster, victim: int) -> list[Stream]:

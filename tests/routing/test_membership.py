@@ -124,6 +124,13 @@ def test_a_registry_is_written_and_read(tmp_path: Path) -> None:
         address = RegistryAddress(url, tmp_path / "a key")
         assert RegistryAddress.parse(str(address)) == address
         assert registry_in([str(address)]) == address
+    for text in (
+        "registry+rediss://h:6379/0?ssl_ca_certs=/ca.pem&db=1?secret=/a%20key",
+        "registry+rediss://h:6379/0?ssl_ca_certs=/ca.pem&secret=/a+key&db=1",
+    ):
+        assert RegistryAddress.parse(text) == RegistryAddress(
+            "rediss://h:6379/0?ssl_ca_certs=/ca.pem&db=1", Path("/a key")
+        )
     assert registry_in(["tcp://a:1", "ipc:///b"]) is None
     with pytest.raises(ValueError, match="needs the clients' key"):
         parse_endpoints("registry+redis://h:6379/0")

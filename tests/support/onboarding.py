@@ -17,6 +17,7 @@ from adapters.files.uploads import UploadService
 from adapters.inspection.sandbox import Sandbox
 from adapters.jobs.lease import Lease, claim
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
+from adapters.published_artifacts.publishing import published_key
 from adapters.storage import LocalStore
 from adapters.submission import Calibration, Caller, Submission, SubmittedVersion
 from adapters.versions import PackedArtifact, finish_ready, note_calibrated, note_inspected, note_packed
@@ -129,6 +130,7 @@ class Scene:
             path = artifact_file(self.artifacts, one.digest)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"packed")
+            await self.store.put(published_key(one.digest), b"packed")
         async with lease.write() as held:
             await note_inspected(held.session, held.job, {"rank": 8})
         async with lease.write() as held:

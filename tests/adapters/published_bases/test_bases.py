@@ -26,7 +26,6 @@ from adapters.published_bases.manifest import (
 from adapters.published_bases.publishing import publish, read_folder
 from adapters.storage import LocalStore, StoredObject
 from cli import bases
-from cli.cluster.settings import engine_environment
 from cli.errors import CliError
 from tests.support.s3_server import S3Server, start_s3_server
 
@@ -228,10 +227,3 @@ def test_an_engines_host_fetches_into_its_own_data_folder(
     monkeypatch.setenv("ROOTSTOCK_BASE_DIGEST", "0" * 64)
     with pytest.raises(CliError, match="rootstock base publish"):
         bases.fetch_engine_base()
-
-
-def test_engines_get_the_stores_settings_only_to_fetch_their_base() -> None:
-    storage = {"ROOTSTOCK_STORAGE_SECRET_ACCESS_KEY": "secret"}
-    assert engine_environment(storage) == {}
-    fetching = {**storage, "ROOTSTOCK_BASE_DIGEST": "0" * 64}
-    assert engine_environment(fetching) == fetching

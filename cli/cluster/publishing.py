@@ -1,0 +1,45 @@
+"""Publishes the base of `rootstock up --ray`, once for the same files and the same object store."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from adapters.published_bases.manifest import manifest_key
+from cli.children import run_child
+from cli.datadir import read_json, write_private_json
+from cli.service_access import object_store, plain_errors
+
+
+async def published_base(kept: Path, base: Path, environment: Mapping[str, str]) -> str:
+    """Returns the digest of the base in the object store; publishes it unless that was done. `kept`: the file
+    that remembers it.
+
+    Raises `CliError`.
+    """
+    given = environment.get("ROOTSTOCK_BASE_DIGEST")
+    if given:
+        return given
+    fingerprint = _fingerprint(base, environment)
+    known = read_json(kept) or {}
+    if known.get("fingerprint") == fingerprint:
+        with plain_errors():
+            if await object_store(environment).head(manifest_key(known["digest"])) is not None:
+                return str(known["digest"])
+    # A child: a large base is hashed for minutes, and the operator may stop meanwhile.
+    command = ("cli.main", "base", "publish", str(base))
+    output = await run_child(*command, environment=environment, failure="the base could not be published")
+    digest = output.decode().strip()
+    write_private_json(kept, {"fingerprint": fingerprint, "digest": digest})
+    return digest
+
+
+def _fingerprint(base: Path, environment: Mapping[str, str]) -> str:
+    """Returns what is different if files of the base or the store are, without reading the files."""
+    store = [environment.get(f"ROOTSTOCK_STORAGE_{name}", "") for name in ("URL", "ENDPOINT")]
+    digest = hashlib.sha256("\n".join([str(base.resolve()), *store]).encode())
+    for path in sorted(base.iterdir()):
+        seen = path.stat()
+        digest.update(f"{path.name}\0{seen.st_size}\0{seen.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
