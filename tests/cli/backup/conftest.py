@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from cli.backup import sealed_files
 from db.session import Database
 from tests.cli.backup.service import SECRET, Service
+
+
+@pytest.fixture(autouse=True)
+def cheap_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deriving a key takes an eighth of a second of CPU."""
+    monkeypatch.setitem(sealed_files._SCRYPT, "n", 2)
 
 
 @pytest.fixture

@@ -174,24 +174,18 @@ async def test_only_empty_places_are_restored_into(
     (tmp_path / "full" / "file").touch()
     with pytest.raises(TargetNotEmpty, match="full is not empty"):
         await service.back_up(tmp_path / "full")
+    await no_process_serves_what_is_not_whole(backup, empty_database_url, tmp_path / "two")
 
 
-async def test_a_restore_that_fails_leaves_no_database_that_serves(
-    service: Service, empty_database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever ends it after the tables are there: no process starts on them."""
-    await service.back_up(tmp_path / "backup")
+async def no_process_serves_what_is_not_whole(backup: Backup, owner_url: str, folder: Path) -> None:
+    """Whatever ends a restore after the tables are there."""
 
     def end() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        await restore_to(
-            opened(tmp_path / "backup"),
-            target(empty_database_url, service.folder / "restored"),
-            Watched({"Rights": end}),
-        )
-    database = Database(serving_url(empty_database_url))
+        await restore_to(backup, target(owner_url, folder), Watched({"Rights": end}))
+    database = Database(serving_url(owner_url))
     with pytest.raises(UnusableDatabase):
         await assert_fit_to_serve(database)
     await database.close()
