@@ -3,6 +3,7 @@
 backup.json       format, id, what the key is derived with; in clear
 manifest.sealed   `Manifest`: written last
 database.sealed   PostgreSQL, as pg_dump writes it
+base.sealed       a base backup of the whole server, as tar; on request
 usage.sealed      usage events that were not in the database yet
 in-flight.sealed  the same of requests that had not ended
 secrets.sealed    settings and key files
@@ -31,6 +32,7 @@ from db.base import new_id
 HEADER = "backup.json"
 MANIFEST = "manifest.sealed"
 DATABASE = "database.sealed"
+BASE = "base.sealed"
 USAGE = "usage.sealed"
 IN_FLIGHT = "in-flight.sealed"
 SECRETS = "secrets.sealed"
@@ -54,6 +56,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: datetime
     wal_position: str
     """PostgreSQL's log position of the snapshot."""
+    source: str
+    """URL of the database, without its password: whose role and name a recovered server has too."""
     rows: dict[str, int]
     """Rows of each table in the snapshot."""
     files: dict[str, Content]
@@ -179,6 +183,7 @@ class Backup:
 
 __all__ = [
     "ARTIFACTS",
+    "BASE",
     "DATABASE",
     "IN_FLIGHT",
     "OBJECTS",

@@ -9,6 +9,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from cli.printing import Data
 
 if TYPE_CHECKING:
     from cli.backup.archive import Backup
+    from cli.backup.point_in_time import PointInTime
     from cli.display import Display
 
 backup_app = typer.Typer(
@@ -33,6 +35,14 @@ KeyFile = Annotated[
         help="File whose content encrypts the backup. Without it, no backup can be read: keep it elsewhere.",
     ),
 ]
+Until = Annotated[
+    datetime | None,
+    typer.Option(
+        help="Recover the database to this moment, in UTC, after the backup. Needs --wal and a backup with "
+        "--base-backup."
+    ),
+]
+Wal = Annotated[Path | None, typer.Option("--wal", help="Directory of PostgreSQL's archived log.")]
 _MOMENT = "%Y-%m-%d %H:%M:%S UTC"
 BackupPath = Annotated[Path, typer.Argument(metavar="BACKUP", help="Directory of a backup.")]
 
@@ -46,6 +56,10 @@ def backup(
         typer.Option(envvar="ROOTSTOCK_BACKUP_KEY_FILE", help="File whose content encrypts the backup."),
     ] = None,
     bases: Annotated[bool, typer.Option("--bases", help="Also copy published base models.")] = False,
+    base_backup: Annotated[
+        bool,
+        typer.Option("--base-backup", help="Add what `restore --until` needs: a base backup of the server."),
+    ] = False,
     data: Data = None,
 ) -> None:
     """Copy PostgreSQL, objects, packed adapters, usage and secrets of a running service, encrypted.
@@ -65,7 +79,8 @@ def backup(
     environment, operator_key = environment_of(data), read_operator_key(key_file)
     with _shown() as display, unfinished_directory(to, "unfinished") as folder:
         writer = BackupWriter(folder, operator_key)
-        manifest = asyncio.run(BackupRun(environment, data, writer, display, with_bases=bases).run())
+        run = BackupRun(environment, data, writer, display, bases, base_backup)
+        manifest = asyncio.run(run.run())
     print(
         f"{to}: backup {manifest.id}, with everything acknowledged by {manifest.moment:%Y-%m-%d %H:%M:%S} UTC"
     )
@@ -91,6 +106,8 @@ def drill(
         Path | None,
         typer.Option(help="Directory with room for the restored service. Default: the temporary directory."),
     ] = None,
+    until: Until = None,
+    wal: Wal = None,
 ) -> None:
     """Restore a backup into a scratch place, prove ledger, invoices, audit log and objects; exit 1 if
     anything is wrong.
@@ -102,7 +119,7 @@ def drill(
     if scratch is not None and not scratch.is_dir():
         raise UsageError(f"--scratch {scratch}: there is no such directory")
     with _shown() as display:
-        found = asyncio.run(run_drill(_opened(path, key_file), scratch, display))
+        found = asyncio.run(run_drill(_opened(path, key_file), scratch, display, _point(until, wal)))
     print(as_text(found))
     if evidence is not None:
         try:
@@ -149,27 +166,39 @@ def restore(
             "ROOTSTOCK_* settings."
         ),
     ] = None,
+    until: Until = None,
+    wal: Wal = None,
 ) -> None:
     """Restore a backup into empty servers, or into a new directory for `rootstock up`."""
     from cli.backup.restoring import new_data_directory, restore_to_servers
     from cli.service_access import environment_of
 
-    found = _opened(path, key_file)
+    found, point = _opened(path, key_file), _point(until, wal)
 
     async def into_directory(data: Path, display: Display) -> None:
-        async with new_data_directory(found, data, display):
+        async with new_data_directory(found, data, display, point):
             pass
 
     with _shown() as display:
         if data is not None:
             asyncio.run(into_directory(data, display))
         else:
-            asyncio.run(restore_to_servers(found, environment_of(None), display))
-    manifest = found.manifest
-    print(f"restored {manifest.id}, with everything acknowledged by {manifest.moment:{_MOMENT}}")
+            asyncio.run(restore_to_servers(found, environment_of(None), display, point))
+    moment = until or found.manifest.moment
+    print(f"restored {found.manifest.id}, with everything acknowledged by {moment:{_MOMENT}}")
     if data is not None:
         print(f"start it with `rootstock up --data {data}`")
     print("Keys that were revoked since are valid again: revoke them once more.")
+
+
+def _point(until: datetime | None, wal: Path | None) -> PointInTime | None:
+    if until is None and wal is None:
+        return None
+    if until is None or wal is None:
+        raise UsageError("--until and --wal go together: the moment, and the archived log that leads to it")
+    from cli.backup.point_in_time import PointInTime
+
+    return PointInTime(until.replace(tzinfo=UTC), wal)
 
 
 def _opened(path: Path, key_file: Path) -> Backup:

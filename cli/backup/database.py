@@ -19,21 +19,28 @@ from sqlalchemy.pool import NullPool
 
 from cli.backup.repository import BackupRepository
 from cli.errors import CliError
-from cli.local.postgres import installations
+from cli.local.postgres import Installation, client_programs
 
 _READ = 1 << 20
 
 
-def programs_for(server_version: int) -> Path:
+def programs_for(server_version: int, *, with_server: bool = False) -> Path:
     """Returns the folder of programs that can talk to a server of this version (150004): of the same major
-    version, else of the next newer one. Raises `CliError`.
+    version, else of the next newer one. `with_server`: the server's own of that version, too. Raises
+    `CliError`.
     """
     wanted = server_version // 10000
-    usable = [one for one in installations() if one.version >= wanted and (one.programs / "pg_dump").exists()]
+    usable: list[Installation] = []
+    for found in client_programs():
+        if found.version == wanted and (found.programs / "postgres").exists() >= with_server:
+            return found.programs
+        if found.version > wanted and not with_server:
+            usable.append(found)
     if not usable:
+        needed = f"postgresql-{wanted}" if with_server else f"postgresql-client-{wanted}"
         raise CliError(
-            f"the server is PostgreSQL {wanted}, and no pg_dump of that version or a later one is here: "
-            f"install postgresql-client-{wanted}"
+            f"PostgreSQL's programs of version {wanted}{'' if with_server else ' or later'} are not on this "
+            f"machine: install {needed}"
         )
     return min(usable, key=lambda one: one.version).programs
 
@@ -55,11 +62,19 @@ async def open_database(url: str) -> AsyncIterator[AsyncConnection]:
         await engine.dispose()
 
 
-async def dump(url: str, programs: Path, snapshot: str) -> AsyncIterator[bytes]:
-    """Yields the dump of the snapshot, in pg_dump's custom format. Raises `CliError`."""
+def dump(url: str, programs: Path, snapshot: str | None = None) -> AsyncIterator[bytes]:
+    """Yields the dump of a snapshot (default: of this moment), in pg_dump's custom format. Raises
+    `CliError`.
+    """
+    of = () if snapshot is None else (f"--snapshot={snapshot}",)
+    return output_of(programs / "pg_dump", ("--format=custom", "--enable-row-security", *of), url)
+
+
+async def output_of(program: Path, options: Iterable[str], url: str) -> AsyncIterator[bytes]:
+    """Yields what one of PostgreSQL's programs writes about a server. Raises `CliError` when it fails."""
     process = await asyncio.create_subprocess_exec(
-        programs / "pg_dump",
-        *("--format=custom", "--enable-row-security", f"--snapshot={snapshot}", "--dbname", _address(url)),
+        program,
+        *(*options, "--dbname", _address(url)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -72,13 +87,13 @@ async def dump(url: str, programs: Path, snapshot: str) -> AsyncIterator[bytes]:
         while data := await process.stdout.read(_READ):
             yield data
         if await process.wait():
-            raise CliError(f"pg_dump failed: {_last_line(await complaints)}")
+            raise CliError(f"{program.name} failed: {_last_line(await complaints)}")
     finally:
         await _end(process)
         await complaints
 
 
-async def restore(url: str, programs: Path, chunks: Iterable[bytes]) -> None:
+async def restore(url: str, programs: Path, chunks: AsyncIterator[bytes]) -> None:
     """Restores a dump into an empty database, all of it or nothing. Raises `CliError`, and what `chunks`
     raises.
     """
@@ -95,7 +110,7 @@ async def restore(url: str, programs: Path, chunks: Iterable[bytes]) -> None:
     complaints = asyncio.create_task(process.stderr.read())
     try:
         try:
-            for chunk in chunks:
+            async for chunk in chunks:
                 process.stdin.write(chunk)
                 await process.stdin.drain()
             process.stdin.close()

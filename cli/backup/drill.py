@@ -18,6 +18,7 @@ from billing.reconciliation.differences import Difference
 from billing.reconciliation.ledger import compare_prices, compare_reports, compare_rollups
 from cli.backup.archive import ARTIFACTS, Backup
 from cli.backup.database import open_database
+from cli.backup.point_in_time import PointInTime
 from cli.backup.repository import BackupRepository
 from cli.backup.restoring import Target, new_data_directory
 from cli.display import Display
@@ -60,6 +61,8 @@ class Evidence:
     backup_release: str
     moment: datetime
     """The time up to which the backup has every acknowledged request."""
+    until: datetime | None
+    """The later moment that the database was recovered to."""
     drill_release: str
     started_at: datetime
     ended_at: datetime
@@ -75,14 +78,16 @@ class Evidence:
         return not any(result.num_wrong for result in self.results)
 
 
-async def run_drill(backup: Backup, scratch: Path | None, display: Display) -> Evidence:
+async def run_drill(
+    backup: Backup, scratch: Path | None, display: Display, point: PointInTime | None = None
+) -> Evidence:
     """Restores the backup below `scratch` (default: the system's temporary directory) and checks it. Raises
     `CliError` when it cannot be restored. Call it on the main thread.
     """
     started_at = datetime.now(UTC)
     with tempfile.TemporaryDirectory(prefix="rootstock-drill-", dir=scratch) as folder:
         place = Path(folder) / "data"
-        async with new_data_directory(backup, place, display, ephemeral=True) as target:
+        async with new_data_directory(backup, place, display, point, ephemeral=True) as target:
             results = await check(backup, target, display)
     manifest = backup.manifest
     return Evidence(
@@ -90,6 +95,7 @@ async def run_drill(backup: Backup, scratch: Path | None, display: Display) -> E
         manifest_sha256=backup.manifest_sha256,
         backup_release=manifest.release,
         moment=manifest.moment,
+        until=point.moment if point is not None else None,
         drill_release=version("rootstock"),
         started_at=started_at,
         ended_at=datetime.now(UTC),
@@ -110,7 +116,7 @@ async def check(backup: Backup, target: Target, display: Display) -> list[CheckR
         "prices": lambda: _prices(database, target),
         "invoices": lambda: _invoices(database, backup.manifest.rows.get("invoices", 0)),
         "audit": lambda: _audit(database),
-        "objects": lambda: _objects(backup, target.store),
+        "objects": lambda: _objects(backup, target),
         "artifacts": lambda: _artifacts(backup, target),
     }
     results = []
@@ -185,12 +191,15 @@ async def _audit(database: Database) -> CheckResult:
     return _result("audit", len(chains), wrong)
 
 
-async def _objects(backup: Backup, store: ObjectStore) -> CheckResult:
-    """Reads every named object back from the restored store."""
+async def _objects(backup: Backup, target: Target) -> CheckResult:
+    """Reads every object that the restored database names back from the restored store."""
     manifest, wrong = backup.manifest, []
-    named = {key: sha256 for key, sha256 in manifest.named.items() if key not in manifest.deleted}
+    async with open_database(target.owner_url) as connection:
+        named = await BackupRepository(connection).named_objects()
+    for key in manifest.deleted:
+        named.pop(key, None)
     for key, sha256 in sorted(named.items()):
-        why = manifest.unavailable.get(key) or await _why_wrong(store, key, sha256)
+        why = manifest.unavailable.get(key) or await _why_wrong(target.store, key, sha256)
         if why:
             wrong.append(f"{key}: {why}")
     return _result("objects", len(named), wrong)

@@ -26,6 +26,7 @@ def as_json(evidence: Evidence) -> dict[str, Any]:
             "notes": list(evidence.notes),
         },
         "drill": {
+            "recovered_to": _moment(evidence.until) if evidence.until is not None else None,
             "release": evidence.drill_release,
             "started_at": _moment(evidence.started_at),
             "ended_at": _moment(evidence.ended_at),
@@ -47,8 +48,9 @@ def as_json(evidence: Evidence) -> dict[str, Any]:
 def as_text(evidence: Evidence) -> str:
     """Returns the report."""
     took = (evidence.ended_at - evidence.started_at).total_seconds()
+    moment = _moment(evidence.until or evidence.moment)
     lines = [
-        f"Backup {evidence.backup_id}, as of {_moment(evidence.moment)}: {evidence.num_files} files, "
+        f"Backup {evidence.backup_id}, as of {moment}: {evidence.num_files} files, "
         f"{byte_count(evidence.num_bytes)}; restored and checked in {took:.1f} s",
         "",
     ]

@@ -15,10 +15,11 @@ from urllib.parse import quote
 
 from adapters.storage import ObjectStore, StorageError, StorageSettings, open_store
 from cli.backup import secrets
-from cli.backup.archive import DATABASE, IN_FLIGHT, USAGE, Backup
-from cli.backup.database import open_database, programs_for, restore
+from cli.backup.archive import BASE, DATABASE, IN_FLIGHT, USAGE, Backup
+from cli.backup.database import dump, open_database, programs_for, restore
 from cli.backup.errors import DamagedBackup, TargetNotEmpty
 from cli.backup.objects import assert_empty, restore_artifacts, restore_objects
+from cli.backup.point_in_time import PointInTime, recovered
 from cli.backup.progress import ByteProgress
 from cli.backup.repository import BackupRepository
 from cli.backup.unfinished import unfinished_directory
@@ -57,16 +58,23 @@ def servers_of(environment: Mapping[str, str]) -> Target:
     )
 
 
-async def restore_to_servers(backup: Backup, environment: Mapping[str, str], display: Display) -> None:
+async def restore_to_servers(
+    backup: Backup, environment: Mapping[str, str], display: Display, point: PointInTime | None = None
+) -> None:
     """Restores into the empty servers that settings name. Raises `CliError`."""
     target = servers_of(environment)
     secrets.check_key_secret(backup.secrets(), environment)
-    await restore_to(backup, target, display)
+    await restore_to(backup, target, display, point)
 
 
 @asynccontextmanager
 async def new_data_directory(
-    backup: Backup, path: Path, display: Display, *, ephemeral: bool = False
+    backup: Backup,
+    path: Path,
+    display: Display,
+    point: PointInTime | None = None,
+    *,
+    ephemeral: bool = False,
 ) -> AsyncIterator[Target]:
     """Restores into a new data directory at `path`, whose PostgreSQL runs until the block ends. Without an
     error, the directory then gets its name. Raises `CliError`. Call it on the main thread.
@@ -80,7 +88,7 @@ async def new_data_directory(
             secrets.write_to_data(backup.secrets(), data.path)
             store = open_store(StorageSettings(url=f"file://{quote(str(data.objects))}"))
             target = Target(server.url, serving_url(server.url), store, str(data.objects), data.artifacts)
-            await restore_to(backup, target, display)
+            await restore_to(backup, target, display, point)
             yield target
     except LocalServerError as error:
         raise CliError(str(error)) from error
@@ -88,9 +96,15 @@ async def new_data_directory(
         raise CliError(f"{error.filename or path}: {error.strerror}") from error
 
 
-async def restore_to(backup: Backup, target: Target, display: Display) -> None:
-    """Verifies the backup, then restores into the empty target. Raises `CliError`."""
+async def restore_to(
+    backup: Backup, target: Target, display: Display, point: PointInTime | None = None
+) -> None:
+    """Verifies the backup, then restores into the empty target: the database as of the backup, or of a later
+    moment. Raises `CliError`.
+    """
     check_release(backup)
+    if point is not None and BASE not in backup.manifest.files:
+        raise CliError(f"{backup.path} has no base backup: make backups with --base-backup for --until")
     with display.step("Verify") as step:
         progress = ByteProgress(step, backup.size)
         for size in backup.verify():
@@ -107,7 +121,19 @@ async def restore_to(backup: Backup, target: Target, display: Display) -> None:
         raise CliError(str(error)) from error
     except OSError as error:
         raise CliError(f"{error.filename or target.artifacts}: {error.strerror}") from error
-    await _restore_database(backup, target, display)
+    await _restore_database(backup, target, display, point)
+
+
+async def _dumped(backup: Backup, point: PointInTime | None) -> AsyncIterator[bytes]:
+    """Yields the database, as pg_dump writes it."""
+    if point is None:
+        for chunk in backup.read(DATABASE):
+            yield chunk
+        return
+    manifest = backup.manifest
+    async with recovered(backup.read(BASE), manifest.source, manifest.server_version, point) as url:
+        async for chunk in dump(url, programs_for(manifest.server_version)):
+            yield chunk
 
 
 def check_release(backup: Backup) -> None:
@@ -131,17 +157,19 @@ async def _assert_empty(target: Target) -> None:
         raise TargetNotEmpty(str(target.artifacts), f"it has {found.name}")
 
 
-async def _restore_database(backup: Backup, target: Target, display: Display) -> None:
+async def _restore_database(
+    backup: Backup, target: Target, display: Display, point: PointInTime | None
+) -> None:
     owner_url, manifest = target.owner_url, backup.manifest
     with display.step("PostgreSQL") as step:
         async with open_database(owner_url) as connection:
             version = await BackupRepository(connection).server_version()
         programs = programs_for(max(version, manifest.server_version // 10000 * 10000))
-        await restore(owner_url, programs, backup.read(DATABASE))
+        await restore(owner_url, programs, _dumped(backup, point))
         async with open_database(owner_url) as connection:
             rows = await BackupRepository(connection).row_counts()
         differing = sorted(table for table, count in manifest.rows.items() if rows.get(table) != count)
-        if differing:
+        if differing and point is None:
             raise DamagedBackup(DATABASE, f"it has other rows of {differing[0]} than the manifest says")
         step.detail(f"{sum(rows.values())} rows of {len(rows)} tables")
     with display.step("Usage") as step:

@@ -15,12 +15,24 @@ from pathlib import Path
 
 import redis.asyncio
 from redis.exceptions import RedisError
+from sqlalchemy import make_url
 
 from adapters.storage import StorageSettings, StorageUnavailable, open_store
 from cli.backup import secrets
-from cli.backup.archive import ARTIFACTS, DATABASE, IN_FLIGHT, OBJECTS, SECRETS, USAGE, BackupWriter, Manifest
+from cli.backup.archive import (
+    ARTIFACTS,
+    BASE,
+    DATABASE,
+    IN_FLIGHT,
+    OBJECTS,
+    SECRETS,
+    USAGE,
+    BackupWriter,
+    Manifest,
+)
 from cli.backup.database import dump, open_database, programs_for
 from cli.backup.objects import ObjectCopies, copy_artifacts
+from cli.backup.point_in_time import base_backup
 from cli.backup.progress import ByteProgress, byte_count
 from cli.backup.repository import BackupRepository, Snapshot
 from cli.backup.usage import encoded, pending_usage
@@ -41,6 +53,9 @@ class BackupRun:
     writer: BackupWriter
     display: Display
     with_bases: bool = False
+    """Whether to copy published base models."""
+    with_base_backup: bool = False
+    """Whether to add a base backup, which the archived log can be replayed onto."""
     _rows: dict[str, int] = field(default_factory=dict)
     _named: dict[str, str] = field(default_factory=dict)
     _artifacts: set[str] = field(default_factory=set)
@@ -59,6 +74,8 @@ class BackupRun:
             copies = ObjectCopies(store, self.writer, self.with_bases, lambda size: None)
             await self._copy_objects(copies, "Objects")
             snapshot = await self._copy_database(owner_url)
+            if self.with_base_backup:
+                await self._copy_server(owner_url, snapshot.server_version)
             await self._copy_objects(copies, "New objects")
             deleted, unavailable = await self._explain_missing(owner_url, copies)
         except StorageUnavailable as error:
@@ -79,6 +96,7 @@ class BackupRun:
             moment=moment,
             finished_at=datetime.now(UTC),
             wal_position=snapshot.wal_position,
+            source=make_url(owner_url)._replace(password=None).render_as_string(hide_password=False),
             rows=self._rows,
             files=dict(self.writer.files),
             named=self._named,
@@ -137,6 +155,14 @@ class BackupRun:
             num_rows = sum(self._rows.values())
             step.detail(f"{num_rows} rows of {len(self._rows)} tables, {byte_count(progress.size)}")
         return snapshot
+
+    async def _copy_server(self, owner_url: str, server_version: int) -> None:
+        with self.display.step("Base backup") as step, self.writer.writing(BASE) as file:
+            progress = ByteProgress(step)
+            async for data in base_backup(owner_url, programs_for(server_version)):
+                file.write(data)
+                progress(len(data))
+            step.detail(progress.text)
 
     async def _explain_missing(self, owner_url: str, copies: ObjectCopies) -> tuple[set[str], dict[str, str]]:
         """Returns what the snapshot names and the backup lacks: what was deleted meanwhile, and what the
