@@ -17,6 +17,7 @@ import typer
 
 from cli.account_commands import audit_app, key_app, project_app, tenant_app, user_app
 from cli.adapter_commands import adapter_app, plan_app
+from cli.backup.command import backup_app, restore
 from cli.base_commands import base_app
 from cli.billing import billing_app
 from cli.capacity.command import capacity_app
@@ -45,6 +46,8 @@ app.add_typer(project_app, name="project")
 app.add_typer(key_app, name="key")
 app.add_typer(adapter_app, name="adapter")
 app.add_typer(base_app, name="base")
+app.add_typer(backup_app, name="backup")
+app.command()(restore)
 app.add_typer(plan_app, name="plan")
 app.add_typer(price_app, name="price")
 billing_app.add_typer(ledger_app)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cli.errors import CliError
 
@@ -30,14 +30,19 @@ def no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def settings_from_environment(kind: type[S]) -> S:
-    """Returns the settings of a process. Raises `CliError` naming every variable that is missing or wrong."""
+def settings_from_environment(kind: type[S], environment: Mapping[str, str] | None = None) -> S:
+    """Returns the settings of a process, from `environment` where that is given and else from this process's
+    own. Raises `CliError` naming every variable that is missing or wrong.
+    """
     from pydantic import ValidationError
 
+    prefix = kind.model_config.get("env_prefix", "")
+    variables = {name: f"{prefix}{name.upper()}" for name in kind.model_fields}
+    named = environment or {}
+    given: dict[str, Any] = {name: named[of] for name, of in variables.items() if named.get(of)}
     try:
-        return kind()
+        return kind(**given)
     except ValidationError as error:
-        prefix = kind.model_config.get("env_prefix", "")
         faults = (f"{prefix}{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in error.errors())
         raise CliError("; ".join(faults)) from None
 

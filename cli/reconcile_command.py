@@ -85,12 +85,11 @@ async def _compared(services: Services, start: datetime, end: datetime) -> Repor
     from billing.payments.settings import StripeSettings
     from billing.reconciliation.service import ReconciliationService
     from billing.stripe_gateway import StripeGateway
+    from cli.processes import settings_from_environment
 
-    variables = {name: f"ROOTSTOCK_STRIPE_{name.upper()}" for name in StripeSettings.model_fields}
-    given = {name: services.environment.get(variable) for name, variable in variables.items()}
-    settings = StripeSettings.model_validate({name: value for name, value in given.items() if value})
+    settings = settings_from_environment(StripeSettings, services.environment)
     gateway = StripeGateway(settings) if settings.enabled else None
-    engines = _engines(services.environment)
+    engines = engines_in(services.environment)
     try:
         service = ReconciliationService(services.database, services.redis, gateway, engines=engines)
         return await service.reconcile(start, end)
@@ -99,7 +98,7 @@ async def _compared(services: Services, start: datetime, end: datetime) -> Repor
             await gateway.close()
 
 
-def _engines(environment: Mapping[str, str]) -> list[str]:
+def engines_in(environment: Mapping[str, str]) -> list[str]:
     """Returns the endpoints of all engines from the workers' setting; else the one that is configured."""
     names = (
         "ROOTSTOCK_WORKER_ENGINE_ENDPOINTS",

@@ -18,6 +18,8 @@ from cli.local.redis import start_redis
 from cli.local.server import LocalServer, LocalServerError
 
 OWNER_URL = "ROOTSTOCK_DB_OWNER_URL"
+WAL_ARCHIVE = "ROOTSTOCK_WAL_ARCHIVE"
+"""Directory where a private PostgreSQL keeps a copy of its log, for restores to a point in time."""
 _WATCH_S = 1.0
 
 
@@ -57,6 +59,11 @@ class Store:
             self.server = None
 
 
+def _start_postgres(data: Path) -> LocalServer:
+    archive = os.environ.get(WAL_ARCHIVE)
+    return start_postgres(data, wal_archive=Path(archive) if archive else None)
+
+
 @dataclass
 class Stores:
     """Both servers, in the order they stop: Redis holds the journal, whose last reader writes to
@@ -66,7 +73,7 @@ class Stores:
     data: Path
     tell: Callable[[str], None]
     redis: Store = field(default_factory=lambda: Store("Redis", "ROOTSTOCK_REDIS_URL", start_redis))
-    postgres: Store = field(default_factory=lambda: Store("PostgreSQL", "ROOTSTOCK_DB_URL", start_postgres))
+    postgres: Store = field(default_factory=lambda: Store("PostgreSQL", "ROOTSTOCK_DB_URL", _start_postgres))
     restarted: Callable[[str], None] = lambda name: None
     """Called with the name of a private server that died and was restarted."""
     _watch: asyncio.Task[None] | None = None

@@ -192,9 +192,9 @@ def call(data: Path | None, work: Callable[[Services], Awaitable[T]]) -> T:
         return asyncio.run(run())
 
 
-def upgrade_schema(owner_url: str, serving_url: str) -> str:
-    """Migrates a database to this version's schema and grants rights to the serving role; returns its
-    revision.
+def upgrade_schema(owner_url: str, serving_url: str | None = None) -> str:
+    """Migrates a database to this version's schema and grants rights to the serving role, if one is named;
+    returns its revision.
     """
     from db import schema
 

@@ -90,7 +90,7 @@ def grant(connection: Connection, role: str) -> None:
         f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {quoted}",
         *(f"REVOKE INSERT, UPDATE, DELETE ON {table} FROM {quoted}" for table in READ_ONLY),
         *(f"REVOKE UPDATE, DELETE ON {table} FROM {quoted}" for table in APPEND_ONLY),
-        *(f"REVOKE EXECUTE ON FUNCTION {function} FROM {quoted}" for function in OWNER_FUNCTIONS),
+        *(f"REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC, {quoted}" for function in OWNER_FUNCTIONS),
     ):
         connection.execute(text(statement))
 

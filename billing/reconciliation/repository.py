@@ -42,7 +42,8 @@ _FIXED = (
 _STANDING = text(
     f"""
     SELECT r.request_id, {", ".join(f"r.{name}" for name in _FIXED)},
-           r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.reasoning_tokens
+           r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.reasoning_tokens,
+           r.finish_reason
     FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(request_id text, submitted double precision)
     JOIN usage_records r ON r.submitted_at = to_timestamp(x.submitted) AND r.request_id = x.request_id
         AND r.submitted_at BETWEEN to_timestamp(:earliest) AND to_timestamp(:latest)
@@ -199,7 +200,7 @@ class BooksRepository:
         return list((await self.session.execute(_BEHIND, values)).all())
 
     async def standing(self, rows: Sequence[Measured]) -> dict[str, Any]:
-        """Returns the ledger's rows of requests by id: FIXED and token counts."""
+        """Returns the ledger's rows of requests by id: FIXED, token counts, finish reason."""
         if not rows:
             return {}
         documents = [{"request_id": row.request_id, "submitted": row.submitted_at} for row in rows]

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import pwd
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -74,8 +75,15 @@ def installations() -> Iterator[Installation]:
             yield from _probe(programs)
 
 
-def _program_folders() -> Iterator[Path]:
-    on_path = find_program("postgres")
+def client_programs() -> Iterator[Installation]:
+    """Yields folders with PostgreSQL's client programs, in order of preference, also without a server."""
+    for programs in _program_folders("pg_dump"):
+        if all((programs / name).exists() for name in ("pg_dump", "pg_restore", "pg_basebackup")):
+            yield from _probe(programs, "pg_dump")
+
+
+def _program_folders(sought: str = "postgres") -> Iterator[Path]:
+    on_path = find_program(sought)
     if on_path is not None:
         yield on_path.parent
         yield on_path.resolve().parent  # where a link on PATH has no initdb beside it
@@ -87,11 +95,9 @@ def _program_folders() -> Iterator[Path]:
         yield Path(folder) / "pginstall" / "bin"
 
 
-def _probe(programs: Path) -> Iterator[Installation]:
+def _probe(programs: Path, program: str = "postgres") -> Iterator[Installation]:
     try:
-        answer = subprocess.run(
-            [programs / "postgres", "--version"], capture_output=True, text=True, timeout=30
-        )
+        answer = subprocess.run([programs / program, "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return  # absent, or built for another machine: the next one may work
     found = re.search(r"\) (\d+)", answer.stdout)
@@ -99,26 +105,29 @@ def _probe(programs: Path) -> Iterator[Installation]:
         yield Installation(programs, int(found[1]))
 
 
-def start_postgres(directory: Path, *, ephemeral: bool = False) -> LocalServer:
+def start_postgres(
+    directory: Path, *, ephemeral: bool = False, wal_archive: Path | None = None
+) -> LocalServer:
     """Starts PostgreSQL on the cluster in `directory`/postgres, creating it first if needed; waits until it
     answers.
 
+    With `wal_archive`, the server's log is copied there, at least once a minute while there are changes.
     `url` of the result is the owner's SQLAlchemy URL of an empty database `rootstock`; processes serve with
     `serving_url(url)`. Call it on the main thread: the server ends with it. Raises LocalServerError when
     there is no usable program, the directory is in use, or the server does not start.
     """
     lock_fd = lock_directory(directory, "postgres")
     try:
-        return _start(directory.absolute(), lock_fd, ephemeral)
+        return _start(directory.absolute(), lock_fd, ephemeral, wal_archive)
     except BaseException:
         os.close(lock_fd)
         raise
 
 
-def _start(directory: Path, lock_fd: int, ephemeral: bool) -> LocalServer:
+def _start(directory: Path, lock_fd: int, ephemeral: bool, wal_archive: Path | None = None) -> LocalServer:
     data = directory / "postgres"
     log = directory / "postgres.log"
-    account = _account(data)
+    account = server_account(data)
     if (data / "PG_VERSION").exists():
         installation = _installation_of(data)
     else:
@@ -127,6 +136,7 @@ def _start(directory: Path, lock_fd: int, ephemeral: bool) -> LocalServer:
     _clear_leftovers(data, sockets)
     settings = [f"unix_socket_directories={sockets}", "listen_addresses=", "max_connections=200"]
     settings += EPHEMERAL if ephemeral else ()
+    settings += _archiving(wal_archive, account) if wal_archive is not None else ()
     process = spawn(
         [
             installation.programs / "postgres",
@@ -142,6 +152,24 @@ def _start(directory: Path, lock_fd: int, ephemeral: bool) -> LocalServer:
     return LocalServer("postgres", postgres_url(sockets), directory, sockets, process, STOP, lock_fd)
 
 
+def _archiving(folder: Path, account: ServerUser | None) -> list[str]:
+    """Returns the settings that copy the log into `folder`, which is created if needed. A file appears there
+    complete or not at all; one that is there already, as after a crash, must be the same.
+    """
+    folder = folder.absolute()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if account is not None:
+        os.chown(folder, account.uid, account.gid)
+    place = shlex.quote(str(folder)).replace("%", "%%")
+    target, partial = f"{place}/%f", f"{place}/.%f.partial"
+    copy = f'test ! -e {target} && cp "%p" {partial} && sync {partial} && mv {partial} {target}'
+    return [
+        "archive_mode=on",
+        f'archive_command=cmp -s "%p" {target} || {{ {copy}; }}',
+        "archive_timeout=60",
+    ]
+
+
 def postgres_url(sockets: Path, database: str = "rootstock") -> str:
     return f"postgresql+psycopg://{OWNER}@/{database}?host={quote(str(sockets), safe='/')}"
 
@@ -151,7 +179,7 @@ def serving_url(owner_url: str) -> str:
     return make_url(owner_url).set(username=SERVING_ROLE).render_as_string(hide_password=False)
 
 
-def _account(data: Path) -> ServerUser | None:
+def server_account(data: Path) -> ServerUser | None:
     """Returns the account to run as: PostgreSQL rejects root, so it is the cluster's owner, `postgres` or
     `nobody`.
     """
