@@ -53,6 +53,7 @@ from api.responses import conversation_routes
 from api.responses import routes as response_routes
 from api.responses.objects import ITEMS
 from api.responses.schemas import BODIES as RESPONSE_BODIES
+from api.scim import app as scim
 from api.services import RequestLimits, Services
 from api.site.routes import SiteRoutes, not_found_page, wants_page
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
@@ -127,6 +128,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     app.state.refused_calls = refused_calls_of(services)
     app.add_middleware(Preflights)
     app.router.routes.extend(_all_routes().routes)
+    app.mount(scim.PATH, scim.ScimApp(services))
     if console is not None:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)

@@ -57,6 +57,14 @@ class InvalidValue(ApiError):
     """A field or the body is invalid."""
 
 
+class InvalidScim(ApiError):
+    """A SCIM request is invalid. `scim_type`: RFC 7644's name of the reason."""
+
+    def __init__(self, message: str, scim_type: str) -> None:
+        super().__init__(message)
+        self.scim_type = scim_type
+
+
 class UnsupportedParameter(ApiError):
     """A field is unknown, or known but not supported."""
 
@@ -159,6 +167,7 @@ class GenerationAborted(ApiError):
 
 ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     InvalidValue: ErrorResponse(400, INVALID, "invalid_value", retry=False),
+    InvalidScim: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     UnsupportedParameter: ErrorResponse(400, INVALID, "unsupported_parameter", retry=False),
     ContextLengthExceeded: ErrorResponse(400, INVALID, "context_length_exceeded", retry=False),
     MissingApiKey: BAD_KEY,

@@ -21,6 +21,7 @@ import tenants.audit.models
 import tenants.limits.models
 import tenants.models
 import tenants.refusals.models
+import tenants.scim.models
 from db.base import Base
 
 metadata = Base.metadata
@@ -43,6 +44,7 @@ DOMAINS = (
     tenants.audit.models,
     tenants.limits.models,
     tenants.models,
+    tenants.scim.models,
     tenants.refusals.models,
 )
 """Modules imported for their tables."""

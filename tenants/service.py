@@ -28,6 +28,9 @@ from tenants.models import OPERATOR_TENANT, Tenant
 from tenants.plans import PlanService
 from tenants.projects.service import DEFAULT_NAME, ProjectService, add_project, new_project
 from tenants.projects.service_accounts import ServiceAccountService
+from tenants.provisioning.groups import GroupProvisioning
+from tenants.provisioning.tokens import ScimTokens
+from tenants.provisioning.users import UserProvisioning
 from tenants.quotas.service import LimitService
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import KeyResolver, publish_key_changes
@@ -128,6 +131,9 @@ class AccountServices:
     audit: AuditLog
     limits: LimitService
     data_retention: DataRetention
+    scim_tokens: ScimTokens
+    provisioned_users: UserProvisioning
+    provisioned_groups: GroupProvisioning
 
 
 def account_services(database: Database, redis_client: redis.asyncio.Redis, secret: str) -> AccountServices:
@@ -149,4 +155,7 @@ def account_services(database: Database, redis_client: redis.asyncio.Redis, secr
         audit=AuditLog(database),
         limits=LimitService(database, redis_client),
         data_retention=DataRetention(database, redis_client),
+        scim_tokens=ScimTokens(database, secret),
+        provisioned_users=UserProvisioning(database, redis_client),
+        provisioned_groups=GroupProvisioning(database, redis_client),
     )

@@ -22,6 +22,9 @@ KNOWN_TYPES = (
     "api_key.deleted",
     "api_key.rotated",
     "api_key.updated",
+    "group.created",
+    "group.deleted",
+    "group.updated",
     "identity.added",
     "identity.removed",
     "impersonation.began",
@@ -40,6 +43,8 @@ KNOWN_TYPES = (
     "project.updated",
     "role.assignment.created",
     "role.assignment.deleted",
+    "scim_token.created",
+    "scim_token.deleted",
     "second_factor.added",
     "second_factor.recovery_codes_renewed",
     "second_factor.removed",
@@ -141,11 +146,13 @@ def _who(actor: Mapping[str, Any]) -> str:
     if actor["type"] == "operator":
         name = f"operator {email}" if email else "operator"
         return f"{name} for {actor['user_id']}" if "user_id" in actor else name
+    if actor["type"] == "scim_token":
+        return f"identity provider ({actor['id']})"
     return str(email or (actor["id"] if actor["type"] in ("user", "api_key") else actor["type"]))
 
 
 def _words(kind: str) -> str:
-    text = kind.replace("_", " ").replace(".", " ").replace("api key", "API key")
+    text = kind.replace("_", " ").replace(".", " ").replace("api key", "API key").replace("scim", "SCIM")
     return text[:1].upper() + text[1:]
 
 

@@ -43,6 +43,7 @@ TAGS = {
     "Projects": "Projects, their members, service accounts and rules.",
     "Keys": "API keys of projects and of administrators.",
     "Users": "Members, invitations and roles.",
+    "Provisioning": "SCIM tokens of your identity provider, and the roles of its groups.",
     "Limits": "Rate limits, budgets, spend limits and spend alerts.",
     "Audit": "The log of all changes, and proof that it is complete.",
     "Billing": "Payment, invoices, balance and credits.",
@@ -54,7 +55,7 @@ TAGS = {
 GROUPS = {
     "Inference": ["Responses", "Conversations", "Chat", "Completions", "Batches", "Tokens", "Models"],
     "Adapters": ["Files", "Uploads", "Adapters", "Calibration"],
-    "Organization": ["Organization", "Projects", "Keys", "Users", "Audit"],
+    "Organization": ["Organization", "Projects", "Keys", "Users", "Provisioning", "Audit"],
     "Money and limits": ["Usage", "Limits", "Billing", "Webhooks", "SLA"],
     "Server": ["Operations"],
 }
@@ -72,7 +73,7 @@ SUMMARIES = {
     "metrics": "Retrieve metrics",
 }
 """Of operations whose id does not read as a sentence."""
-SPELLINGS = {"api": "API", "sla": "SLA", "pdf": "PDF"}
+SPELLINGS = {"api": "API", "sla": "SLA", "pdf": "PDF", "scim": "SCIM"}
 PATH_PARAMETERS = {
     "adapter": "The adapter's id or name.",
     "version": "The version's number.",
@@ -89,6 +90,8 @@ PATH_PARAMETERS = {
     "project_id": "The project's id.",
     "user_id": "The user's id.",
     "role_id": "The role's id, such as `role-admin`.",
+    "scim_token_id": "The SCIM token's id.",
+    "group_id": "The group's id.",
     "invite_id": "The invitation's id.",
     "key_id": "The admin key's id.",
     "api_key_id": "The key's id.",

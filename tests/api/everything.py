@@ -48,6 +48,7 @@ from tenants.actors import OPERATOR
 from tenants.idempotency.records import IdempotencyRecords
 from tenants.key_contexts import KeyContexts
 from tenants.limits.kinds import Limit, Metric
+from tenants.provisioning.profiles import GroupProfile
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
@@ -223,6 +224,9 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     await accounts.members.add_to_project(tenant, project.id, user.user_id, "member", OPERATOR)
     invite = await accounts.invites.create(tenant, f"guest@{name}.example", "viewer", OPERATOR)
     account = await accounts.service_accounts.create(tenant, project.id, "robot", OPERATOR)
+    token = await accounts.scim_tokens.create(tenant, "provider", OPERATOR)
+    group = await accounts.provisioned_groups.create(tenant, GroupProfile("team"), OPERATOR)
+    await accounts.provisioned_groups.set_role(tenant, group.id, "viewer", OPERATOR)
     admin = await accounts.keys.create(tenant, "admin", OPERATOR, kind="admin")
     spare = await accounts.keys.create(tenant, "spare", OPERATOR, kind="admin")
     inference = await accounts.keys.create(tenant, "inference", OPERATOR)
@@ -266,6 +270,8 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         "project_id": project.id,
         "user_id": user.user_id,
         "invite_id": invite.invite.id,
+        "scim_token_id": token.row.id,
+        "group_id": group.id,
         "key_id": spare.id,
         "api_key_id": of_project.id,
         "service_account_id": account.id,

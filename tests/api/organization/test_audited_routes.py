@@ -172,6 +172,10 @@ async def people(call: Caller) -> None:
     await call("updateProjectUser", {"role": "owner"})
     await call("deleteProjectUser")
     await call("deleteUser")
+    token = await call("createScimToken", {"name": "Okta"})
+    await call("deleteScimToken", scim_token_id=token["id"])
+    await call("assignGroupRole", {"role_id": "role-developer"})
+    await call("unassignGroupRole", role_id="role-developer")
 
 
 async def keys(call: Caller) -> None:
