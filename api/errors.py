@@ -149,6 +149,10 @@ class GrammarChecksBusy(ApiError):
     """The tenant has too many grammars being checked."""
 
 
+class IssuerUnavailable(ApiError):
+    """The issuer of a token does not say what its keys are."""
+
+
 class NoRoomForFlex(ApiError):
     """Other service tiers use all of the engine's capacity, so a flex request has to be retried later."""
 
@@ -200,6 +204,9 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
         retry=True,
         retry_after=2,
         message="The grammar of this request cannot be checked at the moment. Try again.",
+    ),
+    IssuerUnavailable: ErrorResponse(
+        503, UNAVAILABLE, "issuer_unavailable", retry=True, retry_after=30, param="subject_token"
     ),
     GenerationFailed: ErrorResponse(500, "server_error", "generation_failed", retry=False),
     GenerationAborted: BUSY,

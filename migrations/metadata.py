@@ -22,6 +22,7 @@ import tenants.limits.models
 import tenants.models
 import tenants.refusals.models
 import tenants.scim.models
+import tenants.workload_identity.models
 from db.base import Base
 
 metadata = Base.metadata
@@ -46,6 +47,7 @@ DOMAINS = (
     tenants.models,
     tenants.scim.models,
     tenants.refusals.models,
+    tenants.workload_identity.models,
 )
 """Modules imported for their tables."""
 

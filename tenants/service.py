@@ -35,6 +35,7 @@ from tenants.quotas.service import LimitService
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import KeyResolver, publish_key_changes
 from tenants.validation import checked_name
+from tenants.workload_identity.service import WorkloadIdentities
 
 __all__ = [
     "OPERATOR",
@@ -134,12 +135,14 @@ class AccountServices:
     scim_tokens: ScimTokens
     provisioned_users: UserProvisioning
     provisioned_groups: GroupProvisioning
+    workload_identities: WorkloadIdentities
 
 
 def account_services(database: Database, redis_client: redis.asyncio.Redis, secret: str) -> AccountServices:
     """Returns the services on one database. `secret` is the server's, under which keys and tokens are
     stored.
     """
+    key_service = KeyService(database, redis_client, secret)
     return AccountServices(
         tenants=TenantService(database, redis_client),
         plans=PlanService(database, redis_client),
@@ -147,7 +150,7 @@ def account_services(database: Database, redis_client: redis.asyncio.Redis, secr
         members=MemberService(database, redis_client),
         invites=InviteService(database, secret),
         service_accounts=ServiceAccountService(database, redis_client),
-        keys=KeyService(database, redis_client, secret),
+        keys=key_service,
         users=UserAccounts(database),
         second_factors=SecondFactors(database, secret),
         credentials=Credentials(database, secret),
@@ -158,4 +161,5 @@ def account_services(database: Database, redis_client: redis.asyncio.Redis, secr
         scim_tokens=ScimTokens(database, secret),
         provisioned_users=UserProvisioning(database, redis_client),
         provisioned_groups=GroupProvisioning(database, redis_client),
+        workload_identities=WorkloadIdentities(database, redis_client, key_service),
     )

@@ -22,6 +22,9 @@ KNOWN_TYPES = (
     "api_key.deleted",
     "api_key.rotated",
     "api_key.updated",
+    "federation_rule.created",
+    "federation_rule.deleted",
+    "federation_rule.updated",
     "group.created",
     "group.deleted",
     "group.updated",
@@ -53,6 +56,9 @@ KNOWN_TYPES = (
     "user.disabled",
     "user.enabled",
     "user.updated",
+    "workload_identity_provider.created",
+    "workload_identity_provider.deleted",
+    "workload_identity_provider.updated",
 )
 """To choose from; any other can be written."""
 _MAX_LEN = 200
@@ -146,8 +152,8 @@ def _who(actor: Mapping[str, Any]) -> str:
     if actor["type"] == "operator":
         name = f"operator {email}" if email else "operator"
         return f"{name} for {actor['user_id']}" if "user_id" in actor else name
-    if actor["type"] == "scim_token":
-        return f"identity provider ({actor['id']})"
+    if actor["type"] in ("scim_token", "workload_identity"):
+        return f"{actor['type'].replace('_', ' ').replace('scim', 'SCIM')} {actor['id']}"
     return str(email or (actor["id"] if actor["type"] in ("user", "api_key") else actor["type"]))
 
 

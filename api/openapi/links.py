@@ -27,6 +27,8 @@ SOURCES: dict[str, dict[str, str]] = {
     "createConversation": {"conversation_id": ID},
     "createProject": {"project_id": ID},
     "createInvite": {"invite_id": ID},
+    "createWorkloadIdentityProvider": {"workload_identity_provider_id": ID},
+    "createFederationRule": {"workload_identity_federation_rule_id": ID},
     "createScimToken": {"scim_token_id": ID},
     "createAdminKey": {"key_id": ID},
     "createProjectKey": {"api_key_id": ID},

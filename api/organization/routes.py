@@ -21,6 +21,7 @@ from api.organization import (
     service_accounts,
     spend_limits,
     users,
+    workload_identity,
 )
 
 router = Router()
@@ -38,6 +39,7 @@ for part in (
     project_users,
     service_accounts,
     project_keys,
+    workload_identity,
     project_rules,
     limits,
     rate_limits,

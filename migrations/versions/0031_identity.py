@@ -1,6 +1,6 @@
-"""Provisioning by identity providers: SCIM tokens, users and groups.
+"""Provisioning by identity providers (SCIM), and tokens of other issuers that are exchanged for keys.
 
-Leaves the running release's queries as they are: it reads none of the new tables.
+Leaves the running release's queries as they are: it reads none of the new tables and columns.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ expand_only = True
 TEXT, INSTANT, BYTES = sa.Text(), sa.DateTime(timezone=True), sa.LargeBinary()
 NOW = sa.text("now()")
 ROLE = "role IN ('owner', 'admin', 'developer', 'billing', 'viewer')"
+WORKLOADS = ("workload_identity_providers", "federation_rules")
 SCIM = ("scim_tokens", "scim_users", "scim_groups", "scim_group_members")
 
 
 def upgrade() -> None:
     _scim()
-    for table in SCIM:
+    _workloads()
+    for table in (*SCIM, *WORKLOADS):
         op.execute(f"SELECT secure_tenant_rows('{table}')")
 
 
 def downgrade() -> None:
-    for table in reversed(SCIM):
+    op.drop_column("api_keys", "federation_rule_id")
+    for table in reversed((*SCIM, *WORKLOADS)):
         op.drop_table(table)
 
 
@@ -108,3 +111,70 @@ def _scim() -> None:
         ),
     )
     op.create_index("ix_scim_group_members_tenant_id_user_id", "scim_group_members", ["tenant_id", "user_id"])
+
+
+def _workloads() -> None:
+    op.create_table(
+        "workload_identity_providers",
+        sa.Column("id", TEXT, nullable=False),
+        sa.Column("tenant_id", TEXT, nullable=False),
+        sa.Column("name", TEXT, nullable=False),
+        sa.Column("description", TEXT),
+        sa.Column("issuer", TEXT, nullable=False),
+        sa.Column("audience", TEXT, nullable=False),
+        sa.Column("discovery_url", TEXT),
+        sa.Column("jwks", JSONB),
+        sa.Column("token_seconds", sa.Integer(), server_default=sa.text("3600"), nullable=False),
+        sa.Column("is_single_use", sa.Boolean(), server_default=sa.text("true"), nullable=False),
+        sa.Column("is_enabled", sa.Boolean(), server_default=sa.text("true"), nullable=False),
+        sa.Column("created_at", INSTANT, server_default=NOW, nullable=False),
+        sa.Column("updated_at", INSTANT, server_default=NOW, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_workload_identity_providers"),
+        sa.UniqueConstraint("id", "tenant_id", name="uq_workload_identity_providers_id_tenant_id"),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name="fk_workload_identity_providers_tenant_id_tenants"
+        ),
+        sa.CheckConstraint(
+            "token_seconds BETWEEN 60 AND 43200",
+            name=op.f("ck_workload_identity_providers_token_seconds_sane"),
+        ),
+    )
+    op.create_index(
+        "ix_workload_identity_providers_tenant_id_id", "workload_identity_providers", ["tenant_id", "id"]
+    )
+    op.create_table(
+        "federation_rules",
+        sa.Column("id", TEXT, nullable=False),
+        sa.Column("tenant_id", TEXT, nullable=False),
+        sa.Column("provider_id", TEXT, nullable=False),
+        sa.Column("project_id", TEXT, nullable=False),
+        sa.Column("service_account_id", TEXT, nullable=False),
+        sa.Column("name", TEXT),
+        sa.Column("description", TEXT),
+        sa.Column("matchers", JSONB, nullable=False),
+        sa.Column("scopes", sa.ARRAY(TEXT), server_default=sa.text("'{}'"), nullable=False),
+        sa.Column("is_enabled", sa.Boolean(), server_default=sa.text("true"), nullable=False),
+        sa.Column("created_at", INSTANT, server_default=NOW, nullable=False),
+        sa.Column("updated_at", INSTANT, server_default=NOW, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_federation_rules"),
+        sa.ForeignKeyConstraint(
+            ["provider_id", "tenant_id"],
+            ["workload_identity_providers.id", "workload_identity_providers.tenant_id"],
+            name="fk_federation_rules_provider",
+            ondelete="CASCADE",
+        ),
+        sa.ForeignKeyConstraint(
+            ["service_account_id", "tenant_id"],
+            ["service_accounts.id", "service_accounts.tenant_id"],
+            name="fk_federation_rules_service_account",
+        ),
+    )
+    op.create_index("ix_federation_rules_tenant_id_id", "federation_rules", ["tenant_id", "id"])
+    op.create_index("ix_federation_rules_provider_id", "federation_rules", ["provider_id"])
+    op.add_column("api_keys", sa.Column("federation_rule_id", TEXT))
+    op.create_index(
+        "ix_api_keys_federation_rule_id",
+        "api_keys",
+        ["federation_rule_id"],
+        postgresql_where=sa.text("federation_rule_id IS NOT NULL"),
+    )
