@@ -8,6 +8,7 @@ import structlog
 
 from api.workload_identity.published_keys import PublishedKeys
 from api.workload_identity.verification import TokenVerifier
+from tenants.errors import ProjectArchived, ServiceAccountNotFound
 from tenants.workload_identity.errors import TokenNotAccepted
 from tenants.workload_identity.service import WorkloadIdentities
 from tenants.workload_identity.spent_tokens import SpentTokens
@@ -42,9 +43,7 @@ class TokenExchange:
         address: str | None,
         request_id: str | None,
     ) -> ExchangedKey:
-        """Raises TokenNotAccepted, IssuerUnavailable, RecordsUnavailable, ServiceAccountNotFound,
-        ProjectArchived.
-        """
+        """Raises TokenNotAccepted, IssuerUnavailable, RecordsUnavailable."""
         provider = await self._identities.enabled_provider(provider_id)
         try:
             verified = await self._verifier.verify(provider, token)
@@ -61,7 +60,10 @@ class TokenExchange:
                 reason=str(error),
             )
             raise
-        made = await self._identities.create_key(
-            provider, rule, verified, address=address, request_id=request_id
-        )
+        try:
+            made = await self._identities.create_key(
+                provider, rule, verified, address=address, request_id=request_id
+            )
+        except (ServiceAccountNotFound, ProjectArchived) as error:
+            raise TokenNotAccepted("its service account or project is no longer active") from error
         return ExchangedKey(made.plaintext, provider.token_seconds, tuple(rule.scopes))

@@ -229,6 +229,12 @@ async def test_a_token_is_exchanged_once_unless_the_platform_reuses_it(ci: Ci) -
     assert (await ci.exchange(token)).status_code == 200
 
 
+async def test_a_deleted_service_account_gets_no_key(ci: Ci) -> None:
+    await ci.accounts.service_accounts.delete(ci.tenant_id, ci.project_id, ci.account_id, OPERATOR)
+    answer = await ci.exchange(ci.token())
+    assert (answer.status_code, "no longer active" in answer.text) == (400, True)
+
+
 async def test_wrong_ids_are_answered_like_a_forged_token(ci: Ci) -> None:
     other = await ci.accounts.tenants.create_tenant("other")
     theirs = await ci.accounts.workload_identities.create_provider(
