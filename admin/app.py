@@ -25,6 +25,7 @@ from admin.overview.routes import OverviewRoutes
 from admin.playground.routes import PlaygroundRoutes
 from admin.projects.routes import ProjectRoutes
 from admin.projects.service_account_routes import ServiceAccountRoutes
+from admin.provisioning.routes import ProvisioningRoutes
 from admin.search.routes import SearchRoutes
 from admin.service_levels.routes import ServiceLevelRoutes
 from admin.services import AdapterServices, BillingServices, ConsoleServices, ErrorMapping
@@ -66,6 +67,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *AlertRoutes(console, services).routes(),
             *WebhookRoutes(console, services).routes(),
             *OrganizationRoutes(console, services).routes(),
+            *ProvisioningRoutes(console, services).routes(),
             *AuditRoutes(console, services).routes(),
             *ServiceLevelRoutes(console, services).routes(),
             *JoinRoutes(console, services).routes(),

@@ -47,12 +47,14 @@ from api.openapi.document import build_document
 from api.organization import invites as invite_routes
 from api.organization import request_bodies as organization_bodies
 from api.organization import routes as organization_routes
+from api.organization import workload_identity_bodies
 from api.pagination import known_query
 from api.refusals import RefusedCalls, refused_calls_of
 from api.responses import conversation_routes
 from api.responses import routes as response_routes
 from api.responses.objects import ITEMS
 from api.responses.schemas import BODIES as RESPONSE_BODIES
+from api.scim import app as scim
 from api.services import RequestLimits, Services
 from api.site.routes import SiteRoutes, not_found_page, wants_page
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
@@ -66,6 +68,7 @@ from api.v1 import invoices as invoice_routes
 from api.v1 import jobs as job_routes
 from api.v1 import sla as sla_routes
 from api.v1 import spend_alerts as spend_alert_routes
+from api.v1 import token_exchange as token_exchange_routes
 from api.v1 import uploads as upload_routes
 from api.v1 import usage as usage_routes
 from api.v1 import webhook_endpoints as webhook_endpoint_routes
@@ -82,7 +85,12 @@ _PARSING = {
 }
 """Messages for the framework's validation errors, in the wording of the API's other errors."""
 BODIES = (ChatCompletionRequest, CompletionRequest)
-OPEN = (health.router, stripe_webhooks.router, invite_routes.open_router)
+OPEN = (
+    health.router,
+    stripe_webhooks.router,
+    invite_routes.open_router,
+    token_exchange_routes.open_router,
+)
 PROTECTED = (
     openai_routes.router,
     response_routes.router,
@@ -129,6 +137,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     app.state.refused_calls = refused_calls_of(services)
     app.add_middleware(Preflights)
     app.router.routes.extend(_all_routes().routes)
+    app.mount(scim.PATH, scim.ScimApp(services))
     if console is not None:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)
@@ -188,6 +197,8 @@ def _document() -> dict[str, Any]:
         *adapter_bodies.BODIES,
         *job_bodies.BODIES,
         *organization_bodies.BODIES,
+        *workload_identity_bodies.BODIES,
+        *token_exchange_routes.BODIES,
         *notification_bodies.BODIES,
         *billing_routes.BODIES,
     )

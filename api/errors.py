@@ -57,6 +57,14 @@ class InvalidValue(ApiError):
     """A field or the body is invalid."""
 
 
+class InvalidScim(ApiError):
+    """A SCIM request is invalid. `scim_type`: RFC 7644's name of the reason."""
+
+    def __init__(self, message: str, scim_type: str) -> None:
+        super().__init__(message)
+        self.scim_type = scim_type
+
+
 class UnsupportedParameter(ApiError):
     """A field is unknown, or known but not supported."""
 
@@ -141,6 +149,10 @@ class GrammarChecksBusy(ApiError):
     """The tenant has too many grammars being checked."""
 
 
+class IssuerUnavailable(ApiError):
+    """The issuer of a token does not say what its keys are."""
+
+
 class NoRoomForFlex(ApiError):
     """Other service tiers use all of the engine's capacity, so a flex request has to be retried later."""
 
@@ -159,6 +171,7 @@ class GenerationAborted(ApiError):
 
 ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     InvalidValue: ErrorResponse(400, INVALID, "invalid_value", retry=False),
+    InvalidScim: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     UnsupportedParameter: ErrorResponse(400, INVALID, "unsupported_parameter", retry=False),
     ContextLengthExceeded: ErrorResponse(400, INVALID, "context_length_exceeded", retry=False),
     MissingApiKey: BAD_KEY,
@@ -191,6 +204,9 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
         retry=True,
         retry_after=2,
         message="The grammar of this request cannot be checked at the moment. Try again.",
+    ),
+    IssuerUnavailable: ErrorResponse(
+        503, UNAVAILABLE, "issuer_unavailable", retry=True, retry_after=30, param="subject_token"
     ),
     GenerationFailed: ErrorResponse(500, "server_error", "generation_failed", retry=False),
     GenerationAborted: BUSY,

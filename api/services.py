@@ -27,6 +27,7 @@ from api.metrics.polled import PolledCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
 from api.pools import Pools
+from api.workload_identity.exchange import TokenExchange
 from batches.service import BatchService
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
@@ -159,6 +160,8 @@ class Services:
     """None in a process that does not keep the metadata of requests."""
     batches: BatchService | None = None
     """None in a process without the routes of batches."""
+    token_exchange: TokenExchange | None = None
+    """None in a process that exchanges no tokens of other issuers."""
     incidents: Incidents | None = None
     """None in a process whose landing page shows no incidents."""
 

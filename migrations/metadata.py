@@ -21,6 +21,8 @@ import tenants.audit.models
 import tenants.limits.models
 import tenants.models
 import tenants.refusals.models
+import tenants.scim.models
+import tenants.workload_identity.models
 from db.base import Base
 
 metadata = Base.metadata
@@ -43,7 +45,9 @@ DOMAINS = (
     tenants.audit.models,
     tenants.limits.models,
     tenants.models,
+    tenants.scim.models,
     tenants.refusals.models,
+    tenants.workload_identity.models,
 )
 """Modules imported for their tables."""
 

@@ -82,6 +82,7 @@ class KeyService:
         user_id: str | None = None,
         service_account_id: str | None = None,
         restrictions: KeyRestrictions | None = None,
+        federation_rule_id: str | None = None,
     ) -> CreatedKey:
         """Creates a key. Only the returned object has its plaintext.
 
@@ -104,6 +105,7 @@ class KeyService:
             kind=kind,
             user_id=user_id,
             service_account_id=service_account_id,
+            federation_rule_id=federation_rule_id,
             **columns_of(restrictions, kind, actor),
         )
         async with self._database.write(tenant_id) as session:
@@ -356,6 +358,7 @@ def _described(row: ApiKey) -> dict[str, Any]:
         "networks": [str(network) for network in row.networks],
         "origins": [*row.origins],
         "expires_at": None if row.expires_at is None else row.expires_at.isoformat(),
+        **({} if row.federation_rule_id is None else {"federation_rule_id": row.federation_rule_id}),
     }
 
 

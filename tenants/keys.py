@@ -1,8 +1,8 @@
-"""Generates and hashes API keys, invitation tokens and password reset tokens.
+"""Generates and hashes API keys, SCIM tokens, invitation tokens and password reset tokens.
 
-A token is `rs_inference_`, `rs_admin_`, `rs_invite_` or `rs_reset_`, then 43 base-62 characters (256 random
-bits), then a checksum of 6. The checksum lets us reject mistyped tokens without a query, and secret scanners
-recognize leaked ones. Only the HMAC-SHA256 of a token is stored.
+A token is `rs_inference_`, `rs_admin_`, `rs_scim_`, `rs_invite_` or `rs_reset_`, then 43 base-62 characters
+(256 random bits), then a checksum of 6. The checksum lets us reject mistyped tokens without a query, and
+secret scanners recognize leaked ones. Only the HMAC-SHA256 of a token is stored.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _FORM = re.compile(rf"rs_[a-z]+_([0-9A-Za-z]{{{SECRET_LEN}}})([0-9A-Za-z]{{{CHEC
 _KEY = tuple(f"rs_{kind}_" for kind in KEY_KINDS)
 _INVITE = "rs_invite_"
 _RESET = "rs_reset_"
+_SCIM = "rs_scim_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ def generate_reset() -> NewKey:
     return _drawn(_RESET)
 
 
+def generate_scim() -> NewKey:
+    """Returns a new bearer token of an identity provider."""
+    return _drawn(_SCIM)
+
+
 def well_formed(plaintext: str) -> bool:
     """Returns whether this has the form of an API key. Anyone can compute the checksum, so it proves nothing
     more.
@@ -68,6 +74,11 @@ def well_formed_invite(token: str) -> bool:
 def well_formed_reset(token: str) -> bool:
     """Returns whether this has the form of a password reset token."""
     return token.startswith(_RESET) and _is_whole(token)
+
+
+def well_formed_scim(token: str) -> bool:
+    """Returns whether this has the form of an identity provider's bearer token."""
+    return token.startswith(_SCIM) and _is_whole(token)
 
 
 def _drawn(form: str) -> NewKey:

@@ -296,6 +296,7 @@ class ApiKey(TenantOwned, Base):
         Index(None, "project_id"),
         Index(None, "user_id"),
         Index(None, "service_account_id"),
+        Index(None, "federation_rule_id", postgresql_where=text("federation_rule_id IS NOT NULL")),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -327,6 +328,10 @@ class ApiKey(TenantOwned, Base):
     """The key that replaced this one in a rotation; this one keeps working until `expires_at`."""
     last_used_at: Mapped[datetime | None]
     """Updated at most once a minute."""
+    federation_rule_id: Mapped[str | None]
+    """The rule by which a token of another issuer was exchanged for it. Lists leave it out once it has
+    expired.
+    """
 
     def __repr__(self) -> str:
         return f"ApiKey({self.id!r}, {self.prefix!r})"

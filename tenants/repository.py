@@ -232,7 +232,8 @@ class KeyRepository(TenantRepository):
         newest_first: bool,
     ) -> Sequence[ShownKey]:
         listed = self._shown().where(*conditions)
-        filters = () if with_revoked else (ApiKey.revoked_at.is_(None),)
+        is_current = or_(ApiKey.federation_rule_id.is_(None), ApiKey.expires_at > func.now())
+        filters = () if with_revoked else (ApiKey.revoked_at.is_(None), is_current)
         page = await fetch_page(
             self.session, listed, ApiKey.id, *filters, after=after, limit=limit, newest_first=newest_first
         )

@@ -28,10 +28,14 @@ from tenants.models import OPERATOR_TENANT, Tenant
 from tenants.plans import PlanService
 from tenants.projects.service import DEFAULT_NAME, ProjectService, add_project, new_project
 from tenants.projects.service_accounts import ServiceAccountService
+from tenants.provisioning.groups import GroupProvisioning
+from tenants.provisioning.tokens import ScimTokens
+from tenants.provisioning.users import UserProvisioning
 from tenants.quotas.service import LimitService
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import KeyResolver, publish_key_changes
 from tenants.validation import checked_name
+from tenants.workload_identity.service import WorkloadIdentities
 
 __all__ = [
     "OPERATOR",
@@ -128,12 +132,17 @@ class AccountServices:
     audit: AuditLog
     limits: LimitService
     data_retention: DataRetention
+    scim_tokens: ScimTokens
+    provisioned_users: UserProvisioning
+    provisioned_groups: GroupProvisioning
+    workload_identities: WorkloadIdentities
 
 
 def account_services(database: Database, redis_client: redis.asyncio.Redis, secret: str) -> AccountServices:
     """Returns the services on one database. `secret` is the server's, under which keys and tokens are
     stored.
     """
+    key_service = KeyService(database, redis_client, secret)
     return AccountServices(
         tenants=TenantService(database, redis_client),
         plans=PlanService(database, redis_client),
@@ -141,7 +150,7 @@ def account_services(database: Database, redis_client: redis.asyncio.Redis, secr
         members=MemberService(database, redis_client),
         invites=InviteService(database, secret),
         service_accounts=ServiceAccountService(database, redis_client),
-        keys=KeyService(database, redis_client, secret),
+        keys=key_service,
         users=UserAccounts(database),
         second_factors=SecondFactors(database, secret),
         credentials=Credentials(database, secret),
@@ -149,4 +158,8 @@ def account_services(database: Database, redis_client: redis.asyncio.Redis, secr
         audit=AuditLog(database),
         limits=LimitService(database, redis_client),
         data_retention=DataRetention(database, redis_client),
+        scim_tokens=ScimTokens(database, secret),
+        provisioned_users=UserProvisioning(database, redis_client),
+        provisioned_groups=GroupProvisioning(database, redis_client),
+        workload_identities=WorkloadIdentities(database, redis_client, key_service),
     )

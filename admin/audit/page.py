@@ -22,6 +22,12 @@ KNOWN_TYPES = (
     "api_key.deleted",
     "api_key.rotated",
     "api_key.updated",
+    "federation_rule.created",
+    "federation_rule.deleted",
+    "federation_rule.updated",
+    "group.created",
+    "group.deleted",
+    "group.updated",
     "identity.added",
     "identity.removed",
     "impersonation.began",
@@ -40,6 +46,8 @@ KNOWN_TYPES = (
     "project.updated",
     "role.assignment.created",
     "role.assignment.deleted",
+    "scim_token.created",
+    "scim_token.deleted",
     "second_factor.added",
     "second_factor.recovery_codes_renewed",
     "second_factor.removed",
@@ -48,6 +56,9 @@ KNOWN_TYPES = (
     "user.disabled",
     "user.enabled",
     "user.updated",
+    "workload_identity_provider.created",
+    "workload_identity_provider.deleted",
+    "workload_identity_provider.updated",
 )
 """To choose from; any other can be written."""
 _MAX_LEN = 200
@@ -141,11 +152,13 @@ def _who(actor: Mapping[str, Any]) -> str:
     if actor["type"] == "operator":
         name = f"operator {email}" if email else "operator"
         return f"{name} for {actor['user_id']}" if "user_id" in actor else name
+    if actor["type"] in ("scim_token", "workload_identity"):
+        return f"{actor['type'].replace('_', ' ').replace('scim', 'SCIM')} {actor['id']}"
     return str(email or (actor["id"] if actor["type"] in ("user", "api_key") else actor["type"]))
 
 
 def _words(kind: str) -> str:
-    text = kind.replace("_", " ").replace(".", " ").replace("api key", "API key")
+    text = kind.replace("_", " ").replace(".", " ").replace("api key", "API key").replace("scim", "SCIM")
     return text[:1].upper() + text[1:]
 
 

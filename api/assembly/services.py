@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,8 @@ from api.pools import Pools
 from api.readiness import EngineDisk, ExpectedBase, LocalDisk, RedisWritable, SchemaVersion
 from api.services import Check, Onboarding, RequestLimits, Services
 from api.settings import ApiSettings
+from api.workload_identity.exchange import TokenExchange
+from api.workload_identity.published_keys import PublishedKeys
 from batches.service import BatchService
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
@@ -79,6 +81,7 @@ from tenants.refusals.recorder import RefusalRecorder
 from tenants.resolver import KeyResolver
 from tenants.service import account_services
 from tenants.settings import TenantSettings
+from tenants.workload_identity.spent_tokens import SpentTokens
 
 if TYPE_CHECKING:
     from telemetry.tracing import Tracing
@@ -323,8 +326,19 @@ def _services(
         batches=BatchService(rows, stores.objects),
         incidents=Incidents(rows),
     )
+    services = replace(services, token_exchange=_token_exchange(services, cache))
     services.metrics.registry.register(DiskCollector(stores.objects.scratch, generation.pools.latest_stats))
     return services
+
+
+def _token_exchange(services: Services, cache: redis.asyncio.Redis) -> TokenExchange:
+    """Returns the exchange, which may ask the addresses that webhooks may be sent to."""
+    assert services.accounts is not None
+    notifications = NotificationSettings()
+    published = PublishedKeys(
+        http_allowed=notifications.webhooks_http, private_allowed=notifications.webhooks_private
+    )
+    return TokenExchange(services.accounts.workload_identities, published, SpentTokens(cache))
 
 
 def _sealer(tenants: TenantSettings) -> MetadataSealer:

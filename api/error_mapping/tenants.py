@@ -43,7 +43,21 @@ from tenants.errors import (
     WrongPassword,
 )
 from tenants.idempotency.records import RecordsUnavailable
+from tenants.provisioning.errors import (
+    GroupNotFound,
+    InvalidFilter,
+    InvalidScimToken,
+    NotAMember,
+    ScimTokenNotFound,
+    TooManyScimTokens,
+)
 from tenants.quotas.redis_connection import RedisDown, ReplyError
+from tenants.workload_identity.errors import (
+    FederationRuleNotFound,
+    IdentityProviderNotFound,
+    TokenNotAccepted,
+    TooManyProviders,
+)
 
 ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     InvalidApiKey: BAD_KEY,
@@ -93,6 +107,16 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     LastOwner: ErrorResponse(409, "conflict_error", "last_owner", retry=False),
     OwnAccount: ErrorResponse(409, "conflict_error", "own_account", retry=False),
     NameTaken: ErrorResponse(409, "conflict_error", "name_taken", retry=False, param="name"),
+    IdentityProviderNotFound: NOT_FOUND,
+    FederationRuleNotFound: NOT_FOUND,
+    TooManyProviders: ErrorResponse(409, "conflict_error", "too_many", retry=False),
+    TokenNotAccepted: ErrorResponse(400, INVALID, "invalid_grant", retry=False, param="subject_token"),
+    InvalidScimToken: BAD_KEY,
+    ScimTokenNotFound: NOT_FOUND,
+    TooManyScimTokens: ErrorResponse(409, "conflict_error", "too_many_tokens", retry=False),
+    GroupNotFound: NOT_FOUND,
+    NotAMember: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="members"),
+    InvalidFilter: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="filter"),
     InvalidMonth: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="month"),
     IncidentNotFound: NOT_FOUND,
     IncidentEnded: ErrorResponse(409, "conflict_error", "incident_ended", retry=False),

@@ -43,6 +43,8 @@ TAGS = {
     "Projects": "Projects, their members, service accounts and rules.",
     "Keys": "API keys of projects and of administrators.",
     "Users": "Members, invitations and roles.",
+    "Provisioning": "SCIM tokens of your identity provider, and the roles of its groups.",
+    "Workload identity": "CI systems and other workloads that get short-lived keys for tokens of their own.",
     "Limits": "Rate limits, budgets, spend limits and spend alerts.",
     "Audit": "The log of all changes, and proof that it is complete.",
     "Billing": "Payment, invoices, balance and credits.",
@@ -55,6 +57,7 @@ GROUPS = {
     "Inference": ["Responses", "Conversations", "Chat", "Completions", "Batches", "Tokens", "Models"],
     "Adapters": ["Files", "Uploads", "Adapters", "Calibration"],
     "Organization": ["Organization", "Projects", "Keys", "Users", "Audit"],
+    "Identity": ["Provisioning", "Workload identity"],
     "Money and limits": ["Usage", "Limits", "Billing", "Webhooks", "SLA"],
     "Server": ["Operations"],
 }
@@ -64,6 +67,7 @@ SUMMARIES = {
     "usageCompletions": "Report usage",
     "usageExport": "Export usage",
     "costs": "Report costs",
+    "exchangeToken": "Exchange a token for a key",
     "verifyAuditLogs": "Verify the audit log",
     "listAuditLogs": "List audit log entries",
     "livez": "Check that the process is alive",
@@ -72,7 +76,7 @@ SUMMARIES = {
     "metrics": "Retrieve metrics",
 }
 """Of operations whose id does not read as a sentence."""
-SPELLINGS = {"api": "API", "sla": "SLA", "pdf": "PDF"}
+SPELLINGS = {"api": "API", "sla": "SLA", "pdf": "PDF", "scim": "SCIM"}
 PATH_PARAMETERS = {
     "adapter": "The adapter's id or name.",
     "version": "The version's number.",
@@ -89,6 +93,10 @@ PATH_PARAMETERS = {
     "project_id": "The project's id.",
     "user_id": "The user's id.",
     "role_id": "The role's id, such as `role-admin`.",
+    "workload_identity_provider_id": "The workload identity provider's id.",
+    "workload_identity_federation_rule_id": "The federation rule's id.",
+    "scim_token_id": "The SCIM token's id.",
+    "group_id": "The group's id.",
     "invite_id": "The invitation's id.",
     "key_id": "The admin key's id.",
     "api_key_id": "The key's id.",

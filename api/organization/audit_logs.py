@@ -52,7 +52,7 @@ class AuditEntryObject(TypedDict):
     effective_at: int
     """Unix seconds."""
     actor: dict[str, Any]
-    """Who made the change: an API key, a session, the operator or the service."""
+    """Who made the change: an API key, a session, the identity provider, the operator or the service."""
     project: NotRequired[AuditProject]
     """The project of the target, where it is in one."""
     seq: int

@@ -135,6 +135,14 @@ class UpdateUserRequest(Body, frozen=True, kw_only=True):
     """
 
 
+class CreateScimTokenRequest(Body, frozen=True, kw_only=True):
+    name: Name
+
+
+class AssignRoleRequest(Body, frozen=True, kw_only=True):
+    role_id: Annotated[str, _ROLE_ID]
+
+
 # Projects -------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +230,8 @@ BODIES = (
     CreateInviteRequest,
     AcceptInviteRequest,
     UpdateUserRequest,
+    CreateScimTokenRequest,
+    AssignRoleRequest,
     CreateProjectRequest,
     UpdateProjectRequest,
     AddProjectUserRequest,

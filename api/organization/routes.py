@@ -8,6 +8,7 @@ from api.organization import (
     admin_keys,
     audit_logs,
     data_retention,
+    groups,
     invites,
     limits,
     project_keys,
@@ -16,9 +17,11 @@ from api.organization import (
     projects,
     rate_limits,
     roles,
+    scim_tokens,
     service_accounts,
     spend_limits,
     users,
+    workload_identity,
 )
 
 router = Router()
@@ -30,10 +33,13 @@ for part in (
     invites,
     users,
     roles,
+    scim_tokens,
+    groups,
     projects,
     project_users,
     service_accounts,
     project_keys,
+    workload_identity,
     project_rules,
     limits,
     rate_limits,

@@ -17,8 +17,8 @@ from tenants.audit.service import AuditLog
 from tenants.errors import ResetInvalid, UserNotFound, WrongPassword
 from tenants.identities.repository import IdentityRepository
 from tenants.members.account import Membership
+from tenants.members.changes import require_may_appoint
 from tenants.members.repository import MemberRepository
-from tenants.members.service import require_may_appoint
 from tenants.models import PasswordReset, User
 from tenants.repository import TenantDirectory
 from tenants.validation import is_email

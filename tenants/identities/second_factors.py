@@ -19,8 +19,8 @@ from tenants.identities import codes
 from tenants.identities.repository import IdentityRepository
 from tenants.identities.sealing import Sealer
 from tenants.members.account import Membership
+from tenants.members.changes import require_may_appoint
 from tenants.members.repository import MemberRepository
-from tenants.members.service import require_may_appoint
 from tenants.models import SecondFactor
 
 Proof = Literal["totp", "recovery code"]

@@ -1,7 +1,8 @@
 """Connects identities of external providers (OpenID Connect) to users, and finds users by them.
 
 Every method is one transaction. An identity belongs to one user, who links it while signed in; a matching
-email address alone never links it. Verifying the provider's claims is in the console.
+email address alone links it only to a user whom SCIM created and who has no other way to sign in. Verifying
+the provider's claims is in the console.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from tenants.identities.repository import IdentityRepository
 from tenants.members.account import Membership, account_of, new_identity
 from tenants.members.repository import MemberRepository
 from tenants.models import Identity
+from tenants.provisioning.repository import ProvisioningRepository
 from tenants.repository import TenantDirectory
+from tenants.validation import is_email
 
 
 class Identities:
@@ -38,6 +41,39 @@ class Identities:
         if user.disabled_at is not None or tenant.disabled_at is not None:
             return None
         return account_of(user, tenant, has_second_factor=factor_since is not None)
+
+    async def link_provisioned(
+        self, identity: ExternalIdentity, actor_address: str | None
+    ) -> Membership | None:
+        """Links an identity to the user whom an identity provider created (SCIM) with its verified address,
+        and who has no way to sign in yet; returns the user. None if there is no such user.
+        """
+        if not identity.email_verified or not is_email(identity.email):
+            return None
+        async with self._database.read(EVERY_TENANT) as reading:
+            found = await TenantDirectory(reading).user_by_email(identity.email)
+        if found is None or found[1].disabled_at is not None:
+            return None
+        tenant = found[1]
+        try:
+            async with self._database.write(tenant.id) as session:
+                user = await MemberRepository(session, tenant.id).lock(found[0].id)
+                row = await ProvisioningRepository(session, tenant.id).row(found[0].id)
+                identities = IdentityRepository(session, tenant.id)
+                if user is None or user.disabled_at is not None or user.email != identity.email.lower():
+                    return None
+                if row is None or not row.is_created_here or user.password_hash is not None:
+                    return None
+                if await identities.identities(user.id):
+                    return None
+                linked = new_identity(tenant.id, user.id, identity)
+                identities.add_own(linked)
+                actor = Actor("user", user.id, actor_address, user_id=user.id, email=user.email)
+                details = {"issuer": identity.issuer, "email": linked.email}
+                await AuditLog.record(session, tenant.id, actor, "identity.added", ("user", user.id), details)
+        except IntegrityError:
+            return None  # another request linked it
+        return account_of(user, tenant)
 
     async def list(self, account: Membership) -> list[Identity]:
         async with self._database.read(account.tenant_id) as session:

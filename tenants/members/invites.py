@@ -29,8 +29,9 @@ from tenants.errors import (
 )
 from tenants.external_identity import ExternalIdentity
 from tenants.members.account import Membership, account_of, new_identity, new_user
+from tenants.members.changes import require_may_appoint
 from tenants.members.repository import MemberRepository
-from tenants.members.service import new_member, require_may_appoint
+from tenants.members.service import new_member
 from tenants.models import Invite, Tenant, User
 from tenants.repository import TenantDirectory
 from tenants.roles import ProjectRole, Role, checked_project_role, checked_role

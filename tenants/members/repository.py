@@ -23,6 +23,7 @@ from tenants.models import (
     User,
 )
 from tenants.repository import is_id
+from tenants.scim.models import ScimGroupMember, ScimUser
 
 Member = Row[ProjectMember, User]
 Membership = Row[ProjectMember, Project]
@@ -51,6 +52,12 @@ class MemberRepository(TenantRepository):
             return None
         query = self._live().where(User.id == user_id).with_for_update()
         return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def lock_all(self, user_ids: Collection[str]) -> Sequence[User]:
+        """Locks those of the users that there are, in one order, until the transaction ends."""
+        known = [user_id for user_id in user_ids if is_id(user_id)]
+        query = self._live().where(User.id.in_(known)).order_by(User.id).with_for_update()
+        return (await self.session.execute(query)).scalars().all()
 
     async def hold(self, user_id: str) -> User | None:
         """Locks the user against removal until the transaction ends, and returns it."""
@@ -106,6 +113,11 @@ class MemberRepository(TenantRepository):
         identities later.
         """
         for model in (SecondFactor, Identity, PasswordReset):
+            await self.session.execute(self.delete_own(model).where(model.user_id == user_id))
+
+    async def forget_provisioning(self, user_id: str) -> None:
+        """Deletes what an identity provider said of a removed user, and their places in its groups."""
+        for model in (ScimGroupMember, ScimUser):
             await self.session.execute(self.delete_own(model).where(model.user_id == user_id))
 
     def _live(self) -> Select[Any]:

@@ -13,21 +13,14 @@ import redis.asyncio
 from db.session import Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-from tenants.errors import LastOwner, OwnAccount, OwnersOnly, ProjectNotFound, RightsNotHeld, UserNotFound
+from tenants.errors import ProjectNotFound, UserNotFound
+from tenants.members.changes import MemberChanges
 from tenants.members.repository import Member, MemberRepository, Membership
 from tenants.models import ApiKey, ProjectMember, User
 from tenants.projects.repository import ProjectRepository
 from tenants.projects.service import live_project
-from tenants.repository import KeyRepository
-from tenants.resolver import publish_key_changes, revoke_keys
-from tenants.roles import (
-    RIGHTS_OF,
-    ProjectRole,
-    Role,
-    admin_scopes,
-    checked_project_role,
-    checked_role,
-)
+from tenants.resolver import revoke_keys
+from tenants.roles import ProjectRole, Role, checked_project_role, checked_role
 from tenants.validation import checked_name
 
 __all__ = ["Member", "MemberService", "Membership"]
@@ -82,26 +75,20 @@ class MemberService:
 
         Raises UserNotFound, LastOwner, OwnersOnly, ValueError.
         """
-        changes = {
-            "role": None if role is None else checked_role(role),
-            "name": None if name is None else checked_name("name", name),
-        }
+        changed: dict[str, object] = {}
+        if role is not None:
+            changed["role"] = checked_role(role)
+        if name is not None:
+            changed["name"] = checked_name("name", name)
         async with self._database.write(tenant_id) as session:
-            members = MemberRepository(session, tenant_id)
-            owners, user = await _locked(members, user_id)
-            revoked: Sequence[str] = []
-            if role is not None and role != user.role:
-                await require_may_appoint(members, actor, user.role, role)
-                if owners == {user_id}:
-                    raise LastOwner(user_id)
-                if not RIGHTS_OF[user.role] <= RIGHTS_OF[role]:  # type: ignore[index]
-                    admins = (ApiKey.user_id == user_id, ApiKey.kind == "admin")
-                    revoked = await revoke_keys(session, self._redis, tenant_id, *admins)
-            changed = {field: value for field, value in changes.items() if value is not None}
-            for field, value in changed.items():
-                setattr(user, field, value)
-            details = changed | ({"revoked_keys": revoked} if revoked else {})
-            await AuditLog.record(session, tenant_id, actor, "user.updated", ("user", user_id), details)
+            changes = MemberChanges(session, self._redis, tenant_id, actor)
+            user = await changes.lock(user_id)
+            revoked = [] if role is None else await changes.set_role(user, role)
+            if name is not None:
+                user.name = str(changed["name"])
+            await changes.record(
+                user, "user.updated", changed | ({"revoked_keys": revoked} if revoked else {})
+            )
         return user
 
     async def disable(self, tenant_id: str, user_id: str, actor: Actor) -> User:
@@ -111,53 +98,26 @@ class MemberService:
         Raises UserNotFound, OwnAccount, LastOwner, OwnersOnly.
         """
         async with self._database.write(tenant_id) as session:
-            members = MemberRepository(session, tenant_id)
-            owners, user = await _locked(members, user_id)
-            await require_may_appoint(members, actor, user.role)
-            if actor.user_id == user_id:
-                raise OwnAccount(user_id)
-            if owners == {user_id}:
-                raise LastOwner(user_id)
-            if user.disabled_at is None:
-                user.disabled_at = user.sessions_from = datetime.now(UTC)
-                await members.forget_resets(user_id)
-                await self._record_access(session, user, actor, "user.disabled")
+            changes = MemberChanges(session, self._redis, tenant_id, actor)
+            user = await changes.lock(user_id)
+            await changes.disable(user)
         return user
 
     async def enable(self, tenant_id: str, user_id: str, actor: Actor) -> User:
         """Enables a disabled user, and their keys. Raises UserNotFound, OwnersOnly."""
         async with self._database.write(tenant_id) as session:
-            members = MemberRepository(session, tenant_id)
-            _, user = await _locked(members, user_id)
-            await require_may_appoint(members, actor, user.role)
-            if user.disabled_at is not None:
-                user.disabled_at = None
-                await self._record_access(session, user, actor, "user.enabled")
+            changes = MemberChanges(session, self._redis, tenant_id, actor)
+            user = await changes.lock(user_id)
+            await changes.enable(user)
         return user
-
-    async def _record_access(self, session: WriteSession, user: User, actor: Actor, type: str) -> None:
-        """Records that a user was disabled or enabled, and invalidates their keys in the caches."""
-        digests = await KeyRepository(session, user.tenant_id).digests(ApiKey.user_id == user.id)
-        session.after_commit(lambda: publish_key_changes(self._redis, digests))
-        details = {"email": user.email, "role": user.role, "keys": len(digests)}
-        await AuditLog.record(session, user.tenant_id, actor, type, ("user", user.id), details)
 
     async def remove(self, tenant_id: str, user_id: str, actor: Actor) -> None:
         """Removes a user from the tenant, its projects and the console, and revokes their keys, in every
         process within a second. Raises UserNotFound, LastOwner, OwnersOnly.
         """
         async with self._database.write(tenant_id) as session:
-            members = MemberRepository(session, tenant_id)
-            owners, user = await _locked(members, user_id)
-            await require_may_appoint(members, actor, user.role)
-            if owners == {user_id}:
-                raise LastOwner(user_id)
-            user.removed_at = datetime.now(UTC)
-            await members.leave(user_id)
-            await members.forget_ways_in(user_id)
-            revoked = await revoke_keys(session, self._redis, tenant_id, ApiKey.user_id == user_id)
-            details = {"email": user.email, "role": user.role, "revoked_keys": revoked}
-            await AuditLog.record(session, tenant_id, actor, "user.deleted", ("user", user_id), details)
+            changes = MemberChanges(session, self._redis, tenant_id, actor)
+            await changes.remove(await changes.lock(user_id))
 
     # Project members --------------------------------------------------------------------------------------
 
@@ -272,32 +232,3 @@ def new_member(tenant_id: str, project_id: str, user_id: str, role: str) -> Proj
         role=role,
         added_at=datetime.now(UTC),
     )
-
-
-async def _locked(members: MemberRepository, user_id: str) -> tuple[set[str], User]:
-    """Locks the owners, and a user to change, until the transaction ends; returns both. Raises
-    UserNotFound.
-    """
-    owners = await members.hold_owners()
-    user = await members.lock(user_id)
-    if user is None:
-        raise UserNotFound(user_id)
-    return owners, user
-
-
-async def require_may_appoint(members: MemberRepository, actor: Actor, *roles: str) -> None:
-    """Checks that `actor` can grant and take away these roles. Keys without a user act for the organization;
-    a restricted key cannot grant or take away roles with more rights than its own. Raises OwnersOnly,
-    RightsNotHeld.
-    """
-    if actor.kind == "api_key" and actor.scopes:
-        for role in roles:
-            scopes = admin_scopes(role)  # type: ignore[arg-type]
-            more = scopes - actor.scopes if scopes else {"everything"}
-            if more:
-                raise RightsNotHeld("role", more)
-    if "owner" not in roles or actor.user_id is None:
-        return
-    person = await members.find(actor.user_id)
-    if person is None or person.role != "owner":
-        raise OwnersOnly

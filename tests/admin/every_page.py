@@ -29,6 +29,7 @@ from db.session import EVERY_TENANT
 from engine.protocol import Usage
 from sla.incidents.service import Incidents
 from tenants.actors import OPERATOR
+from tenants.provisioning.profiles import GroupProfile
 from tenants.refusals.recorder import RefusedRequest
 from tenants.refusals.repository import RefusalWriter
 from tests.admin.conftest import Site
@@ -107,6 +108,9 @@ async def _organisation(site: Site, named: Naming, made: Furnished) -> None:
     made.things["account"] = robot.id
     email = f"{named('invited')[:40]}@x".replace(" ", "/")
     await account.invites.create(tenant, email, "developer", OPERATOR)
+    token = await account.scim_tokens.create(tenant, named("SCIM token"), OPERATOR)
+    group = await account.provisioned_groups.create(tenant, GroupProfile(named("group")), OPERATOR)
+    made.things |= {"scim_token": token.row.id, "group": group.id}
     made.things |= {"project": project.id, "user": user.id, "key": key.id, "tenant": tenant}
 
 

@@ -24,6 +24,8 @@ from api.assembly.stored_state import stored_state
 from api.organization.limits import limit_id
 from api.responses.bodies import new_body
 from api.responses.schemas import ResponseRequest
+from api.workload_identity.exchange import TokenExchange
+from api.workload_identity.published_keys import PublishedKeys
 from batches.service import BatchService, NewBatch
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
@@ -48,9 +50,11 @@ from tenants.actors import OPERATOR
 from tenants.idempotency.records import IdempotencyRecords
 from tenants.key_contexts import KeyContexts
 from tenants.limits.kinds import Limit, Metric
+from tenants.provisioning.profiles import GroupProfile
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
+from tenants.workload_identity.spent_tokens import SpentTokens
 from tests.api.conftest import build
 from tests.support import booked
 from tests.support.documented import Documented
@@ -195,6 +199,9 @@ async def everything(
             credits=CreditService(database, redis_client),
             idempotency=IdempotencyRecords(redis_client),
             state=stored_state(database, SECRET),
+            token_exchange=TokenExchange(
+                accounts.workload_identities, PublishedKeys(), SpentTokens(redis_client)
+            ),
         )
         app = Documented(create_app(services))
         ours, theirs = [await _having(place, accounts, app, number) for number in (0, 1)]
@@ -223,6 +230,15 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     await accounts.members.add_to_project(tenant, project.id, user.user_id, "member", OPERATOR)
     invite = await accounts.invites.create(tenant, f"guest@{name}.example", "viewer", OPERATOR)
     account = await accounts.service_accounts.create(tenant, project.id, "robot", OPERATOR)
+    token = await accounts.scim_tokens.create(tenant, "provider", OPERATOR)
+    group = await accounts.provisioned_groups.create(tenant, GroupProfile("team"), OPERATOR)
+    await accounts.provisioned_groups.set_role(tenant, group.id, "viewer", OPERATOR)
+    issuer = await accounts.workload_identities.create_provider(
+        tenant, {"name": "ci", "issuer": f"https://{name}.example", "audience": name}, OPERATOR
+    )
+    rule = await accounts.workload_identities.create_rule(
+        tenant, issuer.id, (project.id, account.id), {"matchers": {"sub": "x"}}, OPERATOR
+    )
     admin = await accounts.keys.create(tenant, "admin", OPERATOR, kind="admin")
     spare = await accounts.keys.create(tenant, "spare", OPERATOR, kind="admin")
     inference = await accounts.keys.create(tenant, "inference", OPERATOR)
@@ -266,6 +282,10 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         "project_id": project.id,
         "user_id": user.user_id,
         "invite_id": invite.invite.id,
+        "scim_token_id": token.row.id,
+        "workload_identity_provider_id": issuer.id,
+        "workload_identity_federation_rule_id": rule.id,
+        "group_id": group.id,
         "key_id": spare.id,
         "api_key_id": of_project.id,
         "service_account_id": account.id,

@@ -47,6 +47,8 @@ FIELDS_NOT_IDS = {
     "tokenize.id",  # the same
     "tool_call_id",  # the same
     "call_id",  # the same, of responses
+    "exchangeToken.identity_provider_id",  # without a key: the issuer's signature decides
+    "exchangeToken.service_account_id",
 }
 
 ALERT = {"currency": "USD", "interval": "month", "threshold_amount": 100}
@@ -54,6 +56,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "updateAdapter": {"description": "mine"},
     "completeUpload": {"part_ids": ["part_1"]},
     "updateUser": {"role": "reader"},
+    "updateWorkloadIdentityProvider": {"name": "mine"},
+    "updateFederationRule": {"name": "mine"},
+    "assignGroupRole": {"role_id": "role-viewer"},
     "updateProject": {"name": "mine"},
     "addProjectUser": {"role": "member", "email": "owner@ours.example"},
     "updateProjectUser": {"role": "member"},
@@ -85,6 +90,7 @@ MORE_BODIES: dict[str, list[dict[str, Any]]] = {"updateUser": [{"enabled": False
 Fill = Callable[[Having, str], dict[str, Any]]
 """A body of ours in which one id is somebody's."""
 
+RULE = {"attribute_matchers": {"sub": "x"}}
 BUDGET = {"metric": "tokens_per_day", "amount": 1}
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -177,6 +183,14 @@ FIELDS: dict[tuple[str, str], tuple[str, Fill]] = {
         },
     ),
     ("addProjectUser", "user_id"): ("user_id", lambda _, one: {"role": "member", "user_id": one}),
+    ("createFederationRule", "project_id"): (
+        "project_id",
+        lambda ours, one: RULE | {"project_id": one, "service_account_id": ours.ids["service_account_id"]},
+    ),
+    ("createFederationRule", "service_account_id"): (
+        "service_account_id",
+        lambda ours, one: RULE | {"project_id": ours.ids["project_id"], "service_account_id": one},
+    ),
     ("setLimit", "project_id"): ("project_id", lambda _, one: BUDGET | {"project_id": one}),
     ("setLimit", "api_key_id"): ("api_key_id", lambda _, one: BUDGET | {"api_key_id": one}),
     ("createProjectKey", "user_id"): ("user_id", lambda _, one: {"name": "k", "user_id": one}),
@@ -191,6 +205,7 @@ QUERY_IDS = {
     "api_key_ids[]": "api_key_id",
     "project_ids[]": "project_id",
     "user_ids[]": "user_id",
+    "service_account_id": "service_account_id",
     "actor_ids[]": "user_id",
     "resource_ids[]": "project_id",
 }
@@ -207,6 +222,9 @@ LISTED = {
     "listAdminKeys": "key_id",
     "listUsers": "user_id",
     "listInvites": "invite_id",
+    "listGroups": "group_id",
+    "listWorkloadIdentityProviders": "workload_identity_provider_id",
+    "listFederationRules": "workload_identity_federation_rule_id",
     "listLimits": "limit_id",
     "listWebhookEndpoints": "webhook_endpoint_id",
     "listWebhookDeliveries": "delivery_id",
@@ -306,6 +324,8 @@ def forms(whose: Having, kind: str) -> list[tuple[str, str]]:
 
 
 def body_of(operation: Operation, ours: Having) -> Any:
+    if operation.name == "createFederationRule":
+        return RULE | {name: ours.ids[name] for name in ("project_id", "service_account_id")}
     if operation.name == "createAdapterVersion":
         return {"file_ids": ours.files}
     content = operation.said.get("requestBody", {}).get("content", {})

@@ -79,6 +79,9 @@ BEYOND_A_SCHEMA = {
     "file": "has its name outside of the form's schema",
     "expires_after[seconds]": "is digits in a form, where a schema's integer may be 3600.0",
     "bytes": "are bounded by the plan",
+    "verification.jwks": "are keys",
+    "subject_token": "is signed by an issuer that is trusted",
+    "attribute_matchers": "have claims of their own, printable and with one * at most",
     "amount": "is bounded by the plan",
 }
 """Parameters, or `operationId parameter`, and what no schema says of them."""

@@ -139,6 +139,8 @@ class OidcRoutes:
     ) -> Response:
         account = await self._identities.find(identity)
         if account is None:
+            account = await self._identities.link_provisioned(identity, address_of(request))
+        if account is None:
             return self._told(request, "Not connected", _NOBODY.format(provider.title), 403)
         return await self._completion.complete(request, opened, account, provider.name, flow.began_at)
 
