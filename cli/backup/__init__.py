@@ -1,3 +1,1 @@
-"""Backs up a service (`rootstock backup`), restores it (`rootstock restore`), and proves that backups restore
-(`rootstock backup drill`). See ADR 51.
-"""
+"""Backs up a service, restores it, and proves that its backups restore."""

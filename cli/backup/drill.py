@@ -88,7 +88,7 @@ async def run_drill(
     with tempfile.TemporaryDirectory(prefix="rootstock-drill-", dir=scratch) as folder:
         place = Path(folder) / "data"
         async with new_data_directory(backup, place, display, point, ephemeral=True) as target:
-            results = await check(backup, target, display)
+            results = await check(backup, target, display, point)
     manifest = backup.manifest
     return Evidence(
         backup_id=manifest.id,
@@ -107,7 +107,9 @@ async def run_drill(
     )
 
 
-async def check(backup: Backup, target: Target, display: Display) -> list[CheckResult]:
+async def check(
+    backup: Backup, target: Target, display: Display, point: PointInTime | None = None
+) -> list[CheckResult]:
     """Returns the result of every check on a restored backup. Raises `CliError`, DatabaseUnavailable."""
     database = Database(target.serving_url, statement_timeout=600)
     checks: dict[str, Callable[[], Awaitable[CheckResult]]] = {
@@ -119,6 +121,8 @@ async def check(backup: Backup, target: Target, display: Display) -> list[CheckR
         "objects": lambda: _objects(backup, target),
         "artifacts": lambda: _artifacts(backup, target),
     }
+    if point is not None:  # the snapshot's rows are those of an earlier moment
+        del checks["rows"]
     results = []
     try:
         for name, run in checks.items():

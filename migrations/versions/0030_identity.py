@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
-revision = "0031"
+revision = "0030"
 down_revision = "0029"
 branch_labels = None
 depends_on = None
