@@ -67,10 +67,16 @@ def run(settings: EngineSettings, device: DeviceSettings, fetcher: ArtifactFetch
             StopReason(settings.state_dir).write(problem)
         return 1
     with ExitStack() as opened:
-        return _run_in(opened, settings, device, began)
+        return _run_in(opened, settings, device, fetcher, began)
 
 
-def _run_in(opened: ExitStack, settings: EngineSettings, device: DeviceSettings, began: float) -> int:
+def _run_in(
+    opened: ExitStack,
+    settings: EngineSettings,
+    device: DeviceSettings,
+    fetcher: ArtifactFetcher | None,
+    began: float,
+) -> int:
     """Serves until stopped. `began`: when the process started; `opened` closes what outlives the server."""
     reason = StopReason(settings.state_dir)
     clients = settings.cluster.keys

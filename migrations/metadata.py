@@ -5,6 +5,7 @@ from sqlalchemy.schema import SchemaItem
 import adapters.files.models
 import adapters.jobs.models
 import adapters.models
+import batches.models
 import billing.event_numbers.models
 import billing.invoices.models
 import billing.models
@@ -30,6 +31,7 @@ DOMAINS = (
     adapters.files.models,
     adapters.jobs.models,
     adapters.models,
+    batches.models,
     billing.event_numbers.models,
     billing.invoices.models,
     billing.models,
