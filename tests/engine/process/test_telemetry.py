@@ -176,8 +176,9 @@ async def test_a_picker_sends_an_adapters_requests_to_the_engine_that_holds_it(r
             ended = [
                 value(metrics, "vllm:request_success_total", finished_reason="length") for metrics in scraped
             ]
-            if sum(ended) == 6 * len(ADAPTERS):
-                break
+            told = [value(metrics, "vllm:generation_tokens_total") for metrics in scraped]
+            if sum(ended) == 6 * len(ADAPTERS) and sum(told) == 4 * 6 * len(ADAPTERS):
+                break  # tokens are counted by the step loop, and told a moment later
             await asyncio.sleep(0.02)
     assert ended == [6 * SLOTS, 6 * SLOTS]
     await until(
