@@ -6,10 +6,8 @@ import httpx
 import pytest
 
 NOT_SERVED = (
-    "/organization/groups",
     "/organization/certificates",
     "/organization/external_keys",
-    "/organization/workload_identity_providers",
     "/organization/projects/proj_1/certificates",
     "/organization/projects/proj_1/groups",
     "/projects/proj_1/roles",
