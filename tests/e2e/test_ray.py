@@ -95,6 +95,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         patch.setenv("ROOTSTOCK_STORAGE_URL", (cluster.data.parent / "store").as_uri())
         patch.setenv("ROOTSTOCK_RAY_PORT", str(port))
         patch.setenv("ROOTSTOCK_RAY_NODE_CPUS", "1")
+        patch.setenv("ROOTSTOCK_ENGINE_MAX_ROWS", "10")  # 16 streams need both engines
         try:
             cluster.start()
             cluster.join()

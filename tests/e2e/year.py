@@ -25,7 +25,7 @@ from sqlalchemy import text
 
 import api.openai.validation
 import billing.pricing
-from adapters.storage import StorageSettings
+from adapters.storage import LocalStore, StorageSettings
 from api.app import create_app
 from api.main import open_services
 from api.pools import BasePool, Pools
@@ -316,7 +316,8 @@ async def business(
         opened.push_async_callback(gateway.close)
         assert services.onboarding is not None
         scene = Scene(
-            *(database, cache, None, folder / "artifacts", services.files, services.uploads, None, None),  # type: ignore[arg-type]
+            *(database, cache, LocalStore(folder / "objects"), folder / "artifacts"),
+            *(services.files, services.uploads, None, None),  # type: ignore[arg-type]
             onboarding=services.onboarding,
             tenants=("", ""),
         )
