@@ -6,8 +6,9 @@ document. Nothing here is counted, limited or billed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -23,6 +24,7 @@ from api.scim import discovery
 from api.scim.patch import patched
 from api.scim.query import Query, read_query, read_search
 from api.scim.resources import (
+    Document,
     group_document,
     group_resource,
     read_group,
@@ -34,12 +36,23 @@ from api.services import Services, served
 from tenants.actors import Actor
 from tenants.errors import NameTaken
 from tenants.provisioning.errors import InvalidFilter
+from tenants.provisioning.groups import GroupProvisioning
+from tenants.provisioning.profiles import (
+    GroupProfile,
+    ProvisionedGroup,
+    ProvisionedUser,
+    UserProfile,
+)
+from tenants.provisioning.users import UserProvisioning
 from tenants.service import AccountServices
 
 PATH = "/scim/v2"
 MEDIA_TYPE = "application/scim+json"
 _ERROR = "urn:ietf:params:scim:api:messages:2.0:Error"
 _LIST = "urn:ietf:params:scim:api:messages:2.0:ListResponse"
+Profile = TypeVar("Profile")
+Found = TypeVar("Found")
+FoundCo = TypeVar("FoundCo", covariant=True)
 _KNOWN: tuple[type[Exception], ...] = (HTTPException, ValueError, *ERROR_RESPONSES)
 
 
@@ -98,115 +111,118 @@ class ScimApp:
         return _error(501, "Search /Users/.search or /Groups/.search: both at once are not supported.")
 
 
-class _Users:
-    """What the routes of `/Users` do."""
+class _Provisioning(Protocol[Profile, FoundCo]):
+    """What changes the users, or the groups, of a tenant."""
 
-    def __init__(self, app: ScimApp) -> None:
-        self._app = app
+    async def create(self, tenant_id: str, profile: Profile, actor: Actor, /) -> FoundCo: ...
+
+    async def update(
+        self, tenant_id: str, id: str, change: Callable[[Profile], Profile], actor: Actor, /
+    ) -> FoundCo: ...
+
+    async def delete(self, tenant_id: str, id: str, actor: Actor, /) -> None: ...
+
+
+class _Resources(ABC, Generic[Profile, Found]):
+    """What the routes of one kind of resource do."""
+
+    def __init__(
+        self,
+        read: Callable[[Mapping[str, Any]], Profile],
+        document: Callable[[Profile], Document],
+        resource: Callable[[Found, str], dict[str, Any]],
+    ) -> None:
+        """The functions of `api.scim.resources` for this kind."""
+        self._read, self._document, self._resource = read, document, resource
+
+    @property
+    @abstractmethod
+    def _provisioning(self) -> _Provisioning[Profile, Found]: ...
+
+    @abstractmethod
+    async def _list(self, tenant_id: str, query: Query) -> tuple[int, Sequence[Found]]: ...
+
+    @abstractmethod
+    async def _one(self, tenant_id: str, id: str, query: Query) -> Found: ...
 
     async def find(self, request: Request, query: Query) -> tuple[int, list[dict[str, Any]]]:
-        total, users = await self._app.accounts.provisioned_users.list(
-            request.state.tenant_id, query.condition, offset=query.offset, limit=query.limit
-        )
-        return total, [user_resource(user, base_of(request)) for user in users]
+        total, found = await self._list(request.state.tenant_id, query)
+        return total, [self._resource(one, base_of(request)) for one in found]
 
     async def get(self, request: Request, query: Query) -> dict[str, Any]:
-        users = self._app.accounts.provisioned_users
-        found = await users.get(request.state.tenant_id, request.path_params["id"])
-        return user_resource(found, base_of(request))
+        found = await self._one(request.state.tenant_id, request.path_params["id"], query)
+        return self._resource(found, base_of(request))
 
     async def create(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-        users, state = self._app.accounts.provisioned_users, request.state
-        return user_resource(
-            await users.create(state.tenant_id, read_user(body), state.actor), base_of(request)
-        )
+        state = request.state
+        made = await self._provisioning.create(state.tenant_id, self._read(body), state.actor)
+        return self._resource(made, base_of(request))
 
     async def replace(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-        users, state = self._app.accounts.provisioned_users, request.state
-        profile = read_user(body)
-        found = await users.update(
-            state.tenant_id, request.path_params["id"], lambda before: profile, state.actor
-        )
-        return user_resource(found, base_of(request))
+        profile = self._read(body)
+        return await self._update(request, lambda before: profile)
 
     async def patch(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-        users, state = self._app.accounts.provisioned_users, request.state
-        found = await users.update(
-            state.tenant_id,
-            request.path_params["id"],
-            lambda before: read_user(patched(user_document(before), body)),
-            state.actor,
-        )
-        return user_resource(found, base_of(request))
+        return await self._update(request, lambda before: self._read(patched(self._document(before), body)))
 
     async def delete(self, request: Request) -> None:
-        users, state = self._app.accounts.provisioned_users, request.state
-        await users.delete(state.tenant_id, request.path_params["id"], state.actor)
+        state = request.state
+        await self._provisioning.delete(state.tenant_id, request.path_params["id"], state.actor)
+
+    async def _update(self, request: Request, change: Callable[[Profile], Profile]) -> dict[str, Any]:
+        state = request.state
+        found = await self._provisioning.update(
+            state.tenant_id, request.path_params["id"], change, state.actor
+        )
+        return self._resource(found, base_of(request))
 
 
-class _Groups:
-    """What the routes of `/Groups` do."""
-
+class _Users(_Resources[UserProfile, ProvisionedUser]):
     def __init__(self, app: ScimApp) -> None:
+        super().__init__(read_user, user_document, user_resource)
         self._app = app
 
-    async def find(self, request: Request, query: Query) -> tuple[int, list[dict[str, Any]]]:
-        total, groups = await self._app.accounts.provisioned_groups.list(
-            request.state.tenant_id,
+    @property
+    def _provisioning(self) -> UserProvisioning:
+        return self._app.accounts.provisioned_users
+
+    async def _list(self, tenant_id: str, query: Query) -> tuple[int, Sequence[ProvisionedUser]]:
+        return await self._provisioning.list(
+            tenant_id, query.condition, offset=query.offset, limit=query.limit
+        )
+
+    async def _one(self, tenant_id: str, id: str, query: Query) -> ProvisionedUser:
+        return await self._provisioning.get(tenant_id, id)
+
+
+class _Groups(_Resources[GroupProfile, ProvisionedGroup]):
+    """Members are looked up where the answer shows them."""
+
+    def __init__(self, app: ScimApp) -> None:
+        super().__init__(read_group, group_document, group_resource)
+        self._app = app
+
+    @property
+    def _provisioning(self) -> GroupProvisioning:
+        return self._app.accounts.provisioned_groups
+
+    async def _list(self, tenant_id: str, query: Query) -> tuple[int, Sequence[ProvisionedGroup]]:
+        return await self._provisioning.list(
+            tenant_id,
             query.condition,
             offset=query.offset,
             limit=query.limit,
             with_members=query.shows("members"),
         )
-        return total, [group_resource(group, base_of(request)) for group in groups]
 
-    async def get(self, request: Request, query: Query) -> dict[str, Any]:
-        groups = self._app.accounts.provisioned_groups
-        group_id, with_members = request.path_params["id"], query.shows("members")
-        found = await groups.get(request.state.tenant_id, group_id, with_members=with_members)
-        return group_resource(found, base_of(request))
-
-    async def create(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-        groups, state = self._app.accounts.provisioned_groups, request.state
-        return group_resource(
-            await groups.create(state.tenant_id, read_group(body), state.actor), base_of(request)
-        )
-
-    async def replace(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-        groups, state = self._app.accounts.provisioned_groups, request.state
-        profile = read_group(body)
-        found = await groups.update(
-            state.tenant_id, request.path_params["id"], lambda before: profile, state.actor
-        )
-        return group_resource(found, base_of(request))
-
-    async def patch(self, request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-        groups, state = self._app.accounts.provisioned_groups, request.state
-        found = await groups.update(
-            state.tenant_id,
-            request.path_params["id"],
-            lambda before: read_group(patched(group_document(before), body)),
-            state.actor,
-        )
-        return group_resource(found, base_of(request))
-
-    async def delete(self, request: Request) -> None:
-        groups, state = self._app.accounts.provisioned_groups, request.state
-        await groups.delete(state.tenant_id, request.path_params["id"], state.actor)
+    async def _one(self, tenant_id: str, id: str, query: Query) -> ProvisionedGroup:
+        return await self._provisioning.get(tenant_id, id, with_members=query.shows("members"))
 
 
-def _resource_routes(path: str, kind: _Users | _Groups) -> list[Route]:
+def _resource_routes(path: str, kind: _Resources[Any, Any]) -> list[Route]:
     async def listed(request: Request, query: Query) -> Response:
         total, found = await kind.find(request, query)
-        return answer(
-            {
-                "schemas": [_LIST],
-                "totalResults": total,
-                "startIndex": query.offset + 1,
-                "itemsPerPage": len(found),
-                "Resources": [query.select(one) for one in found],
-            }
-        )
+        return _listed(total, query.offset, [query.select(one) for one in found])
 
     async def find(request: Request) -> Response:
         return await listed(request, read_query(request.query_params))
@@ -267,17 +283,20 @@ async def _body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _discovered(found: list[dict[str, Any]]) -> Response:
-    count = len(found)
+def _listed(total: int, offset: int, found: list[dict[str, Any]]) -> Response:
     return answer(
         {
             "schemas": [_LIST],
-            "totalResults": count,
-            "startIndex": 1,
-            "itemsPerPage": count,
+            "totalResults": total,
+            "startIndex": offset + 1,
+            "itemsPerPage": len(found),
             "Resources": found,
         }
     )
+
+
+def _discovered(found: list[dict[str, Any]]) -> Response:
+    return _listed(len(found), 0, found)
 
 
 def _one_of(found: list[dict[str, Any]], request: Request) -> Response:
