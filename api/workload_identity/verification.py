@@ -40,13 +40,13 @@ class TokenVerifier:
         if len(token) > MAX_LEN or not token.isascii():
             raise TokenNotAccepted
         if provider.jwks is not None:
-            keys = [read_keys(provider.jwks)]
+            claims = _decoded(token, read_keys(provider.jwks))
         else:
-            keys = [await self._published.of(provider.issuer, provider.discovery_url)]
-        claims = _decoded(token, keys[0])
-        if claims is None and provider.jwks is None:
-            fresh = await self._published.of(provider.issuer, provider.discovery_url, anew=True)
-            claims = None if fresh is keys[0] else _decoded(token, fresh)
+            keys = await self._published.of(provider.issuer, provider.discovery_url)
+            claims = _decoded(token, keys)
+            if claims is None:
+                fresh = await self._published.of(provider.issuer, provider.discovery_url, anew=True)
+                claims = None if fresh is keys else _decoded(token, fresh)
         if claims is None:
             raise TokenNotAccepted
         return claims
