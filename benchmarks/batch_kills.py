@@ -33,7 +33,7 @@ from benchmarks.chaos import settled
 from benchmarks.chaos_audit import reconciled
 from benchmarks.chaos_load import Caller
 from benchmarks.chaos_site import APIS, WORKERS, Process, Site, open_site
-from benchmarks.report import write_report
+from benchmarks.report import conclude
 from billing.rates import BATCH_TIER
 
 SETTINGS = {"ROOTSTOCK_BATCHES_LEASE_SECONDS": "2", "ROOTSTOCK_BATCHES_POLL_SECONDS": "0.2"}
@@ -303,11 +303,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    if options.out is not None:
-        write_report(options.out, figures)
-    for name, value in figures.items():
-        print(f"{name}: {value}")
-    return 0 if clean else 1
+    return conclude(figures, options.out, clean=clean)
 
 
 if __name__ == "__main__":

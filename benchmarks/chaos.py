@@ -37,7 +37,7 @@ from redis.exceptions import RedisError
 from benchmarks.chaos_audit import Verdict, audit, budgets_off, reconciled
 from benchmarks.chaos_process import Point
 from benchmarks.chaos_site import APIS, WORKERS, Process, Site, open_site, told
-from benchmarks.report import write_report
+from benchmarks.report import conclude
 from billing.metering import DEAD_LETTERS
 from engine.journal.inflight_rows import recover_table
 from engine.journal.meter import SPOOL, TABLE
@@ -370,11 +370,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    if options.out is not None:
-        write_report(options.out, figures)
-    for name, value in figures.items():
-        print(f"{name}: {value}")
-    return 0 if clean else 1
+    return conclude(figures, options.out, clean=clean)
 
 
 if __name__ == "__main__":

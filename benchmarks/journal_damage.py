@@ -39,7 +39,7 @@ import redis.asyncio
 import structlog
 from sqlalchemy import text
 
-from benchmarks.report import write_report
+from benchmarks.report import conclude
 from billing.metering import JournalMeter
 from billing.reconciliation.service import ReconciliationService
 from cli.local.postgres import serving_url, start_postgres
@@ -355,11 +355,7 @@ def main(argv: list[str] | None = None) -> int:
         with suppress(OSError):
             shutil.rmtree(folder)
     figures = figures_of(played, options.seed)
-    if options.out is not None:
-        write_report(options.out, figures)
-    for name, value in figures.items():
-        print(f"{name}: {value}")
-    return 1 if figures["wrong"] else 0
+    return conclude(figures, options.out, clean=not figures["wrong"])
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ import httpx
 import psycopg
 from sqlalchemy import make_url
 
-from benchmarks.report import write_report
+from benchmarks.report import conclude
 from benchmarks.sse_client import HttpError, post_for_events
 from cli.programs import CHECKOUT
 
@@ -348,11 +348,7 @@ def main(argv: list[str] | None = None) -> int:
             shutil.rmtree(folder, ignore_errors=True)
         else:
             print(f"kept: {folder}")
-    if options.out is not None:
-        write_report(options.out, figures)
-    for name, value in figures.items():
-        print(f"{name}: {value}")
-    return 0 if clean else 1
+    return conclude(figures, options.out, clean=clean)
 
 
 if __name__ == "__main__":

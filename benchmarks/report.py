@@ -29,6 +29,15 @@ def write_report(path: Path, figures: dict[str, Any]) -> None:
     path.write_text(json.dumps({**envelope, **figures}, indent=2) + "\n", encoding="utf-8")
 
 
+def conclude(figures: dict[str, Any], out: Path | None, *, clean: bool) -> int:
+    """Writes the report if `out` names a file, prints the figures, and returns the trial's exit code."""
+    if out is not None:
+        write_report(out, figures)
+    for name, value in figures.items():
+        print(f"{name}: {value}")
+    return 0 if clean else 1
+
+
 def hardware() -> dict[str, Any]:
     """CPU model and cores this process may use; the GPUs' names and number where the driver shows any."""
     described: dict[str, Any] = {"cpu": _cpu_model(), "cores": _usable_cores()}
