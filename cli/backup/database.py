@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -72,43 +73,21 @@ def dump(url: str, programs: Path, snapshot: str | None = None) -> AsyncIterator
 
 async def output_of(program: Path, options: Iterable[str], url: str) -> AsyncIterator[bytes]:
     """Yields what one of PostgreSQL's programs writes about a server. Raises `CliError` when it fails."""
-    process = await asyncio.create_subprocess_exec(
-        program,
-        *(*options, "--dbname", _address(url)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=_environment(url),
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    complaints = asyncio.create_task(process.stderr.read())
-    try:
+    async with _running(program, options, url, stdout=PIPE) as (process, complaints):
+        assert process.stdout is not None
         while data := await process.stdout.read(_READ):
             yield data
         if await process.wait():
             raise CliError(f"{program.name} failed: {_last_line(await complaints)}")
-    finally:
-        await _end(process)
-        await complaints
 
 
 async def restore(url: str, programs: Path, chunks: AsyncIterator[bytes]) -> None:
     """Restores a dump into an empty database, all of it or nothing. Raises `CliError`, and what `chunks`
     raises.
     """
-    process = await asyncio.create_subprocess_exec(
-        programs / "pg_restore",
-        *("--no-owner", "--no-privileges", "--single-transaction", "--dbname", _address(url)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env=_environment(url),
-    )
-    assert process.stdin is not None
-    assert process.stderr is not None
-    complaints = asyncio.create_task(process.stderr.read())
-    try:
+    options = ("--no-owner", "--no-privileges", "--single-transaction")
+    async with _running(programs / "pg_restore", options, url, stdin=PIPE) as (process, complaints):
+        assert process.stdin is not None
         try:
             async for chunk in chunks:
                 process.stdin.write(chunk)
@@ -118,12 +97,33 @@ async def restore(url: str, programs: Path, chunks: AsyncIterator[bytes]) -> Non
             pass  # it has ended: its message says why
         if await process.wait():
             raise CliError(f"pg_restore failed, nothing was restored: {_last_line(await complaints)}")
+
+
+@asynccontextmanager
+async def _running(
+    program: Path, options: Iterable[str], url: str, *, stdin: int = DEVNULL, stdout: int = DEVNULL
+) -> AsyncIterator[tuple[Process, asyncio.Task[bytes]]]:
+    """Runs one of PostgreSQL's programs on a server; what it complains about is read beside. It is killed if
+    it still runs at the end.
+    """
+    process = await asyncio.create_subprocess_exec(
+        program,
+        *(*options, "--dbname", _address(url)),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=PIPE,
+        env=_environment(url),
+    )
+    assert process.stderr is not None
+    complaints = asyncio.create_task(process.stderr.read())
+    try:
+        yield process, complaints
     finally:
         await _end(process)
         await complaints
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: Process) -> None:
     """Kills the program if it still runs: its transaction is rolled back."""
     if process.returncode is None:
         process.kill()
