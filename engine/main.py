@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from urllib.parse import urlsplit
 
@@ -38,6 +37,7 @@ from engine.stop_reason import StopReason
 from engine.transport.curve import KeyPair, ServerKeys
 from telemetry import logs
 from telemetry.disk import DiskSettings, start_problem
+from telemetry.release import installed_release
 
 log = structlog.get_logger(__name__)
 
@@ -177,10 +177,7 @@ def serve_until_stopped(
 def _build(
     settings: EngineSettings, device: DeviceSettings, server: EngineServer, fetcher: ArtifactFetcher | None
 ) -> tuple[EngineCore, EngineInfo]:
-    try:
-        build = version("rootstock")
-    except PackageNotFoundError:  # a bare checkout
-        build = "unknown"
+    build = installed_release()
     # Imported here: only one of the two is needed, and the model's half takes seconds to load torch.
     if settings.null:
         from engine.null_runner import build_null_engine

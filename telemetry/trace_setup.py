@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
+
+from telemetry.release import installed_release
 
 if TYPE_CHECKING:
     from telemetry.tracing import Tracing
@@ -34,7 +35,7 @@ def open_tracing(service: str, instance: str, environment: Mapping[str, str] = o
     from telemetry.tracing import exporting_tracing
 
     return exporting_tracing(
-        {"service.name": service, "service.instance.id": instance, "service.version": _version()}
+        {"service.name": service, "service.instance.id": instance, "service.version": installed_release()}
     )
 
 
@@ -60,10 +61,3 @@ def is_enabled(environment: Mapping[str, str] = os.environ) -> bool:
     if environment.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
         return False
     return any(environment.get(name, "").strip() for name in ENDPOINTS)
-
-
-def _version() -> str:
-    try:
-        return version("rootstock")
-    except PackageNotFoundError:  # a bare checkout
-        return "unknown"

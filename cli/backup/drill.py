@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from pathlib import Path
 
 from adapters.storage import DigestMismatch, ObjectNotFound, ObjectStore
@@ -24,6 +23,7 @@ from cli.backup.restoring import Target, new_data_directory
 from cli.display import Display
 from db.session import Database
 from engine.lora.artifact import SUFFIX
+from telemetry.release import installed_release
 from tenants.audit.service import AuditLog
 
 MOST_NAMED = 100
@@ -96,7 +96,7 @@ async def run_drill(
         backup_release=manifest.release,
         moment=manifest.moment,
         until=point.moment if point is not None else None,
-        drill_release=version("rootstock"),
+        drill_release=installed_release(),
         started_at=started_at,
         ended_at=datetime.now(UTC),
         num_files=len(manifest.files),

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import redis.asyncio
@@ -42,6 +41,7 @@ from cli.processes import settings_from_environment
 from cli.reconcile_command import engines_in
 from cli.service_access import setting
 from engine.lora.artifact import artifact_path
+from telemetry.release import installed_release
 
 
 @dataclass
@@ -90,7 +90,7 @@ class BackupRun:
             )
         manifest = Manifest(
             id=self.writer.id,
-            release=version("rootstock"),
+            release=installed_release(),
             schema=snapshot.revision,
             server_version=snapshot.server_version,
             moment=moment,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from adapters.storage.local import sync_folder
 from cli.backup.errors import TargetNotEmpty
 from cli.errors import CliError
 
@@ -35,9 +36,9 @@ def unfinished_directory(path: Path, purpose: str) -> Iterator[Path]:
     try:
         yield unfinished
         for folder in (*(one for one in unfinished.rglob("*") if one.is_dir()), unfinished):
-            _sync(folder)
+            sync_folder(folder)
         unfinished.rename(path)
-        _sync(path.parent)
+        sync_folder(path.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
         os.close(lock)
@@ -62,11 +63,3 @@ def _remove_unless_locked(leftover: Path) -> None:
         return
     shutil.rmtree(leftover, ignore_errors=True)
     os.close(descriptor)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
