@@ -78,8 +78,8 @@ class Choice:
     num_tokens: int
     """Prompt tokens that are not expected in the replica's cache."""
     routed_at: float
-    loads_adapter: bool
-    """The replica does not hold the adapter yet, as far as is known."""
+    may_load: bool
+    """The adapter may not be loaded yet: the request waits for that, whoever has begun it."""
     preload: tuple[str, ...] = ()
     """Other homes of the adapter, which should load it now: its demand has grown. They get requests on it
     once they report that they hold it."""
@@ -175,8 +175,8 @@ class Router:
         num_tokens = max(0, _prompt_len(query) - cached)
         wait = view.expected_wait(query.priority, now)
         preload = self._preload(query.adapter, view, now)
-        loads = query.adapter is not None and not view.holds(query.adapter)
-        choice = Choice(view.name, reason, query.adapter, wait, num_tokens, now, loads, preload)
+        waits = query.adapter is not None and view.may_wait_for(query.adapter)
+        choice = Choice(view.name, reason, query.adapter, wait, num_tokens, now, waits, preload)
         view.routed(num_tokens, query.adapter, now)
         self.prefixes.learn(keys, view.name, now)
         if query.session is not None:
@@ -189,8 +189,8 @@ class Router:
 
     def first_token(self, choice: Choice, seconds: float, now: float) -> None:
         """Records that a request's first token came `seconds` after it was routed."""
-        if choice.loads_adapter:
-            return  # how long a load takes says nothing of the replica
+        if choice.may_load:
+            return  # how long a load takes, or the fetch before it, says nothing of the replica
         view = self._views.get(choice.replica)
         if view is not None and view.joined_at <= choice.routed_at:
             computing = max(0.0, seconds - choice.expected_wait)

@@ -168,6 +168,13 @@ class ReplicaView:
             return resident is None and adapter in self._preloaded
         return resident is None or self.reported_at - routed_at < SEEN_AFTER
 
+    def may_wait_for(self, adapter: str) -> bool:
+        """Returns whether a request may have to wait until the adapter is loaded, also when another request
+        has begun that.
+        """
+        resident = self.report.resident
+        return not self.holds(adapter) if resident is None else adapter not in resident
+
     @property
     def occupancy(self) -> float:
         """Requests that it has, relative to the rows of its batch."""

@@ -189,13 +189,29 @@ def test_a_replica_that_loads_adapters_is_not_slow_for_that() -> None:
     own = [adapter for adapter in ADAPTERS if made.placement.homes(adapter)[0] == home]
     for number, adapter in enumerate(own[:30]):
         choice = made.choose(RoutingQuery("t", adapter=adapter), 1.0)
-        assert choice.loads_adapter
+        assert choice.may_load
         made.first_token(choice, 9.0, 1.0)
         made.ended(choice, 1.0)
         base = made.choose(RoutingQuery(f"t{number}"), 1.0)
         made.first_token(base, 0.1, 1.0)
         made.ended(base, 1.0)
     assert Counter(ask(made, tenant=f"u{number}").replica for number in range(40))[home] > 10
+
+
+def test_nor_for_requests_that_wait_for_a_load_that_another_began() -> None:
+    """As long as an adapter is fetched or loaded, no report names it, and all requests on it wait."""
+    made = router(2)
+    adapter = ADAPTERS[0]
+    home = made.placement.homes(adapter)[0]
+    for number in range(30):
+        choice = made.choose(RoutingQuery(f"t{number}", adapter=adapter), 1.0)
+        assert choice.replica == home
+        made.first_token(choice, 9.0, 1.0)
+        made.ended(choice, 1.0)
+        base = made.choose(RoutingQuery(f"u{number}"), 1.0)
+        made.first_token(base, 0.1, 1.0)
+        made.ended(base, 1.0)
+    assert Counter(ask(made, tenant=f"v{number}").replica for number in range(40))[home] > 10
 
 
 def test_few_replicas_are_looked_at_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
