@@ -105,6 +105,27 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             cluster.leave()
 
 
+async def test_a_host_that_joined_fetched_base_and_adapters(cluster: Cluster) -> None:
+    digest = json.loads((cluster.data / "published-base.json").read_text())["digest"]
+    for folder in (cluster.data, cluster.joined):
+        assert (folder / "bases" / digest / "config.json").is_file()
+    async with cluster.client() as client:
+        answers = [
+            read_stream(client, Stream(model, f"{number} + 5"), max_tokens=4)
+            for number in range(4)
+            for model in cluster.models
+        ]
+        assert [answer.error for answer in await asyncio.gather(*answers)] == [None] * len(answers)
+    packed = {path.name for path in (cluster.data / "artifacts").rglob("*.rsa")}
+    here, there = (
+        {path.name for path in (folder / "adapters").rglob("*.rsa")}
+        for folder in (cluster.data, cluster.joined)
+    )
+    assert here | there == packed
+    assert there, "the other host has served some"
+    await asyncio.to_thread(cluster.wait_until_metered)
+
+
 async def killed_under_streams(cluster: Cluster, victim: int) -> list[Stream]:
     """Kills a process while streams run; the streams, once both engines are back and all is metered."""
     rows_before = cluster.ledger()
@@ -159,27 +180,6 @@ async def test_a_killed_head_is_started_again_and_finds_its_nodes(cluster: Clust
     await asyncio.to_thread(cluster.wait_until_whole)
     assert find(cluster.process.pid, b"gcs_server") != head
     cluster.wait_until_ready()
-
-
-async def test_a_host_that_joined_fetched_base_and_adapters(cluster: Cluster) -> None:
-    digest = json.loads((cluster.data / "published-base.json").read_text())["digest"]
-    for folder in (cluster.data, cluster.joined):
-        assert (folder / "bases" / digest / "config.json").is_file()
-    async with cluster.client() as client:
-        answers = [
-            read_stream(client, Stream(model, f"{number} + 5"), max_tokens=4)
-            for number in range(4)
-            for model in cluster.models
-        ]
-        assert [answer.error for answer in await asyncio.gather(*answers)] == [None] * len(answers)
-    packed = {path.name for path in (cluster.data / "artifacts").rglob("*.rsa")}
-    here, there = (
-        {path.name for path in (folder / "adapters").rglob("*.rsa")}
-        for folder in (cluster.data, cluster.joined)
-    )
-    assert here | there == packed
-    assert there, "the other host has served some"
-    await asyncio.to_thread(cluster.wait_until_metered)
 
 
 def test_operators_commands_find_the_engines(cluster: Cluster) -> None:
