@@ -79,7 +79,7 @@ class Choice:
     """Prompt tokens that are not expected in the replica's cache."""
     routed_at: float
     may_load: bool
-    """The adapter may not be loaded yet: the request waits for that, whoever has begun it."""
+    """The adapter may not be loaded yet: the request waits for that, also if an earlier one began it."""
     preload: tuple[str, ...] = ()
     """Other homes of the adapter, which should load it now: its demand has grown. They get requests on it
     once they report that they hold it."""
