@@ -40,8 +40,12 @@ ROWS = ((1, 0), (32, 0), (256, 0), (32, 32), (256, 64))
 RANK_PROGRAM = ("-m", "benchmarks.tensor_parallel_rank")
 
 
-def measure(asked: argparse.Namespace, gpus: int) -> dict[str, Any]:
-    """One group of GPUs, in a process of its own."""
+def measure(asked: argparse.Namespace, gpus: int, before: dict[str, Any]) -> dict[str, Any]:
+    """One group of GPUs, in a process of its own.
+
+    Each row is in the report as soon as it is measured, behind the figures `before`: a time limit or a group
+    that does not end loses none.
+    """
     torch.cuda.set_device(0)
     device = torch.device("cuda", 0)
     config = shape(asked.shape)
@@ -83,7 +87,9 @@ def measure(asked: argparse.Namespace, gpus: int) -> dict[str, Any]:
             for batch, distinct in asked.batches:
                 row = {"gpus": gpus} | bench.row(batch, distinct, adapters)
                 rows.append(row)
-                print({name: value for name, value in row.items() if not isinstance(value, list)}, flush=True)
+                write_report(asked.out, before | {"rows": [*before["rows"], *rows]})
+                seen = {name: value for name, value in row.items() if not isinstance(value, list)}
+                print(f"after {time.perf_counter() - began:.0f} s: {seen}", flush=True)
             if asked.profile is not None:
                 batch, distinct = asked.batches[-1]
                 asked.profile.with_suffix(f".{gpus}.txt").write_text(bench.profile(batch, distinct, adapters))
@@ -137,7 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
     spawning = multiprocessing.get_context("spawn")
     for gpus in (int(number) for number in asked.gpus.split(",")):
         with ProcessPoolExecutor(1, spawning) as process:  # whose end gives all memory back
-            found = process.submit(measure, asked, gpus).result()
+            found = process.submit(measure, asked, gpus, figures).result()
         figures["groups"].append(found["group"])
         figures["rows"] += found["rows"]
         print(json.dumps(found["group"]), flush=True)
