@@ -56,3 +56,6 @@ async def test_the_database_of_a_chosen_moment(
     with pytest.raises(CliError, match="recovery ended before configured recovery target was reached"):
         async with recovered(chunks, source.url, version, later):
             pass
+    with pytest.raises(CliError, match="the base backup cannot be unpacked: tar: Unexpected EOF"):
+        async with recovered([b"".join(chunks)[:700_000]], source.url, version, later):
+            pass

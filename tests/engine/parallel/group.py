@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from unittest import mock
@@ -16,7 +17,7 @@ from engine.core import EngineCore
 from engine.parallel.leader import Leader
 from engine.parallel.messages import ToRank
 from engine.protocol import Submit
-from engine.settings import DeviceSettings, EngineSettings
+from engine.settings import DeviceSettings, EngineSettings, SchedulingSettings
 from engine.vocabulary import Vocabulary
 from tests.engine.runner.bases import VOCAB_SIZE
 from tests.engine.runner.rig import Answer, Run
@@ -68,7 +69,11 @@ class Group:
         """Answers requests that all arrive at once."""
         core = self.core
         answers = Run({}, {}, core)
-        waiting = {submit.request_id for submit in submits if core.submit(submit) is None}
+        waiting = set()
+        for submit in submits:
+            rejected = core.submit(submit)
+            assert rejected is None, rejected
+            waiting.add(submit.request_id)
         until = time.monotonic() + PATIENCE_S
         while waiting:
             assert time.monotonic() < until, f"{sorted(waiting)} did not end"
@@ -112,8 +117,10 @@ def engine_of(
             leaders.append(self)
 
     fields = {name for name in sizes if name in EngineSettings.model_fields}
+    # However slow the machine: no request is rejected for the wait that is predicted.
+    patient = SchedulingSettings(priority_ttft_seconds=inf, default_ttft_seconds=inf, flex_ttft_seconds=inf)
     settings = EngineSettings(
-        base=base, artifacts_dir=artifacts_dir, **{name: sizes[name] for name in fields}
+        base=base, artifacts_dir=artifacts_dir, scheduling=patient, **{name: sizes[name] for name in fields}
     )
     device_sizes = {name: value for name, value in sizes.items() if name not in fields}
     device_settings = DeviceSettings(device=device, tensor_parallel=ranks, **device_sizes)
