@@ -1,5 +1,8 @@
 # Two commands for a bare machine: `make demo` and `make test`. Everything else serves development.
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+# The first that can make an environment and build for it. Debian's own comes before others of its version: it
+# is compiled from profiles: tests take a sixth less time than with one that pyenv has built.
+FIT := import ensurepip, os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")
+PYTHON ?= $(firstword $(foreach python,/usr/bin/python3.11 python3.11 python3.12,$(shell $(python) -c '$(FIT)' 2>/dev/null && echo $(python))) python3)
 BIN := .venv/bin
 # uv does not read pip's variable for local wheels: a CPU build of torch found there saves gigabytes of CUDA.
 UV := UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv
