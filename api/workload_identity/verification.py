@@ -23,6 +23,9 @@ MAX_LEN = 16 * 1024
 MAX_LIFE_S = 24 * 3600
 """Longest time until a token expires: it is how long a token that was exchanged is remembered."""
 
+LAST = 2.0**53
+"""Seconds. Python's JSON reads NaN, which would pass every comparison, and integers that no float holds."""
+
 
 class TokenVerifier:
     """Verifies tokens of all providers."""
@@ -85,6 +88,6 @@ def _moment(claims: dict[str, Any], name: str) -> float | None:
     found = claims.get(name)
     if found is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    if isinstance(found, bool) or not isinstance(found, int | float) or not -LAST < found < LAST:
         raise TokenNotAccepted(f"its {name} is not a time")
     return float(found)
