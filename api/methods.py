@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass
 
 from fastapi import FastAPI
@@ -19,21 +20,18 @@ from api.edge import METHODS
 class _Path:
     """A path of the application, with all methods that its routes allow."""
 
-    template: str
     pattern: re.Pattern[str]
-    num_parameters: int
-    example: str
-    """A URL that it matches."""
-    methods: set[str]
+    template: str
+    methods: frozenset[str]
 
-    @classmethod
-    def of(cls, template: str) -> _Path:
-        pattern, example = compile_path(template)[0], re.sub(r"\{.*?\}", "x", template)
-        return cls(template, pattern, template.count("{"), example, set())
+    @property
+    def num_parameters(self) -> int:
+        return self.template.count("{")
 
-    def shadows(self, other: _Path) -> bool:
-        """Returns whether this path also matches URLs of `other`, which is more specific."""
-        return self.num_parameters > other.num_parameters and self.pattern.match(other.example) is not None
+    @property
+    def example(self) -> str:
+        """A URL that it matches."""
+        return re.sub(r"\{.*?\}", "x", self.template)
 
 
 class Methods:
@@ -43,13 +41,13 @@ class Methods:
     """
 
     def __init__(self, app: FastAPI) -> None:
-        found: dict[str, _Path] = {}
+        found: defaultdict[str, set[str]] = defaultdict(set)
         for route in iter_route_contexts(app.routes):
             if route.path is not None and route.methods:
-                path = found.get(route.path) or found.setdefault(route.path, _Path.of(route.path))
-                path.methods.update(route.methods)
-        self._paths = sorted(found.values(), key=lambda path: path.num_parameters)
-        app.router.routes[:0] = self._refusals()
+                found[route.path].update(route.methods)
+        allowed = tuple((template, frozenset(methods)) for template, methods in found.items())
+        self._paths, refusals = _sorted_out(allowed)
+        app.router.routes[:0] = refusals
 
     def of(self, url_path: str) -> list[str]:
         """Returns the methods of the most specific path that matches."""
@@ -58,11 +56,22 @@ class Methods:
                 return [method for method in METHODS if method in path.methods]
         return []
 
-    def _refusals(self) -> Iterator[Route]:
-        for path in self._paths:
-            for other in self._paths:
-                if other.shadows(path) and (missing := other.methods - path.methods):
-                    yield Route(path.template, _refuse, methods=[*missing], include_in_schema=False)
+
+@functools.lru_cache(maxsize=8)
+def _sorted_out(allowed: tuple[tuple[str, frozenset[str]], ...]) -> tuple[list[_Path], list[Route]]:
+    """Returns the paths, the most specific first, and the routes that refuse. All applications of a process
+    have the same, and comparing each with each takes a while.
+    """
+    paths = [_Path(compile_path(template)[0], template, methods) for template, methods in allowed]
+    paths.sort(key=lambda path: path.num_parameters)
+    refusals = []
+    for path in paths:
+        example, num_parameters = path.example, path.num_parameters
+        for other in paths:
+            shadows = other.num_parameters > num_parameters and other.pattern.match(example)
+            if shadows and (missing := other.methods - path.methods):
+                refusals.append(Route(path.template, _refuse, methods=[*missing], include_in_schema=False))
+    return paths, refusals
 
 
 async def _refuse(request: Request) -> None:

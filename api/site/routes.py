@@ -50,10 +50,10 @@ class SiteRoutes:
     def __init__(self, app: FastAPI, services: Services, site: Path = SITE) -> None:
         self._app = app
         self._services = services
-        self._site = StaticFiles(site)
-        self._own = StaticFiles(HERE / "static")
-        self._console = StaticFiles(CONSOLE_FILES)
-        self._site_headers = _HEADERS | {"content-security-policy": _policy_for(self._site.script_hashes())}
+        self._site = _files_of(site)
+        self._own = _files_of(HERE / "static")
+        self._console = _files_of(CONSOLE_FILES)
+        self._site_headers = _HEADERS | {"content-security-policy": _policy_for(site)}
         self._reference_html = functools.lru_cache(maxsize=1)(self._render_reference)
         self._reference = functools.lru_cache(maxsize=8)(self._make_reference)
 
@@ -140,10 +140,18 @@ def wants_page(request: Request) -> bool:
     return is_read and "text/html" in request.headers.get("accept", "")
 
 
-def _policy_for(script_hashes: list[str]) -> str:
+@functools.cache
+def _files_of(folder: Path) -> StaticFiles:
+    """Shared by all applications of this process."""
+    return StaticFiles(folder)
+
+
+@functools.cache
+def _policy_for(site: Path) -> str:
     """Returns the policy of the documentation: the theme has scripts in its pages, styles in attributes,
     icons as data, and a search that runs in a worker.
     """
+    script_hashes = _files_of(site).script_hashes()
     rules = dict(rule.split(" ", 1) for rule in CONTENT_SECURITY_POLICY.split("; "))
     rules |= {
         "script-src": " ".join(["'self'", *script_hashes]),

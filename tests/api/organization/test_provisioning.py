@@ -9,9 +9,6 @@ from typing import Any
 import httpx
 import httpx2
 import pytest
-from scim2_client.engines.httpx2 import SyncSCIMClient
-from scim2_tester import Status, check_server
-from scim2_tester.utils import ResourceManager
 
 from tenants.actors import OPERATOR
 from tenants.audit.repository import AuditFilter
@@ -87,6 +84,11 @@ def other(site: Site) -> Provider:
 
 
 def test_scim2_tester_finds_nothing(site: Site, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Here, since loading it takes five seconds of CPU, in each process that collects tests.
+    from scim2_client.engines.httpx2 import SyncSCIMClient
+    from scim2_tester import Status, check_server
+    from scim2_tester.utils import ResourceManager
+
     # After each check it deletes what all checks before have made, too: most of its requests.
     monkeypatch.setattr(ResourceManager, "cleanup", lambda self: None)
     headers = {"authorization": f"Bearer {provider.token}"}
