@@ -1,4 +1,4 @@
-"""Checks which addresses a tenant's webhook URL leads to: only public ones, however they are written.
+"""Checks which addresses a tenant's URL leads to: only public ones, however they are written.
 
 The URL is parsed and its host resolved once, so the address that was checked is the one connected to.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
-from billing.notifications.errors import EndpointUnreachable
+from tenants.outbound.errors import AddressRefused, EndpointUnreachable
 
 MAX_URL = 2_000
 _PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
@@ -124,7 +124,7 @@ async def pinned_address(target: Target, resolve: Resolve, *, private_allowed: b
     """Returns the address to connect to. A name that resolves to any private address is rejected, because
     the resolver's order would decide between them.
 
-    Raises EndpointUnreachable.
+    Raises EndpointUnreachable; AddressRefused if an address is private.
     """
     try:
         addresses = await resolve(target.host, target.port)
@@ -133,5 +133,5 @@ async def pinned_address(target: Target, resolve: Resolve, *, private_allowed: b
     if not addresses:
         raise EndpointUnreachable("its host cannot be resolved")
     if not private_allowed and not all(map(is_public, addresses)):
-        raise EndpointUnreachable("its host is no public address")
+        raise AddressRefused("its host is no public address")
     return addresses[0]
