@@ -1,7 +1,8 @@
 """Creates adapters and versions from uploaded files: copies and inspects them, adds the rows, queues the job.
 
 Inspected copies (`copies`) come first; then one transaction creates the version, its job and the message that
-starts it. A version whose uploads are still pending is created at once and waits for them (`awaiting`).
+starts it. A version whose uploads are still pending is created at once and waits for them (`awaiting`); one
+whose files are to be imported is created at once, and its job imports them (`imports`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from adapters.errors import AdapterLimitReached, AdapterNotFound, InvalidAdapter
 from adapters.files.models import Purpose, StoredFile
 from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
-from adapters.jobs.models import PENDING_UPLOADS
+from adapters.imports.admission import ImportAdmission
+from adapters.imports.sources import Source
+from adapters.jobs.models import IMPORT, PENDING_UPLOADS
 from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import queue_job
 from adapters.model_names import MAX_DESCRIPTION, ModelName, check_new_name, checked_text
@@ -63,10 +66,13 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What a version is made of. Exactly one of the two lists is given, with both files in any order."""
+    """What a version is made of. Exactly one of the first three is given; a list has both files in any
+    order.
+    """
 
     file_ids: Sequence[str] | None = None
     upload_ids: Sequence[str] | None = None
+    source: Source | None = None
     activate: bool = True
     calibration: Calibration = field(default_factory=Calibration)
 
@@ -89,6 +95,8 @@ class _Meant:
     """Files to copy now, by file name."""
     uploads: Mapping[str, str]
     """Uploads to wait for, by file name; empty when the files exist."""
+    source: Source | None = None
+    """What the job imports the files from."""
 
 
 class AdapterSubmission:
@@ -104,6 +112,7 @@ class AdapterSubmission:
         waiting: PendingUploads,
         outbox: Outbox,
         bases: Bases,
+        imports: ImportAdmission,
     ) -> None:
         self._database = database
         self._announcer = announcer
@@ -113,6 +122,7 @@ class AdapterSubmission:
         self._waiting = waiting
         self._outbox = outbox
         self._bases = bases
+        self._imports = imports
 
     async def create(
         self,
@@ -157,7 +167,7 @@ class AdapterSubmission:
             await session.flush()
             events.record(session, caller.tenant_id, adapter.id, "adapter.created", f"{name} created.")
             version, job_id = await self._add(
-                session, caller, adapter, copies, meant.uploads, submission, base_digest
+                session, caller, adapter, copies, meant, submission, base_digest
             )
             await _audit(session, caller, "adapter.created", adapter, version)
         await self._arrived_meanwhile(caller.tenant_id, meant)
@@ -176,7 +186,7 @@ class AdapterSubmission:
             raise AdapterNotFound(adapter)
         adapter_id = found.id
         meant = await self._meant(caller.tenant_id, submission)
-        if meant.uploads:
+        if meant.uploads or meant.source is not None:
             return await self._add_waiting(caller, found, meant, submission, base_digest)
         wanted = {name: meant.files[name].sha256 for name in SOURCE_FILES}
         known = await self._known(caller, adapter_id, wanted, submission.activate)
@@ -190,7 +200,7 @@ class AdapterSubmission:
                     raise AdapterNotFound(adapter)
                 if await repository.version_from(adapter_id, wanted) is None:
                     version, job_id = await self._add(
-                        session, caller, row, copies, {}, submission, base_digest
+                        session, caller, row, copies, meant, submission, base_digest
                     )
                     await _audit(session, caller, "adapter_version.created", row, version)
                     return SubmittedVersion(row, version, job_id, created=True)
@@ -208,7 +218,9 @@ class AdapterSubmission:
         submission: Submission,
         base_digest: str,
     ) -> SubmittedVersion:
-        """Adds the adapter's next version, which waits for its uploads, unless one waits for them already."""
+        """Adds the adapter's next version, which waits for its uploads, unless one waits for them already, or
+        whose files its job imports.
+        """
         async with self._copies.made(adapter, meant.files) as copies:
             async with self._database.write(caller.tenant_id) as session:
                 await lock_uploads(session, caller.tenant_id, meant.uploads.values())
@@ -216,10 +228,10 @@ class AdapterSubmission:
                 row = await repository.lock(ModelName(adapter_id=adapter.id))
                 if row is None:
                     raise AdapterNotFound(adapter.name)
-                known = await self._waiting_for(session, row, meant.uploads)
+                known = await self._waiting_for(session, row, meant.uploads) if meant.uploads else None
                 if known is None:
                     version, job_id = await self._add(
-                        session, caller, row, copies, meant.uploads, submission, base_digest
+                        session, caller, row, copies, meant, submission, base_digest
                     )
                     await _audit(session, caller, "adapter_version.created", row, version)
                 else:
@@ -255,8 +267,14 @@ class AdapterSubmission:
             raise AdapterLimitReached(most)
 
     async def _meant(self, tenant_id: str, submission: Submission) -> _Meant:
-        if (submission.file_ids is None) == (submission.upload_ids is None):
-            raise InvalidAdapter("file_ids", "give either file_ids or upload_ids, with both files")
+        given = (submission.file_ids, submission.upload_ids, submission.source)
+        if sum(one is not None for one in given) != 1:
+            raise InvalidAdapter(
+                "file_ids", "give one of file_ids and upload_ids, with both files, or a source to import from"
+            )
+        if submission.source is not None:
+            source = self._imports.admitted(submission.source)
+            return _Meant(await self._samples(tenant_id, submission), {}, source)
         param, file_ids = "file_ids", submission.file_ids
         found: dict[str, StoredFile] = {}
         if submission.upload_ids is not None:
@@ -318,13 +336,14 @@ class AdapterSubmission:
         caller: Caller,
         adapter: Adapter,
         copies: Copies,
-        uploads: Mapping[str, str],
+        meant: _Meant,
         submission: Submission,
         base_digest: str,
     ) -> tuple[AdapterVersion, str]:
-        """Adds the next version of an adapter that is locked or new, and its job. With `uploads`,
-        both wait.
+        """Adds the next version of an adapter that is locked or new, and its job. With uploads, both wait;
+        with a source, the job imports the files.
         """
+        uploads, source = meant.uploads, meant.source
         repository = AdapterRepository(session, caller.tenant_id)
         version = AdapterVersion(
             adapter_id=adapter.id,
@@ -333,18 +352,20 @@ class AdapterSubmission:
             base_digest=base_digest,
             sources=copies.sources,
             activate=submission.activate,
-            state=VersionState.UPLOADING if uploads else VersionState.VALIDATING,
+            origin=None if source is None else source.described(),
+            state=VersionState.UPLOADING if uploads or source is not None else VersionState.VALIDATING,
             created_by=caller.created_by,
         )
         repository.add_own(version)
         await session.flush()
-        files = ", ".join(sorted(copies.sources or uploads))
+        files = ", ".join(sorted(copies.sources or uploads or SOURCE_FILES))
+        how = "waiting for" if uploads else "created from" if source is None else "importing"
         events.record(
             session,
             caller.tenant_id,
             adapter.id,
             "version.created",
-            f"Version {version.version} {'waiting for' if uploads else 'created from'} {files}.",
+            f"Version {version.version} {how} {files}.",
             version=version.version,
         )
         job = await queue_job(
@@ -354,7 +375,10 @@ class AdapterSubmission:
             adapter_id=adapter.id,
             version=version.version,
             parameters=_parameters(copies, submission.calibration)
-            | ({PENDING_UPLOADS: uploads} if uploads else {}),
+            | ({PENDING_UPLOADS: uploads} if uploads else {})
+            | (
+                {} if source is None else {IMPORT: self._imports.sealed(source, caller.tenant_id, adapter.id)}
+            ),
             created_by=caller.created_by,
         )
         self._announcer.changed(session, caller.tenant_id)

@@ -14,6 +14,7 @@ from adapters.catalogue import AdapterCatalogue
 from adapters.deletion import AdapterDeletion
 from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
+from adapters.imports.admission import ImportAdmission
 from adapters.inspection.sandbox import Sandbox
 from adapters.jobs.service import JobService
 from adapters.pending_uploads import PendingUploads
@@ -42,6 +43,7 @@ async def open_onboarding(
     *,
     redis_url: str,
     base_configs: Mapping[str, Path],
+    imports: ImportAdmission,
 ) -> AsyncIterator[Onboarding]:
     """Yields the started services and closes them at the end of the block. The caller closes what it passes
     in.
@@ -72,6 +74,7 @@ async def open_onboarding(
                 waiting,
                 outbox,
                 bases,
+                imports,
             ),
             waiting=waiting,
             catalogue=AdapterCatalogue(database, bases),
