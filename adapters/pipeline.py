@@ -25,7 +25,7 @@ from adapters.inspection import Inspection, InspectionRefused
 from adapters.jobs.errors import JobFailed
 from adapters.jobs.execution import retry_unavailable
 from adapters.jobs.lease import Lease, LeaseTransaction
-from adapters.jobs.models import IMPORT, Job
+from adapters.jobs.models import IMPORT, IMPORTING, Job
 from adapters.jobs.service import fail, succeed
 from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
@@ -51,7 +51,6 @@ SHARES = {
     "gate": (0.97, 1.0),
 }
 """Share of the whole work at which each phase starts and ends; after an import, of what follows it."""
-IMPORTING = "importing"
 IMPORT_SHARE = 0.3
 """Share of the whole work of a job that imports files which is their import."""
 

@@ -18,6 +18,8 @@ PENDING_UPLOADS = "uploads"
 
 IMPORT = "import"
 """Name of the job parameter, while its version waits for files to be imported, that holds their source."""
+IMPORTING = "importing"
+"""Phase of a job that imports its version's files."""
 CREDENTIALS = "credentials"
 """Name of the field of an import that holds its sealed credentials until the job ends."""
 
