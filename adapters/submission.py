@@ -7,28 +7,31 @@ whose files are to be imported is created at once, and its job imports them (`im
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from adapters import events
 from adapters.announcer import Announcer
 from adapters.bases import Bases
 from adapters.errors import AdapterLimitReached, AdapterNotFound, InvalidAdapter
-from adapters.files.models import Purpose, StoredFile
-from adapters.files.service import FileService
-from adapters.files.uploads import UploadService
-from adapters.imports.admission import ImportAdmission
-from adapters.imports.sources import Source
 from adapters.jobs.models import IMPORT, PENDING_UPLOADS
 from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import queue_job
 from adapters.model_names import MAX_DESCRIPTION, ModelName, check_new_name, checked_text
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
-from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
-from adapters.pending_uploads import PendingUploads, file_kind, find_pending, lock_uploads
+from adapters.object_keys import SOURCE_FILES, WEIGHTS_FILE
+from adapters.pending_uploads import PendingUploads, lock_uploads
 from adapters.repository import AdapterRepository
-from adapters.source_copies import CALIBRATION_FILE, Copies, SourceCopies
+from adapters.source_copies import Copies, SourceCopies
+from adapters.submitted_files import (
+    DTYPES,
+    Calibration,
+    Dtype,
+    GivenFiles,
+    Meant,
+    Submission,
+)
 from adapters.versions import activate_unless_worse
 from db.base import new_id
 from db.outbox import Outbox
@@ -40,8 +43,16 @@ from tenants.limits.kinds import Metric
 from tenants.limits.repository import LimitRepository
 from tenants.views import PlanView
 
-DTYPES = ("auto", "bfloat16", "float8_e4m3")
-Dtype = Literal["auto", "bfloat16", "float8_e4m3"]
+__all__ = [
+    "DTYPES",
+    "AdapterSubmission",
+    "Calibration",
+    "Caller",
+    "Dtype",
+    "GivenFiles",
+    "Submission",
+    "SubmittedVersion",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +66,6 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
-    """How the version is to be measured."""
-
-    file_id: str | None = None
-    """The tenant's own samples; None: the default set."""
-    dtype: Dtype = "auto"
-    """Type of the packed weights; auto: chosen by the calibration."""
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """What a version is made of. Exactly one of the first three is given; a list has both files in any
-    order.
-    """
-
-    file_ids: Sequence[str] | None = None
-    upload_ids: Sequence[str] | None = None
-    source: Source | None = None
-    activate: bool = True
-    calibration: Calibration = field(default_factory=Calibration)
-
-
-@dataclass(frozen=True, slots=True)
 class SubmittedVersion:
     """A version that was created, or that existed already."""
 
@@ -87,18 +75,6 @@ class SubmittedVersion:
     created: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Meant:
-    """The files or uploads of a submission."""
-
-    files: Mapping[str, StoredFile]
-    """Files to copy now, by file name."""
-    uploads: Mapping[str, str]
-    """Uploads to wait for, by file name; empty when the files exist."""
-    source: Source | None = None
-    """What the job imports the files from."""
-
-
 class AdapterSubmission:
     """Creates adapters and their versions."""
 
@@ -106,23 +82,19 @@ class AdapterSubmission:
         self,
         database: Database,
         announcer: Announcer,
-        files: FileService,
-        uploads: UploadService,
+        given: GivenFiles,
         copies: SourceCopies,
         waiting: PendingUploads,
         outbox: Outbox,
         bases: Bases,
-        imports: ImportAdmission,
     ) -> None:
         self._database = database
         self._announcer = announcer
-        self._files = files
-        self._uploads = uploads
+        self._given = given
         self._copies = copies
         self._waiting = waiting
         self._outbox = outbox
         self._bases = bases
-        self._imports = imports
 
     async def create(
         self,
@@ -146,7 +118,7 @@ class AdapterSubmission:
         model = ModelName(base, name)
         async with self._database.read(caller.tenant_id) as session:
             await self._refuse(AdapterRepository(session, caller.tenant_id), caller.plan, model)
-        meant = await self._meant(caller.tenant_id, submission)
+        meant = await self._given.find(caller.tenant_id, submission)
         adapter = Adapter(
             id=new_id("adp"),
             tenant_id=caller.tenant_id,
@@ -185,7 +157,7 @@ class AdapterSubmission:
         if found is None:
             raise AdapterNotFound(adapter)
         adapter_id = found.id
-        meant = await self._meant(caller.tenant_id, submission)
+        meant = await self._given.find(caller.tenant_id, submission)
         if meant.uploads or meant.source is not None:
             return await self._add_waiting(caller, found, meant, submission, base_digest)
         wanted = {name: meant.files[name].sha256 for name in SOURCE_FILES}
@@ -214,7 +186,7 @@ class AdapterSubmission:
         self,
         caller: Caller,
         adapter: Adapter,
-        meant: _Meant,
+        meant: Meant,
         submission: Submission,
         base_digest: str,
     ) -> SubmittedVersion:
@@ -251,7 +223,7 @@ class AdapterSubmission:
                 return await AdapterRepository(session, adapter.tenant_id).version(adapter.id, job.version)
         return None
 
-    async def _arrived_meanwhile(self, tenant_id: str, meant: _Meant) -> None:
+    async def _arrived_meanwhile(self, tenant_id: str, meant: Meant) -> None:
         """Starts the version if its uploads were completed before they could find it."""
         if meant.uploads:
             await self._waiting.completed(tenant_id, meant.uploads[WEIGHTS_FILE])
@@ -265,47 +237,6 @@ class AdapterSubmission:
         most = plan.max_adapters if set_for_it is None else set_for_it
         if await repository.count() >= most:
             raise AdapterLimitReached(most)
-
-    async def _meant(self, tenant_id: str, submission: Submission) -> _Meant:
-        given = (submission.file_ids, submission.upload_ids, submission.source)
-        if sum(one is not None for one in given) != 1:
-            raise InvalidAdapter(
-                "file_ids", "give one of file_ids and upload_ids, with both files, or a source to import from"
-            )
-        if submission.source is not None:
-            source = self._imports.admitted(submission.source)
-            return _Meant(await self._samples(tenant_id, submission), {}, source)
-        param, file_ids = "file_ids", submission.file_ids
-        found: dict[str, StoredFile] = {}
-        if submission.upload_ids is not None:
-            uploads = await find_pending(self._uploads, tenant_id, submission.upload_ids)
-            if uploads is not None:
-                return _Meant(await self._samples(tenant_id, submission), uploads)
-            param, file_ids = "upload_ids", await self._uploaded(tenant_id, submission.upload_ids)
-        assert file_ids is not None
-        for file_id in file_ids:
-            file = await self._files.get(tenant_id, file_id)
-            if file.purpose != Purpose.ADAPTER:
-                raise InvalidAdapter(param, f"{file_id} was uploaded for the purpose '{file.purpose}'")
-            kind = file_kind(file.filename)
-            if kind in found:
-                raise InvalidAdapter(param, f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
-            found[kind] = file
-        if len(found) != len(SOURCE_FILES):
-            raise InvalidAdapter(param, f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
-        return _Meant(found | await self._samples(tenant_id, submission), {})
-
-    async def _samples(self, tenant_id: str, submission: Submission) -> dict[str, StoredFile]:
-        return await samples_of(self._files, tenant_id, submission.calibration, "calibration.file_id")
-
-    async def _uploaded(self, tenant_id: str, upload_ids: Sequence[str]) -> list[str]:
-        file_ids = []
-        for upload_id in upload_ids:
-            upload = (await self._uploads.get(tenant_id, upload_id)).upload
-            if upload.file_id is None:
-                raise InvalidAdapter("upload_ids", f"{upload_id} is {upload.status}, not completed")
-            file_ids.append(upload.file_id)
-        return file_ids
 
     async def _known(
         self, caller: Caller, adapter_id: str, wanted: Mapping[str, str], activate: bool
@@ -336,7 +267,7 @@ class AdapterSubmission:
         caller: Caller,
         adapter: Adapter,
         copies: Copies,
-        meant: _Meant,
+        meant: Meant,
         submission: Submission,
         base_digest: str,
     ) -> tuple[AdapterVersion, str]:
@@ -368,17 +299,18 @@ class AdapterSubmission:
             f"Version {version.version} {how} {files}.",
             version=version.version,
         )
+        parameters = _parameters(copies, submission.calibration)
+        if uploads:
+            parameters[PENDING_UPLOADS] = uploads
+        if source is not None:
+            parameters[IMPORT] = self._given.imports.sealed(source, caller.tenant_id, adapter.id)
         job = await queue_job(
             session,
             self._outbox,
             tenant_id=caller.tenant_id,
             adapter_id=adapter.id,
             version=version.version,
-            parameters=_parameters(copies, submission.calibration)
-            | ({PENDING_UPLOADS: uploads} if uploads else {})
-            | (
-                {} if source is None else {IMPORT: self._imports.sealed(source, caller.tenant_id, adapter.id)}
-            ),
+            parameters=parameters,
             created_by=caller.created_by,
         )
         self._announcer.changed(session, caller.tenant_id)
@@ -392,21 +324,6 @@ async def _audit(
     await AuditLog.record(
         session, caller.tenant_id, caller.actor, event_type, ("adapter", adapter.id), details
     )
-
-
-async def samples_of(
-    files: FileService, tenant_id: str, calibration: Calibration, param: str
-) -> dict[str, StoredFile]:
-    """Returns the tenant's own samples, if any, as files to copy. Raises FileNotFound, and InvalidAdapter
-    naming `param`.
-    """
-    file_id = calibration.file_id
-    if file_id is None:
-        return {}
-    file = await files.get(tenant_id, file_id)
-    if file.purpose != Purpose.CALIBRATION:
-        raise InvalidAdapter(param, f"{file_id} was uploaded for the purpose '{file.purpose}'")
-    return {CALIBRATION_FILE: file}
 
 
 def _parameters(copies: Copies, calibration: Calibration) -> dict[str, Any]:

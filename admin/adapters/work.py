@@ -1,4 +1,4 @@
-"""Words for jobs that have not ended: their phases, progress and what can be done about them."""
+"""Describes jobs that have not ended: their phases, their progress and what can be done about them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from adapters.reports import ReportReader
 from adapters.service import AdapterService
 from adapters.source_copies import SourceCopies
 from adapters.storage import ObjectStore
-from adapters.submission import AdapterSubmission
+from adapters.submission import AdapterSubmission, GivenFiles
 from api.services import Onboarding
 from db.outbox import Outbox
 from db.session import Database
@@ -68,13 +68,11 @@ async def open_onboarding(
             submission=AdapterSubmission(
                 database,
                 announcer,
-                files,
-                uploads,
+                GivenFiles(files, uploads, imports),
                 copies,
                 waiting,
                 outbox,
                 bases,
-                imports,
             ),
             waiting=waiting,
             catalogue=AdapterCatalogue(database, bases),

@@ -54,7 +54,7 @@ async def test_objects_become_a_version_and_keys_are_erased(
     importing: Importing, s3_server: S3Server
 ) -> None:
     policy = policy_of(s3_server)
-    importing.place.onboarding.submission._imports.policy = policy
+    importing.place.onboarding.submission._given.imports.policy = policy
     importing.importer = importer_of(importing.place, policy, ImportClient(policy))
     source = dataclasses.replace(pirate(s3_server), secret_access_key="a-secret-of-a-test")
     lease = await importing.lease(await importing.submit(source))
