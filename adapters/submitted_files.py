@@ -1,4 +1,4 @@
-"""Finds what a version is to be made from: uploaded files, uploads to wait for, or a source to import from."""
+"""Finds what a version is made from: uploaded files, uploads to wait for, or a source to import from."""
 
 from __future__ import annotations
 
