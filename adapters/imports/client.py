@@ -11,7 +11,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from urllib.parse import urljoin
+from urllib.parse import quote, urldefrag, urljoin
 
 from adapters.imports.policy import ImportPolicy
 from tenants.outbound.addresses import Resolve, Target, pinned_address, read_url, system_resolve
@@ -20,6 +20,10 @@ from tenants.outbound.pinned import StreamedAnswer, open_pinned
 
 USER_AGENT = "Rootstock-Import/1"
 MAX_REDIRECTS = 5
+MAX_URL = 8192
+"""Signed URLs of content delivery networks are longer than those that people write."""
+_SAFE = "%/:=&?~#+!$,;'@()*[]"
+"""Characters of a redirect's location that have a meaning; others, which URLs cannot have, are escaped."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -83,7 +87,7 @@ class ImportClient:
                 if answer.status not in _REDIRECTS or location is None or not request.max_redirects:
                     yield answer
                     return
-            url = urljoin(url, location)
+            url = urldefrag(urljoin(url, quote(location, safe=_SAFE))).url
         raise EndpointUnreachable(f"it redirects more than {request.max_redirects} times")
 
     async def _address(self, target: Target, *, private_allowed: bool) -> str:
@@ -96,6 +100,6 @@ class ImportClient:
 
 def _read(url: str, *, http_allowed: bool) -> Target:
     try:
-        return read_url(url, http_allowed=http_allowed)
+        return read_url(url, http_allowed=http_allowed, max_length=MAX_URL)
     except ValueError as error:
         raise AddressRefused(str(error)) from error

@@ -41,8 +41,11 @@ from adapters.storage.receiving import Received, on_disk
 from adapters.versions import locked_version
 from tenants.outbound.errors import AddressRefused, EndpointUnreachable
 from tenants.repository import TenantDirectory
+from tenants.views import STANDARD
 
 PINNED = "pinned"
+PIN_TIMEOUTS = 4
+"""Times the timeout without a byte that looking the files up may take."""
 KEEP_FILES_S = 24 * 3600
 """The version has copies of its own; the tenant's files are kept for a day, to be used again."""
 
@@ -123,7 +126,7 @@ class AdapterImporter:
         if PINNED in stored:
             return Pinned.of(stored[PINNED])
         try:
-            pinned = await _retried(remote.pin, self._pauses)
+            pinned = await _retried(remote.pin, self._pauses, PIN_TIMEOUTS * self._client.policy.timeout)
         except AddressRefused as error:
             raise JobFailed("source_refused", f"The source is refused: {error.reason}.", "source") from error
         except EndpointUnreachable as error:
@@ -147,11 +150,11 @@ class AdapterImporter:
         async with lease.write() as held:
             adapter, _ = await locked_version(held.session, held.job)
             plan = await TenantDirectory(held.session).plan_of(held.job.tenant_id)
+            largest = STANDARD.max_file_bytes if plan is None else plan.max_file_bytes
             for file in pinned.files:
-                if plan is not None and file.size > plan.max_file_bytes:
+                if file.size > largest:
                     message = (
-                        f"{file.name} has {file.size} bytes; your plan allows files of up to "
-                        f"{plan.max_file_bytes} bytes."
+                        f"{file.name} has {file.size} bytes; your plan allows files of up to {largest} bytes."
                     )
                     raise JobFailed("file_too_large", message, file.name)
             try:
@@ -218,15 +221,24 @@ def partial_path(store: ObjectStore, job_id: str, name: str) -> Path:
     return store.scratch / f"{job_id}.{name}.partial"
 
 
-async def _retried(action: Callable[[], Awaitable[Pinned]], pauses: tuple[float, ...]) -> Pinned:
-    for pause in pauses:
+async def _retried(
+    action: Callable[[], Awaitable[Pinned]], pauses: tuple[float, ...], seconds: float
+) -> Pinned:
+    """Returns what `action` returns, within so many seconds; tries again after each pause."""
+    for pause in (*pauses, None):
         try:
-            return await action()
+            async with asyncio.timeout(seconds):
+                return await action()
         except AddressRefused:
             raise
-        except EndpointUnreachable:
-            await asyncio.sleep(pause)
-    return await action()
+        except (EndpointUnreachable, TimeoutError) as error:
+            if pause is None:
+                reason = (
+                    error.reason if isinstance(error, EndpointUnreachable) else f"not within {seconds:g} s"
+                )
+                raise EndpointUnreachable(reason) from error
+        await asyncio.sleep(pause)
+    raise AssertionError("the last try returns or raises")
 
 
 def _refused(error: FileError) -> JobFailed:

@@ -57,15 +57,15 @@ class Target:
         return host if self.port == {"https": 443, "http": 80}[self.scheme] else f"{host}:{self.port}"
 
 
-def read_url(url: str, *, http_allowed: bool = False) -> Target:
+def read_url(url: str, *, http_allowed: bool = False, max_length: int = MAX_URL) -> Target:
     """Parses a URL. Raises ValueError naming the field."""
     if (
-        len(url) > MAX_URL
+        len(url) > max_length
         or not url.isascii()
         or not url.isprintable()
         or any(c in url for c in ' "<>\\^`{|}')
     ):
-        raise ValueError(f"url must be at most {MAX_URL} printable characters of ASCII, without spaces")
+        raise ValueError(f"url must be at most {max_length} printable characters of ASCII, without spaces")
     try:
         parts = urlsplit(url)
         port = parts.port

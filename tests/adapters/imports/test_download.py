@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,12 @@ async def test_each_redirect_is_checked_anew(
     with pytest.raises(JobFailed, match=reason) as failed:
         await download(hub, tmp_path)
     assert failed.value.code == "source_refused"
+
+
+async def test_a_location_may_be_as_long_as_signed_urls_are(hub: FakeHub, tmp_path: Path) -> None:
+    digest = hashlib.sha256(PIRATE[WEIGHTS_FILE]).hexdigest()
+    hub.redirect_to = f"{hub.url}/store/{digest}/{WEIGHTS_FILE}?policy={'x' * 5000}&name=a|b \u00e9#part"
+    assert await download(hub, tmp_path) == PIRATE[WEIGHTS_FILE]
 
 
 async def test_redirects_are_counted(hub: FakeHub, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import HfApi, hf_hub_download
 
 from adapters.errors import InvalidAdapter
+from adapters.jobs.errors import JobFinished
 from adapters.jobs.execution import attempt
 from adapters.jobs.models import CREDENTIALS, IMPORT
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
@@ -105,6 +106,8 @@ async def test_a_token_is_erased_however_the_job_ends(importing: Importing, ends
             "source.token",
         )
         assert await importing.place.column("SELECT state FROM adapter_versions") == ["failed"]
+        with pytest.raises(JobFinished):
+            await onboarding.jobs.retry(tenant, made.job_id, by=OPERATOR)
     elif ends == "is cancelled":
         await onboarding.jobs.cancel(tenant, made.job_id)
     else:
@@ -190,5 +193,22 @@ async def test_two_workers_do_not_write_one_file(importing: Importing) -> None:
         await importing.run(lease)
     importing.hub.holds.set()
     await doing
+    _, version = await importing.rows(lease)
+    await importing.assert_pirate(version)
+
+
+async def test_an_import_that_failed_without_credentials_can_be_retried(importing: Importing) -> None:
+    onboarding, tenant = importing.place.onboarding, importing.place.tenants[0]
+    lease = await importing.lease(await importing.submit(importing.source(revision="v1")))
+    pipeline = AdapterPipeline({}, onboarding.submission._announcer, importer=importing.importer)
+    await attempt(lease, pipeline, onboarding.outbox)
+    job, version = await importing.rows(lease)
+    assert job.error is not None
+    assert (job.error["param"], version.state) == ("source.revision", "failed")
+    importing.hub.repositories[NAME].commit(PIRATE, "v1")
+    again = await onboarding.jobs.retry(tenant, job.id, by=OPERATOR)
+    assert await importing.place.column("SELECT state FROM adapter_versions") == ["uploading"]
+    lease = await importing.place.lease(again.id)
+    await importing.run(lease)
     _, version = await importing.rows(lease)
     await importing.assert_pirate(version)
