@@ -43,7 +43,7 @@ async def test_a_worker_killed_while_it_downloads_is_followed_by_one_that_goes_o
         partial = jobs.directory / "objects" / ".incoming"
         await eventually(lambda: _size(partial) > 100_000, 60)
         present = _size(partial)
-        assert (await jobs.job(job_id)).phase == "importing"
+        await eventually(lambda: _is_importing(jobs, job_id))  # written twice a second
         kill(await holder(jobs, job_id))
         hub.holds = None
         await jobs.until(job_id, "succeeded")
@@ -88,6 +88,10 @@ async def holder(jobs: JobsStack, job_id: str) -> int:
         owner = await JobLeases(session).owner(job_id)
     assert owner is not None
     return int(owner.rpartition(":")[2])
+
+
+async def _is_importing(jobs: JobsStack, job_id: str) -> bool:
+    return (await jobs.job(job_id)).phase == "importing"
 
 
 def _size(scratch: Path) -> int:
