@@ -29,7 +29,7 @@ from db.repository import TenantOwned
 
 class VersionState(StrEnum):
     UPLOADING = "uploading"
-    """Created; its files are still being uploaded or copied."""
+    """Created; its files are still being uploaded, imported or copied."""
     VALIDATING = "validating"
     """Its files are being inspected and packed."""
     CALIBRATING = "calibrating"
@@ -113,6 +113,8 @@ class AdapterVersion(TenantOwned, Base):
     """Every packed artifact: by dtype, its `digest` and `size`."""
     sources: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
     """The uploaded files: by file name, the object's `key`, `size` and `sha256`."""
+    origin: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
+    """Where its files were imported from, and the commit; None for uploads."""
     inspection: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
     """Results of the inspection: modules, ranks, norms."""
     calibration: Mapped[dict[str, Any] | None] = mapped_column(JSONB)

@@ -1,5 +1,5 @@
-"""Runs a job: inspects a version's files, packs them, measures them on the engine, and makes the version
-ready or not.
+"""Runs a job: imports a version's files if they were not uploaded, inspects and packs them, measures them on
+the engine, and makes the version ready or not.
 
 Every phase may run twice, and a phase that an earlier attempt finished is skipped; every write requires the
 job's lease. `steps` does the work of each phase; `jobs.execution` decides what an interruption or an error
@@ -25,7 +25,7 @@ from adapters.inspection import Inspection, InspectionRefused
 from adapters.jobs.errors import JobFailed
 from adapters.jobs.execution import retry_unavailable
 from adapters.jobs.lease import Lease, LeaseTransaction
-from adapters.jobs.models import Job
+from adapters.jobs.models import IMPORT, IMPORTING, Job
 from adapters.jobs.service import fail, succeed
 from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
@@ -50,7 +50,9 @@ SHARES = {
     "calibrating": (0.15, 0.97),
     "gate": (0.97, 1.0),
 }
-"""Share of the whole work at which each phase starts and ends."""
+"""Share of the whole work at which each phase starts and ends; after an import, of what follows it."""
+IMPORT_SHARE = 0.3
+"""Share of the whole work of a job that imports files which is their import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +157,28 @@ class Steps(Protocol):
         ...
 
 
+class Importer(Protocol):
+    """Imports the files of versions that were not uploaded."""
+
+    async def run(self, lease: Lease, progress: Progress) -> None:
+        """Gives the version its files, and ends the job's `IMPORT` parameter. Raises JobFailed."""
+        ...
+
+
 class AdapterPipeline:
     """Runs jobs in one process. A `jobs.execution.Pipeline`."""
 
-    def __init__(self, steps: Mapping[str, Steps], announcer: Announcer, scratch: Path | None = None) -> None:
+    def __init__(
+        self,
+        steps: Mapping[str, Steps],
+        announcer: Announcer,
+        scratch: Path | None = None,
+        importer: Importer | None = None,
+    ) -> None:
         """`steps`: by base model. `scratch`: directory for working files; the system's temporary directory
-        when None.
+        when None. `importer`: None where no version is imported.
         """
+        self._importer = importer
         self._steps = steps
         self._announcer = announcer
         self._scratch = scratch
@@ -176,7 +193,7 @@ class AdapterPipeline:
             await asyncio.to_thread(tempfile.mkdtemp, prefix="rootstock-job-", dir=self._scratch)
         )
         try:
-            await _Attempt(lease, self._steps, self._announcer, directory).run()
+            await _Attempt(lease, self._steps, self._announcer, directory, self._importer).run()
         finally:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
@@ -185,14 +202,23 @@ class _Attempt:
     """One run through the phases."""
 
     def __init__(
-        self, lease: Lease, steps: Mapping[str, Steps], announcer: Announcer, directory: Path
+        self,
+        lease: Lease,
+        steps: Mapping[str, Steps],
+        announcer: Announcer,
+        directory: Path,
+        importer: Importer | None,
     ) -> None:
         self._lease = lease
         self._steps_by_base = steps
         self._announcer = announcer
         self._directory = directory
+        self._importer = importer
+        self._offset = 0.0
+        """Share of the work that the import was."""
 
     async def run(self) -> None:
+        await self._import()
         work = await self._load()
         steps = self._steps_by_base.get(work.base)
         if steps is None:
@@ -219,6 +245,16 @@ class _Attempt:
         await self._conclude(verdict)
         with contextlib.suppress(StorageUnavailable):  # it is removed with its adapter later
             await self._steps.forget(work)
+
+    async def _import(self) -> None:
+        """Imports the version's files if they are not here yet."""
+        if IMPORT not in self._lease.job.parameters:
+            return
+        assert self._importer is not None, "a process that runs jobs imports files"
+        progress = self._enter(IMPORTING)
+        importer = self._importer
+        await retry_unavailable(lambda: importer.run(self._lease, progress))
+        self._offset = IMPORT_SHARE
 
     async def _load(self) -> JobInput:
         async def once() -> JobInput:
@@ -290,9 +326,16 @@ class _Attempt:
 
         await self._write(write)
 
+    def _shares(self, phase: str) -> tuple[float, float]:
+        if phase == IMPORTING:
+            return 0.0, IMPORT_SHARE
+        first, last = SHARES[phase]
+        rest = 1 - self._offset
+        return self._offset + rest * first, self._offset + rest * last
+
     def _enter(self, phase: str) -> Progress:
         """Records the start of a phase; returns the callback that reports its progress."""
-        first, last = SHARES[phase]
+        first, last = self._shares(phase)
         began = time.monotonic()
         start: list[float] = []
         self._lease.progress(phase, first)

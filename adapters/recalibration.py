@@ -20,7 +20,7 @@ from adapters.models import PENDING, AdapterVersion, VersionState
 from adapters.object_keys import SOURCE_FILES
 from adapters.repository import AdapterRepository
 from adapters.source_copies import SourceCopies
-from adapters.submission import Calibration, samples_of
+from adapters.submitted_files import Calibration, samples_of
 from db.outbox import Outbox
 from db.session import Database
 from tenants.actors import SYSTEM, Actor

@@ -1,31 +1,37 @@
 """Creates adapters and versions from uploaded files: copies and inspects them, adds the rows, queues the job.
 
 Inspected copies (`copies`) come first; then one transaction creates the version, its job and the message that
-starts it. A version whose uploads are still pending is created at once and waits for them (`awaiting`).
+starts it. A version whose uploads are still pending is created at once and waits for them (`awaiting`); one
+whose files are to be imported is created at once, and its job imports them (`imports`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from adapters import events
 from adapters.announcer import Announcer
 from adapters.bases import Bases
 from adapters.errors import AdapterLimitReached, AdapterNotFound, InvalidAdapter
-from adapters.files.models import Purpose, StoredFile
-from adapters.files.service import FileService
-from adapters.files.uploads import UploadService
-from adapters.jobs.models import PENDING_UPLOADS
+from adapters.jobs.models import IMPORT, PENDING_UPLOADS
 from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import queue_job
 from adapters.model_names import MAX_DESCRIPTION, ModelName, check_new_name, checked_text
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
-from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
-from adapters.pending_uploads import PendingUploads, file_kind, find_pending, lock_uploads
+from adapters.object_keys import SOURCE_FILES, WEIGHTS_FILE
+from adapters.pending_uploads import PendingUploads, lock_uploads
 from adapters.repository import AdapterRepository
-from adapters.source_copies import CALIBRATION_FILE, Copies, SourceCopies
+from adapters.source_copies import Copies, SourceCopies
+from adapters.submitted_files import (
+    DTYPES,
+    Calibration,
+    Dtype,
+    GivenFiles,
+    Meant,
+    Submission,
+)
 from adapters.versions import activate_unless_worse
 from db.base import new_id
 from db.outbox import Outbox
@@ -37,8 +43,16 @@ from tenants.limits.kinds import Metric
 from tenants.limits.repository import LimitRepository
 from tenants.views import PlanView
 
-DTYPES = ("auto", "bfloat16", "float8_e4m3")
-Dtype = Literal["auto", "bfloat16", "float8_e4m3"]
+__all__ = [
+    "DTYPES",
+    "AdapterSubmission",
+    "Calibration",
+    "Caller",
+    "Dtype",
+    "GivenFiles",
+    "Submission",
+    "SubmittedVersion",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +66,6 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
-    """How the version is to be measured."""
-
-    file_id: str | None = None
-    """The tenant's own samples; None: the default set."""
-    dtype: Dtype = "auto"
-    """Type of the packed weights; auto: chosen by the calibration."""
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """What a version is made of. Exactly one of the two lists is given, with both files in any order."""
-
-    file_ids: Sequence[str] | None = None
-    upload_ids: Sequence[str] | None = None
-    activate: bool = True
-    calibration: Calibration = field(default_factory=Calibration)
-
-
-@dataclass(frozen=True, slots=True)
 class SubmittedVersion:
     """A version that was created, or that existed already."""
 
@@ -81,16 +75,6 @@ class SubmittedVersion:
     created: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Meant:
-    """The files or uploads of a submission."""
-
-    files: Mapping[str, StoredFile]
-    """Files to copy now, by file name."""
-    uploads: Mapping[str, str]
-    """Uploads to wait for, by file name; empty when the files exist."""
-
-
 class AdapterSubmission:
     """Creates adapters and their versions."""
 
@@ -98,8 +82,7 @@ class AdapterSubmission:
         self,
         database: Database,
         announcer: Announcer,
-        files: FileService,
-        uploads: UploadService,
+        given: GivenFiles,
         copies: SourceCopies,
         waiting: PendingUploads,
         outbox: Outbox,
@@ -107,8 +90,7 @@ class AdapterSubmission:
     ) -> None:
         self._database = database
         self._announcer = announcer
-        self._files = files
-        self._uploads = uploads
+        self._given = given
         self._copies = copies
         self._waiting = waiting
         self._outbox = outbox
@@ -136,7 +118,7 @@ class AdapterSubmission:
         model = ModelName(base, name)
         async with self._database.read(caller.tenant_id) as session:
             await self._refuse(AdapterRepository(session, caller.tenant_id), caller.plan, model)
-        meant = await self._meant(caller.tenant_id, submission)
+        meant = await self._given.find(caller.tenant_id, submission)
         adapter = Adapter(
             id=new_id("adp"),
             tenant_id=caller.tenant_id,
@@ -157,7 +139,7 @@ class AdapterSubmission:
             await session.flush()
             events.record(session, caller.tenant_id, adapter.id, "adapter.created", f"{name} created.")
             version, job_id = await self._add(
-                session, caller, adapter, copies, meant.uploads, submission, base_digest
+                session, caller, adapter, copies, meant, submission, base_digest
             )
             await _audit(session, caller, "adapter.created", adapter, version)
         await self._arrived_meanwhile(caller.tenant_id, meant)
@@ -175,8 +157,8 @@ class AdapterSubmission:
         if found is None:
             raise AdapterNotFound(adapter)
         adapter_id = found.id
-        meant = await self._meant(caller.tenant_id, submission)
-        if meant.uploads:
+        meant = await self._given.find(caller.tenant_id, submission)
+        if meant.uploads or meant.source is not None:
             return await self._add_waiting(caller, found, meant, submission, base_digest)
         wanted = {name: meant.files[name].sha256 for name in SOURCE_FILES}
         known = await self._known(caller, adapter_id, wanted, submission.activate)
@@ -190,7 +172,7 @@ class AdapterSubmission:
                     raise AdapterNotFound(adapter)
                 if await repository.version_from(adapter_id, wanted) is None:
                     version, job_id = await self._add(
-                        session, caller, row, copies, {}, submission, base_digest
+                        session, caller, row, copies, meant, submission, base_digest
                     )
                     await _audit(session, caller, "adapter_version.created", row, version)
                     return SubmittedVersion(row, version, job_id, created=True)
@@ -204,11 +186,13 @@ class AdapterSubmission:
         self,
         caller: Caller,
         adapter: Adapter,
-        meant: _Meant,
+        meant: Meant,
         submission: Submission,
         base_digest: str,
     ) -> SubmittedVersion:
-        """Adds the adapter's next version, which waits for its uploads, unless one waits for them already."""
+        """Adds the adapter's next version, which waits for its uploads, unless one waits for them already, or
+        whose files its job imports.
+        """
         async with self._copies.made(adapter, meant.files) as copies:
             async with self._database.write(caller.tenant_id) as session:
                 await lock_uploads(session, caller.tenant_id, meant.uploads.values())
@@ -216,10 +200,10 @@ class AdapterSubmission:
                 row = await repository.lock(ModelName(adapter_id=adapter.id))
                 if row is None:
                     raise AdapterNotFound(adapter.name)
-                known = await self._waiting_for(session, row, meant.uploads)
+                known = await self._waiting_for(session, row, meant.uploads) if meant.uploads else None
                 if known is None:
                     version, job_id = await self._add(
-                        session, caller, row, copies, meant.uploads, submission, base_digest
+                        session, caller, row, copies, meant, submission, base_digest
                     )
                     await _audit(session, caller, "adapter_version.created", row, version)
                 else:
@@ -239,7 +223,7 @@ class AdapterSubmission:
                 return await AdapterRepository(session, adapter.tenant_id).version(adapter.id, job.version)
         return None
 
-    async def _arrived_meanwhile(self, tenant_id: str, meant: _Meant) -> None:
+    async def _arrived_meanwhile(self, tenant_id: str, meant: Meant) -> None:
         """Starts the version if its uploads were completed before they could find it."""
         if meant.uploads:
             await self._waiting.completed(tenant_id, meant.uploads[WEIGHTS_FILE])
@@ -253,41 +237,6 @@ class AdapterSubmission:
         most = plan.max_adapters if set_for_it is None else set_for_it
         if await repository.count() >= most:
             raise AdapterLimitReached(most)
-
-    async def _meant(self, tenant_id: str, submission: Submission) -> _Meant:
-        if (submission.file_ids is None) == (submission.upload_ids is None):
-            raise InvalidAdapter("file_ids", "give either file_ids or upload_ids, with both files")
-        param, file_ids = "file_ids", submission.file_ids
-        found: dict[str, StoredFile] = {}
-        if submission.upload_ids is not None:
-            uploads = await find_pending(self._uploads, tenant_id, submission.upload_ids)
-            if uploads is not None:
-                return _Meant(await self._samples(tenant_id, submission), uploads)
-            param, file_ids = "upload_ids", await self._uploaded(tenant_id, submission.upload_ids)
-        assert file_ids is not None
-        for file_id in file_ids:
-            file = await self._files.get(tenant_id, file_id)
-            if file.purpose != Purpose.ADAPTER:
-                raise InvalidAdapter(param, f"{file_id} was uploaded for the purpose '{file.purpose}'")
-            kind = file_kind(file.filename)
-            if kind in found:
-                raise InvalidAdapter(param, f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
-            found[kind] = file
-        if len(found) != len(SOURCE_FILES):
-            raise InvalidAdapter(param, f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
-        return _Meant(found | await self._samples(tenant_id, submission), {})
-
-    async def _samples(self, tenant_id: str, submission: Submission) -> dict[str, StoredFile]:
-        return await samples_of(self._files, tenant_id, submission.calibration, "calibration.file_id")
-
-    async def _uploaded(self, tenant_id: str, upload_ids: Sequence[str]) -> list[str]:
-        file_ids = []
-        for upload_id in upload_ids:
-            upload = (await self._uploads.get(tenant_id, upload_id)).upload
-            if upload.file_id is None:
-                raise InvalidAdapter("upload_ids", f"{upload_id} is {upload.status}, not completed")
-            file_ids.append(upload.file_id)
-        return file_ids
 
     async def _known(
         self, caller: Caller, adapter_id: str, wanted: Mapping[str, str], activate: bool
@@ -318,13 +267,14 @@ class AdapterSubmission:
         caller: Caller,
         adapter: Adapter,
         copies: Copies,
-        uploads: Mapping[str, str],
+        meant: Meant,
         submission: Submission,
         base_digest: str,
     ) -> tuple[AdapterVersion, str]:
-        """Adds the next version of an adapter that is locked or new, and its job. With `uploads`,
-        both wait.
+        """Adds the next version of an adapter that is locked or new, and its job. With uploads, both wait;
+        with a source, the job imports the files.
         """
+        uploads, source = meant.uploads, meant.source
         repository = AdapterRepository(session, caller.tenant_id)
         version = AdapterVersion(
             adapter_id=adapter.id,
@@ -333,28 +283,34 @@ class AdapterSubmission:
             base_digest=base_digest,
             sources=copies.sources,
             activate=submission.activate,
-            state=VersionState.UPLOADING if uploads else VersionState.VALIDATING,
+            origin=None if source is None else source.described(),
+            state=VersionState.UPLOADING if uploads or source is not None else VersionState.VALIDATING,
             created_by=caller.created_by,
         )
         repository.add_own(version)
         await session.flush()
-        files = ", ".join(sorted(copies.sources or uploads))
+        files = ", ".join(sorted(copies.sources or uploads or SOURCE_FILES))
+        how = "waiting for" if uploads else "created from" if source is None else "importing"
         events.record(
             session,
             caller.tenant_id,
             adapter.id,
             "version.created",
-            f"Version {version.version} {'waiting for' if uploads else 'created from'} {files}.",
+            f"Version {version.version} {how} {files}.",
             version=version.version,
         )
+        parameters = _parameters(copies, submission.calibration)
+        if uploads:
+            parameters[PENDING_UPLOADS] = uploads
+        if source is not None:
+            parameters[IMPORT] = self._given.imports.sealed(source, caller.tenant_id, adapter.id)
         job = await queue_job(
             session,
             self._outbox,
             tenant_id=caller.tenant_id,
             adapter_id=adapter.id,
             version=version.version,
-            parameters=_parameters(copies, submission.calibration)
-            | ({PENDING_UPLOADS: uploads} if uploads else {}),
+            parameters=parameters,
             created_by=caller.created_by,
         )
         self._announcer.changed(session, caller.tenant_id)
@@ -368,21 +324,6 @@ async def _audit(
     await AuditLog.record(
         session, caller.tenant_id, caller.actor, event_type, ("adapter", adapter.id), details
     )
-
-
-async def samples_of(
-    files: FileService, tenant_id: str, calibration: Calibration, param: str
-) -> dict[str, StoredFile]:
-    """Returns the tenant's own samples, if any, as files to copy. Raises FileNotFound, and InvalidAdapter
-    naming `param`.
-    """
-    file_id = calibration.file_id
-    if file_id is None:
-        return {}
-    file = await files.get(tenant_id, file_id)
-    if file.purpose != Purpose.CALIBRATION:
-        raise InvalidAdapter(param, f"{file_id} was uploaded for the purpose '{file.purpose}'")
-    return {CALIBRATION_FILE: file}
 
 
 def _parameters(copies: Copies, calibration: Calibration) -> dict[str, Any]:

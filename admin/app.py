@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 
 from admin.account.routes import AccountRoutes
 from admin.account.second_factor_routes import SecondFactorRoutes
+from admin.adapters.import_routes import ImportRoutes
 from admin.adapters.routes import AdapterRoutes
 from admin.adapters.upload_routes import UploadRoutes
 from admin.audit.routes import AuditRoutes
@@ -51,6 +52,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *OverviewRoutes(console, services).routes(),
             *SearchRoutes(console, services).routes(),
             *SignInRoutes(console, services).routes(),
+            *ImportRoutes(console, services).routes(),
             *UploadRoutes(console, services).routes(),
             *AdapterRoutes(console, services).routes(),
             *KeyRoutes(console, services).routes(),

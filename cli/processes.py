@@ -100,7 +100,9 @@ def work(queues: str | None, beat: bool | None, nice: int | None) -> None:
     # Checked here for a clear message; the worker builds its own.
     settings_from_environment(DatabaseSettings)
     if JOBS_QUEUE in settings.queue_names:
+        from adapters.imports.settings import ImportSettings
         from adapters.storage import StorageSettings
+        from tenants.settings import TenantSettings
 
         jobs = settings_from_environment(JobsSettings)
         if not (jobs.base_path / "config.json").is_file():
@@ -108,5 +110,6 @@ def work(queues: str | None, beat: bool | None, nice: int | None) -> None:
                 f"ROOTSTOCK_JOBS_BASE_PATH: {jobs.base_path} holds no config.json: name a directory in "
                 "Hugging Face layout"
             )
-        settings_from_environment(StorageSettings)
+        for kind in (StorageSettings, ImportSettings, TenantSettings):
+            settings_from_environment(kind)
     sys.exit(run(settings))

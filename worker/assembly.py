@@ -15,6 +15,7 @@ from adapters.pipeline import AdapterPipeline
 from adapters.pipeline_steps import AdapterSteps, Base
 from tokenization.codec import TextCodec
 from worker.cpu_priority import computing_threads
+from worker.imports import build_importer
 from worker.runtime import Runtime
 from worker.settings import JobsSettings
 
@@ -34,4 +35,4 @@ async def open_pipeline(runtime: Runtime, settings: JobsSettings, opened: AsyncE
         base = Base(served.name, served.path, codec, served.engines)
         steps[served.name] = AdapterSteps(runtime.store, sandbox, base, settings.artifacts_dir)
     announcer = Announcer(runtime.redis, Pinning(runtime.database, steps))
-    return AdapterPipeline(steps, announcer, settings.scratch_dir)
+    return AdapterPipeline(steps, announcer, settings.scratch_dir, build_importer(runtime, sandbox))

@@ -16,6 +16,13 @@ from db.repository import TenantOwned
 PENDING_UPLOADS = "uploads"
 """Name of the job parameter, while its version waits for files, that holds the upload ids by file name."""
 
+IMPORT = "import"
+"""Name of the job parameter, while its version waits for files to be imported, that holds their source."""
+IMPORTING = "importing"
+"""Phase of a job that imports its version's files."""
+CREDENTIALS = "credentials"
+"""Name of the field of an import that holds its sealed credentials until the job ends."""
+
 
 class JobStatus(StrEnum):
     """The statuses of OpenAI's fine-tuning jobs."""

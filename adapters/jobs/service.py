@@ -14,7 +14,7 @@ from sqlalchemy import func
 
 from adapters.events import POLL_INTERVAL, EventRepository, Tail
 from adapters.jobs.errors import JobFailed, JobFinished, JobNotFound, JobUnfinished
-from adapters.jobs.models import PENDING_UPLOADS, Job, JobStatus
+from adapters.jobs.models import CREDENTIALS, IMPORT, PENDING_UPLOADS, Job, JobStatus
 from adapters.jobs.repository import OPEN, JobRepository, later, record_job_event
 from adapters.model_names import ModelName
 from adapters.models import PENDING, AdapterEvent, AdapterVersion, VersionState
@@ -25,6 +25,8 @@ from db.tasks import RUN_JOB, RUN_JOB_EXPIRES
 from tenants.actors import SYSTEM, Actor
 from tenants.audit.service import AuditLog
 
+NEEDS_CREDENTIALS = "needs_credentials"
+"""Name of the field of an import that says that its credentials are removed."""
 CANCELLED = "The job was cancelled before the version was ready."
 
 
@@ -60,7 +62,10 @@ async def queue_job(
     if PENDING_UPLOADS in parameters:
         record_job_event(session, job, "job.created", "The job waits for the files to be uploaded.")
     else:
-        record_job_event(session, job, "job.created", "The job is queued.")
+        message = (
+            "The job is queued; a worker imports its files." if IMPORT in parameters else "The job is queued."
+        )
+        record_job_event(session, job, "job.created", message)
         enqueue(session, outbox, job)
     return job
 
@@ -210,7 +215,8 @@ class JobService:
 
     async def retry(self, tenant_id: str, job_id: str, *, by: Actor) -> Job:
         """Queues a copy of a failed job, on the same version and files. Raises JobNotFound, JobFinished for a
-        job that did not fail or whose files never came, JobUnfinished.
+        job that did not fail, whose uploads never came, or whose import needs credentials again;
+        JobUnfinished.
         """
         async with self._database.write(tenant_id) as session:
             failed = await _found(session, tenant_id, job_id, lock=True)
@@ -218,7 +224,7 @@ class JobService:
                 raise JobUnfinished(failed.id)
             version = await JobRepository(session, tenant_id).lock_version(failed.adapter_id, failed.version)
             gone = version is None or version.state == VersionState.DELETING
-            if failed.status != JobStatus.FAILED or gone or PENDING_UPLOADS in failed.parameters:
+            if failed.status != JobStatus.FAILED or gone or _lacks_files(failed):
                 raise JobFinished(failed.id, failed.status)
             job = await queue_job(
                 session,
@@ -231,7 +237,7 @@ class JobService:
             )
             assert version is not None
             if version.state == VersionState.FAILED:
-                version.state = VersionState.CALIBRATING if version.artifacts else VersionState.VALIDATING
+                version.state = _state_of_retry(version, job)
                 version.error = version.error_field = None
                 self._announce(session, tenant_id)
             await session.flush()
@@ -239,6 +245,17 @@ class JobService:
             target, details = ("job", job.id), {"retry_of": failed.id}
             await AuditLog.record(session, tenant_id, by, "calibration_job.created", target, details)
             return job
+
+
+def _lacks_files(job: Job) -> bool:
+    """Returns whether a copy of the job could not get its files."""
+    return PENDING_UPLOADS in job.parameters or NEEDS_CREDENTIALS in job.parameters.get(IMPORT, {})
+
+
+def _state_of_retry(version: AdapterVersion, job: Job) -> VersionState:
+    if IMPORT in job.parameters:
+        return VersionState.UPLOADING
+    return VersionState.CALIBRATING if version.artifacts else VersionState.VALIDATING
 
 
 def cancel(session: WriteSession, job: Job, version: AdapterVersion | None) -> None:
@@ -279,8 +296,13 @@ def pause(session: WriteSession, job: Job) -> None:
 
 
 def finish(job: Job, status: JobStatus) -> None:
-    """Ends a locked job with this status. No worker can continue it, because its fence changes."""
+    """Ends a locked job with this status. No worker can continue it, because its fence changes. Removes
+    credentials of an import.
+    """
     job.status = status
+    if CREDENTIALS in job.parameters.get(IMPORT, {}):
+        kept = {name: value for name, value in job.parameters[IMPORT].items() if name != CREDENTIALS}
+        job.parameters = {**job.parameters, IMPORT: {**kept, NEEDS_CREDENTIALS: True}}
     job.wanted = None
     job.fence += 1
     job.lease_owner = job.lease_until = job.estimated_finish_at = None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -18,7 +18,7 @@ from adapters.jobs.service import CANCELLED, JobService
 from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
 from adapters.regression import Regression, regression_of
-from admin import formatting
+from admin.adapters.work import Work, work_of
 from admin.badge import Badge
 from admin.operator.engines.report import Engines
 from admin.web.sorting import Column, Heading, Sort, headings, sort_rows
@@ -39,14 +39,6 @@ COLUMNS = (
     Column("Precision", "dtype"),
     Column("Latest activity", "activity", starts_descending=True),
 )
-_PHASES = (
-    ("validating", "Inspect", "Checking the uploaded files."),
-    ("packing", "Pack", "Converting the weights for serving."),
-    ("calibrating", "Calibrate", "Running samples on the engine that will serve it."),
-    ("gate", "Decide", "Comparing the results with the thresholds."),
-)
-
-
 _STATES = {
     VersionState.UPLOADING: Badge("Uploading", "busy"),
     VersionState.VALIDATING: Badge("Validating", "busy"),
@@ -57,29 +49,6 @@ _STATES = {
     VersionState.DELETING: Badge("Deleted", "off"),
 }
 _PAUSED = Badge("Paused", "off")
-
-
-@dataclass(frozen=True)
-class Phase:
-    label: str
-    state: str
-    """`done`, `current` or `ahead`."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """A job that has not ended, as the page shows it."""
-
-    id: str
-    version: int
-    headline: str
-    hint: str
-    percent: int
-    remaining: str | None
-    phases: list[Phase]
-    is_paused: bool
-    may_pause: bool
-    may_cancel: bool
 
 
 @dataclass(frozen=True)
@@ -285,48 +254,6 @@ def state_of(adapter: Adapter, version: AdapterVersion | None) -> Badge:
 
 def version_state(version: AdapterVersion) -> Badge:
     return _STATES[VersionState(version.state)]
-
-
-def work_of(job: Job) -> Work:
-    """Words for a job that has not ended."""
-    names = [phase for phase, _, _ in _PHASES]
-    place = names.index(job.phase) if job.phase in names else -1
-    paused = job.status == JobStatus.PAUSED
-    if job.wanted == "cancel":
-        headline, hint = "Cancelling", "Stops at the next step."
-    elif job.wanted == "pause":
-        headline, hint = "Pausing", "Stops at the next step. Progress is kept."
-    elif paused:
-        headline, hint = "Paused", "Progress is kept. Resume at any time."
-    elif job.status == JobStatus.VALIDATING_FILES:
-        headline, hint = "Waiting for the files", "Starts when all uploads are complete."
-    elif job.status == JobStatus.QUEUED or place < 0:
-        headline, hint = "Waiting for a worker", "Starts automatically."
-    else:
-        headline, hint = f"{_PHASES[place][1].removesuffix('e')}ing", _PHASES[place][2]
-    phases = [
-        Phase(label, "done" if index < place else "current" if index == place else "ahead")
-        for index, (_, label, _) in enumerate(_PHASES)
-    ]
-    return Work(
-        id=job.id,
-        version=job.version,
-        headline=headline,
-        hint=hint,
-        percent=min(99, int(job.progress * 100)),
-        remaining=_remaining(job),
-        phases=phases,
-        is_paused=paused,
-        may_pause=not paused and job.wanted is None,
-        may_cancel=job.wanted != "cancel",
-    )
-
-
-def _remaining(job: Job) -> str | None:
-    if job.estimated_finish_at is None or job.wanted is not None:
-        return None
-    seconds = (job.estimated_finish_at - datetime.now(UTC)).total_seconds()
-    return f"{formatting.duration(max(0.0, seconds))} left"
 
 
 def _spoken(work: Work) -> str:

@@ -26,7 +26,8 @@ from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.regression import Regression, regression_of
 from adapters.reports import ReportReader
 from admin import formatting
-from admin.adapters.page import MAX_JOBS, Work, version_state, work_of
+from admin.adapters.page import MAX_JOBS, version_state
+from admin.adapters.work import Work, work_of
 from admin.badge import Badge
 from telemetry.svg import without_style
 
@@ -105,6 +106,8 @@ class VersionDetail:
     warnings: list[str]
     sources: list[tuple[str, str, int, str]]
     """File, the name it came under, size, SHA-256."""
+    origin: list[tuple[str, str]]
+    """Where they were imported from."""
 
 
 class VersionPage:
@@ -142,6 +145,7 @@ class VersionPage:
                 (name, one.get("filename", name), one["size"], one["sha256"])
                 for name, one in sorted(version.sources.items())
             ],
+            origin=_origin(version.origin or {}),
         )
 
     async def regression(self, tenant_id: str, adapter: str, number: int) -> Regression | None:
@@ -320,6 +324,19 @@ def _module(raw: Mapping[str, Any]) -> ModuleError:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
+
+
+def _origin(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Words for where the files were imported from."""
+    shown = (
+        ("Repository", "repository"),
+        ("Revision", "revision"),
+        ("Commit", "commit"),
+        ("Location", "url"),
+        ("Region", "region"),
+        ("Endpoint", "endpoint"),
+    )
+    return [(label, str(origin[name])) for label, name in shown if origin.get(name)]
 
 
 def _facts(inspection: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from adapters.catalogue import AdapterCatalogue
 from adapters.deletion import AdapterDeletion
 from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
+from adapters.imports.admission import ImportAdmission
 from adapters.inspection.sandbox import Sandbox
 from adapters.jobs.service import JobService
 from adapters.pending_uploads import PendingUploads
@@ -23,7 +24,7 @@ from adapters.reports import ReportReader
 from adapters.service import AdapterService
 from adapters.source_copies import SourceCopies
 from adapters.storage import ObjectStore
-from adapters.submission import AdapterSubmission
+from adapters.submission import AdapterSubmission, GivenFiles
 from api.services import Onboarding
 from db.outbox import Outbox
 from db.session import Database
@@ -42,6 +43,7 @@ async def open_onboarding(
     *,
     redis_url: str,
     base_configs: Mapping[str, Path],
+    imports: ImportAdmission,
 ) -> AsyncIterator[Onboarding]:
     """Yields the started services and closes them at the end of the block. The caller closes what it passes
     in.
@@ -66,8 +68,7 @@ async def open_onboarding(
             submission=AdapterSubmission(
                 database,
                 announcer,
-                files,
-                uploads,
+                GivenFiles(files, uploads, imports),
                 copies,
                 waiting,
                 outbox,

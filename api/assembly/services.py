@@ -17,6 +17,8 @@ import structlog
 
 from adapters.bases import Bases
 from adapters.files.service import FileService, UploadService
+from adapters.imports.admission import ImportAdmission
+from adapters.imports.settings import ImportSettings
 from adapters.inspection import SandboxUnavailable
 from adapters.inspection.sandbox import Sandbox
 from adapters.resolver import ModelResolver
@@ -150,6 +152,7 @@ async def open_services(
                 {pool.name: pool.engine for pool in pools},
                 redis_url=settings.redis_url,
                 base_configs={base.name: base.path / "config.json" for base in bases},
+                imports=ImportAdmission(ImportSettings().policy(), tenants.key_secret.get_secret_value()),
             )
         )
         payments = await opened.enter_async_context(

@@ -23,7 +23,6 @@ from billing.invoices.errors import (
 )
 from billing.notifications.errors import (
     DeliveryNotFound,
-    EndpointUnreachable,
     MailNotSent,
     NotificationError,
     TooManyEndpoints,
@@ -79,6 +78,5 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     SpendAlertNotFound: NOT_FOUND,
     TooManyEndpoints: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
     TooManyAlerts: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
-    EndpointUnreachable: ErrorResponse(422, INVALID, "endpoint_unreachable", retry=False, param="url"),
     MailNotSent: INTERNAL,
 }

@@ -43,6 +43,7 @@ from tenants.errors import (
     WrongPassword,
 )
 from tenants.idempotency.records import RecordsUnavailable
+from tenants.outbound.errors import AddressRefused, EndpointUnreachable
 from tenants.provisioning.errors import (
     GroupNotFound,
     InvalidFilter,
@@ -58,6 +59,8 @@ from tenants.workload_identity.errors import (
     TokenNotAccepted,
     TooManyProviders,
 )
+
+_UNREACHABLE = ErrorResponse(422, INVALID, "endpoint_unreachable", retry=False, param="url")
 
 ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     InvalidApiKey: BAD_KEY,
@@ -118,6 +121,8 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     NotAMember: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="members"),
     InvalidFilter: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="filter"),
     InvalidMonth: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="month"),
+    EndpointUnreachable: _UNREACHABLE,
+    AddressRefused: _UNREACHABLE,
     IncidentNotFound: NOT_FOUND,
     IncidentEnded: ErrorResponse(409, "conflict_error", "incident_ended", retry=False),
 }

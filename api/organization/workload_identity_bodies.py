@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from api.body_fields import Body, Id, Name
 from api.organization.request_bodies import Scopes
-from billing.notifications.addresses import URL
+from tenants.outbound.addresses import URL
 from tenants.validation import PRINTABLE
 from tenants.workload_identity.service import MAX_TOKEN_SECONDS, MIN_TOKEN_SECONDS, TOKEN_SECONDS
 

@@ -7,6 +7,18 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 from msgspec import Meta
 
+from adapters.imports.sources import (
+    BUCKET_URL,
+    DEFAULT_REGION,
+    DEFAULT_REVISION,
+    MAX_ENDPOINT,
+    REGION,
+    REPOSITORY,
+    REVISION,
+    SECRET,
+    BucketSource,
+    HubSource,
+)
 from adapters.model_names import MAX_DESCRIPTION, ModelName
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
 from adapters.submission import Calibration, Submission
@@ -23,9 +35,54 @@ class CalibrationFields(Body, frozen=True, kw_only=True):
     dtype: Literal["auto", "bfloat16", "float8_e4m3"] = "auto"
 
 
+class HubSourceFields(Body, frozen=True, kw_only=True, tag="hub", tag_field="type"):
+    """A repository of a model hub."""
+
+    repository: Annotated[str, Meta(pattern=f"^{REPOSITORY}$")]
+    """`owner/name`."""
+    revision: Annotated[str, Meta(pattern=f"^{REVISION}$")] = DEFAULT_REVISION
+    """A branch, a tag or a commit. It is resolved to a commit when the import starts."""
+    endpoint: Annotated[str, Meta(min_length=1, max_length=MAX_ENDPOINT)] | None = None
+    """The hub's URL, one that the operator allows; null: the operator's default."""
+    token: Annotated[str, Meta(pattern=f"^{SECRET}$")] | None = None
+    """For a private or gated repository. It is stored encrypted and erased when the import ends."""
+
+    def source(self) -> HubSource:
+        """Raises InvalidAdapter."""
+        return HubSource(self.repository, self.revision, self.endpoint, self.token)
+
+
+class BucketSourceFields(Body, frozen=True, kw_only=True, tag="s3", tag_field="type"):
+    """Objects of an S3 bucket. Without a key the bucket must be public."""
+
+    url: Annotated[str, Meta(pattern=f"^{BUCKET_URL}$")]
+    """`s3://bucket/prefix`."""
+    region: Annotated[str, Meta(pattern=f"^{REGION}$")] = DEFAULT_REGION
+    endpoint: Annotated[str, Meta(min_length=1, max_length=MAX_ENDPOINT)] | None = None
+    """The URL of an S3-compatible server, one that the operator allows; null: Amazon's."""
+    access_key_id: Annotated[str, Meta(pattern=f"^{SECRET}$")] | None = None
+    """Together with its secret. Keys are stored encrypted and erased when the import ends."""
+    secret_access_key: Annotated[str, Meta(pattern=f"^{SECRET}$")] | None = None
+    session_token: Annotated[str, Meta(pattern=f"^{SECRET}$")] | None = None
+    """Of temporary keys."""
+
+    def source(self) -> BucketSource:
+        """Raises InvalidAdapter."""
+        return BucketSource(
+            self.url,
+            self.region,
+            self.endpoint,
+            self.access_key_id,
+            self.secret_access_key,
+            self.session_token,
+        )
+
+
 class VersionFields(Body, frozen=True, kw_only=True):
     file_ids: Annotated[list[Id], Meta(min_length=2, max_length=2)] | None = None
     upload_ids: Annotated[list[Id], Meta(min_length=2, max_length=2)] | None = None
+    source: HubSourceFields | BucketSourceFields | None = None
+    """Where the files are imported from, in place of file_ids and upload_ids."""
     calibration: CalibrationFields | None = None
     activate: bool = True
 
@@ -34,6 +91,7 @@ class VersionFields(Body, frozen=True, kw_only=True):
         return Submission(
             file_ids=self.file_ids,
             upload_ids=self.upload_ids,
+            source=None if self.source is None else self.source.source(),
             activate=self.activate,
             calibration=Calibration(asked.file_id, asked.dtype),
         )
@@ -65,6 +123,24 @@ class SourceFile(TypedDict):
     filename: str
     bytes: int
     sha256: str
+
+
+class VersionSource(TypedDict):
+    """Where a version's files were imported from."""
+
+    type: Literal["hub", "s3"]
+    endpoint: str | None
+    """The URL of the hub, or of the S3 server; null for Amazon's."""
+    repository: str | None
+    """Of a hub."""
+    revision: str | None
+    """Of a hub: as it was given."""
+    commit: str | None
+    """Of a hub: the commit that the revision was when the import started."""
+    url: str | None
+    """Of a bucket: `s3://bucket/prefix`."""
+    region: str | None
+    """Of a bucket."""
 
 
 class VersionError(TypedDict):
@@ -104,6 +180,8 @@ class VersionObject(TypedDict):
     """The SHA-256 of the packed weights; null until the version is ready."""
     bytes: int | None
     """The size of the packed weights; null until the version is ready."""
+    source: VersionSource | None
+    """Where the files were imported from; null for uploads."""
     files: list[SourceFile]
     inspection: dict[str, Any] | None
     """What was found in the files."""
@@ -233,6 +311,7 @@ def version_object(adapter: Adapter, version: AdapterVersion) -> VersionObject:
         "dtype": version.dtype,
         "digest": version.digest,
         "bytes": version.size,
+        "source": _source(version),
         "files": [
             {"filename": name, "bytes": source["size"], "sha256": source["sha256"]}
             for name, source in sorted(version.sources.items())
@@ -244,6 +323,21 @@ def version_object(adapter: Adapter, version: AdapterVersion) -> VersionObject:
         else None,
         "override_reason": version.override_reason,
         "created_by": version.created_by,
+    }
+
+
+def _source(version: AdapterVersion) -> VersionSource | None:
+    origin = version.origin
+    if origin is None:
+        return None
+    return {
+        "type": origin["type"],
+        "endpoint": origin.get("endpoint"),
+        "repository": origin.get("repository"),
+        "revision": origin.get("revision"),
+        "commit": origin.get("commit"),
+        "url": origin.get("url"),
+        "region": origin.get("region"),
     }
 
 

@@ -73,8 +73,8 @@ router = Router(
     AdapterLimitReached(100),
 )
 async def create_adapter(request: Request) -> SubmittedAdapterObject:
-    """Creates an adapter from two uploaded files, `adapter_model.safetensors` and `adapter_config.json`. It
-    serves once it is inspected, packed and calibrated.
+    """Creates an adapter from two uploaded files, `adapter_model.safetensors` and `adapter_config.json`, or
+    from a source that they are imported from. It serves once it is inspected, packed and calibrated.
     """
     caller = await authenticate(request, WRITE_ADAPTERS)
     body = decode_create(await read_json(request))
@@ -160,8 +160,8 @@ async def delete_adapter(request: Request, adapter: str) -> DeletedObject:
     InspectionRefused("r", "must be a positive integer"),
 )
 async def create_version(request: Request, response: Response, adapter: str) -> SubmittedVersionObject:
-    """Adds a version to an adapter, from two uploaded files. Files of an existing version return that
-    version, with status 200.
+    """Adds a version to an adapter, from two uploaded files or from a source that they are imported from.
+    Uploaded files of an existing version return that version, with status 200.
     """
     caller = await authenticate(request, WRITE_ADAPTERS)
     body = decode_version(await read_json(request))

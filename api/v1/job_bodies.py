@@ -35,7 +35,7 @@ class JobProgress(TypedDict):
     """How far a job is."""
 
     phase: str | None
-    """What is done at the moment."""
+    """What is done at the moment: `importing`, `validating`, `packing`, `calibrating` or `gate`."""
     share: float
     """From 0 to 1."""
     estimated_finish: int | None

@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 
 from api.body_fields import Body, Name
 from api.json_bodies import BodyDecoders, read_json
-from billing.notifications.addresses import URL
 from billing.notifications.events import EVENTS
+from tenants.outbound.addresses import URL
 
 Url = Annotated[
     str, Meta(min_length=1, max_length=2000, extra_json_schema={"format": "uri", "pattern": rf"^{URL}$"})

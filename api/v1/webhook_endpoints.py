@@ -27,7 +27,6 @@ from api.v1.notification_bodies import (
 from billing.notifications import signing
 from billing.notifications.errors import (
     DeliveryNotFound,
-    EndpointUnreachable,
     TooManyEndpoints,
     WebhookEndpointNotFound,
 )
@@ -35,6 +34,7 @@ from billing.notifications.events import EVENTS
 from billing.notifications.models import Delivery, Notification, WebhookEndpoint
 from billing.notifications.service import WebhookService
 from tenants.actors import Actor
+from tenants.outbound.errors import EndpointUnreachable
 
 router = Router(prefix="/v1", tags=["Webhooks"])
 

@@ -18,9 +18,9 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from api.errors import IssuerUnavailable
-from billing.notifications.addresses import Resolve, pinned_address, read_url, system_resolve
-from billing.notifications.errors import EndpointUnreachable
-from billing.notifications.pinned import request_pinned
+from tenants.outbound.addresses import Resolve, pinned_address, read_url, system_resolve
+from tenants.outbound.errors import EndpointUnreachable
+from tenants.outbound.pinned import request_pinned
 
 KEEP_S = 3600.0
 ASK_AGAIN_S = 30.0

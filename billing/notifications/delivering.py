@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import structlog
 
-from billing.notifications.errors import EndpointUnreachable, MailNotSent
+from billing.notifications.errors import MailNotSent
 from billing.notifications.events import ENDPOINT_DISABLED, payload
 from billing.notifications.mailing import Mailer
 from billing.notifications.messages import message
@@ -24,6 +24,7 @@ from billing.notifications.repository import DueDeliveries, DueDelivery
 from billing.notifications.sending import WebhookSender
 from billing.notifications.signing import headers
 from db.session import EVERY_TENANT, Database
+from tenants.outbound.errors import EndpointUnreachable
 from tenants.repository import TenantDirectory
 
 log = structlog.get_logger(__name__)

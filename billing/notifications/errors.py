@@ -31,16 +31,6 @@ class TooManyEndpoints(NotificationError):
         self.most = most
 
 
-class EndpointUnreachable(NotificationError):
-    """The endpoint did not respond, or must not be contacted. The reason reveals nothing about DNS or a
-    private network.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the endpoint did not answer: {reason}")
-        self.reason = reason
-
-
 class MailNotSent(NotificationError):
     """The mail server did not accept a message. `for_good` means that a retry would fail as well."""
 

@@ -10,9 +10,9 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 
-from billing.notifications.addresses import Resolve, pinned_address, read_url, system_resolve
-from billing.notifications.errors import EndpointUnreachable
-from billing.notifications.pinned import request_pinned
+from tenants.outbound.addresses import Resolve, pinned_address, read_url, system_resolve
+from tenants.outbound.errors import EndpointUnreachable
+from tenants.outbound.pinned import request_pinned
 
 MAX_BODY = 64 * 1024
 """The most bytes of a notification."""

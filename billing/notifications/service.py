@@ -15,7 +15,6 @@ from sqlalchemy import Row
 from billing.notifications import signing
 from billing.notifications.errors import (
     DeliveryNotFound,
-    EndpointUnreachable,
     TooManyEndpoints,
     WebhookEndpointNotFound,
 )
@@ -28,6 +27,7 @@ from db.base import new_id
 from db.session import Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
+from tenants.outbound.errors import EndpointUnreachable
 from tenants.validation import checked_name
 
 MAX_ENDPOINTS = 20

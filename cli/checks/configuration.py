@@ -16,6 +16,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
+from adapters.imports.settings import ImportSettings
 from adapters.published_artifacts.settings import ArtifactSource
 from adapters.published_bases.settings import BaseSource
 from adapters.served_bases import FurtherBases
@@ -59,7 +60,8 @@ _API, _WORKER, _JOBS, _ENGINE = ({process} for process in Process)
 _WORKERS = _WORKER | _JOBS
 USERS: Mapping[type[BaseSettings], set[Process]] = {
     DatabaseSettings: _API | _WORKERS,
-    TenantSettings: _API,
+    TenantSettings: _API | _JOBS,
+    ImportSettings: _API | _JOBS,
     ApiSettings: _API,
     ConnectionSettings: _API,
     BatchSettings: _API,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import redis.asyncio
 
 from db.session import Database
 from tests.support.onboarding import Scene, scene
+from tests.support.s3_server import S3Server, start_s3_server
 
 
 @pytest.fixture
@@ -18,3 +19,10 @@ async def place(
 ) -> AsyncIterator[Scene]:
     async with scene(database, redis_client, redis_url, tmp_path) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    server = start_s3_server()
+    yield server
+    server.kill()

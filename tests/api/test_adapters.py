@@ -391,3 +391,46 @@ async def test_the_document_knows_bodies_and_refusals(site: Site) -> None:
         assert schema["additionalProperties"] is False
     create = document["paths"]["/v1/adapters"]["post"]
     assert {"201", "400", "404", "409", "422", "429"} <= set(create["responses"])
+
+
+async def test_files_are_imported_from_a_source(site: Site) -> None:
+    body = {
+        "name": "pirate",
+        "base_model": "sapling",
+        "source": {"type": "hub", "repository": "acme/pirate", "token": "hf_a-token-of-a-test"},
+    }
+    answer = await site.ours.post("/v1/adapters", json=body)
+    assert answer.status_code == 201, answer.text
+    version = answer.json()["version"]
+    assert (version["state"], version["files"]) == ("uploading", [])
+    assert version["source"] == {
+        "type": "hub",
+        "endpoint": "https://huggingface.co",
+        "repository": "acme/pirate",
+        "revision": "main",
+        "commit": None,
+        "url": None,
+        "region": None,
+    }
+    job = (await site.ours.get(f"/v1/calibration/jobs/{answer.json()['calibration_job']}")).json()
+    assert job["status"] == "queued"
+    assert "hf_a-token-of-a-test" not in answer.text + json.dumps(job)
+    bucket = {"type": "s3", "url": "s3://bucket/pirate"}
+    added = await site.ours.post("/v1/adapters/pirate/versions", json={"source": bucket})
+    assert added.json()["source"]["url"] == "s3://bucket/pirate"
+    assert added.json()["source"]["region"] == "us-east-1"
+    for source, param in (
+        (
+            {"type": "hub", "repository": "acme/pirate", "endpoint": "http://169.254.169.254"},
+            "source.endpoint",
+        ),
+        ({"type": "hub", "repository": "acme/a/b"}, "source.repository"),
+        ({"type": "s3", "url": "s3://bucket/a", "region": "everywhere"}, "source.region"),
+        ({"type": "s3", "url": "s3://bucket/a", "access_key_id": "AK"}, "source.secret_access_key"),
+        ({"type": "ftp", "url": "ftp://host/a"}, "source.type"),
+        ({"type": "hub", "repository": "a/b", "url": "s3://bucket/a"}, "source.url"),
+    ):
+        refused = await site.ours.post("/v1/adapters", json=body | {"name": "other", "source": source})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+    both = body | {"name": "other", "file_ids": ["file_1", "file_2"]}
+    assert (await site.ours.post("/v1/adapters", json=both)).json()["error"]["param"] == "file_ids"

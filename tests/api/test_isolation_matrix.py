@@ -38,6 +38,7 @@ FIELDS_NOT_IDS = {
     "setLimit.model",  # a name as it is written, whether or not there is one
     "stop_token_ids",  # tokens
     "tax_id",  # as a tax office knows a company: text on invoices
+    "access_key_id",  # of an S3 bucket that an adapter is imported from
     "role_id",  # of the five roles
     "models",  # names that a key may ask for: kept as they are written, looked up when it asks
     "model_ids",  # the same, of a project

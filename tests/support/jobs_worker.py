@@ -1,8 +1,9 @@
 """A real worker whose jobs do next to nothing, and stop, die or fail where a test tells them to.
 
-The worker, its queue, the leases and the pipeline are the true ones; only the steps are stand-ins. A test
-speaks to them by files in ROOTSTOCK_TEST_STEPS: `hold-inspect` keeps a job in that step while it exists,
-`die-pack` kills the process that comes to that step, `fail-pack` raises there. `trace` tells who came where.
+The worker, its queue, the leases, the pipeline and the import are the true ones; only the steps are
+stand-ins. A test speaks to them by files in ROOTSTOCK_TEST_STEPS: `hold-inspect` keeps a job in that step
+while it exists, `die-pack` kills the process that comes to that step, `fail-pack` raises there. `trace` tells
+who came where.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from pathlib import Path
 
 from adapters.announcer import Announcer
 from adapters.inspection import Inspection
+from adapters.inspection.sandbox import Sandbox
 from adapters.pipeline import DTYPES, AdapterPipeline, JobInput, Progress, Verdict
 from adapters.versions import PackedArtifact
+from worker.imports import build_importer
 from worker.main import run
 from worker.runtime import Runtime
 from worker.settings import JobsSettings
@@ -77,7 +80,12 @@ class ToldSteps:
 
 async def open_told(runtime: Runtime, settings: JobsSettings, opened: AsyncExitStack) -> AdapterPipeline:
     steps = ToldSteps(Path(os.environ[VARIABLE]))
-    return AdapterPipeline({settings.base_name: steps}, Announcer(runtime.redis))
+    importer = None
+    if "ROOTSTOCK_IMPORT_HUBS" in os.environ:
+        sandbox = Sandbox()
+        opened.push_async_callback(sandbox.close)
+        importer = build_importer(runtime, sandbox)
+    return AdapterPipeline({settings.base_name: steps}, Announcer(runtime.redis), importer=importer)
 
 
 def main() -> int:

@@ -14,6 +14,8 @@ from sqlalchemy import text
 
 from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
+from adapters.imports.admission import ImportAdmission
+from adapters.imports.policy import ImportPolicy
 from adapters.inspection.sandbox import Sandbox
 from adapters.jobs.lease import Lease, claim
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
@@ -164,12 +166,16 @@ def artifact_file(directory: Path, digest: str) -> Path:
 
 @asynccontextmanager
 async def scene(
-    database: Database, redis_client: redis.asyncio.Redis, redis_url: str, directory: Path
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    directory: Path,
+    policy: ImportPolicy = ImportPolicy(),
 ) -> AsyncIterator[Scene]:
     """A new one, with two tenants."""
     service = TenantService(database, redis_client)
     ours, theirs = [await service.create_tenant(name) for name in ("ours", "theirs")]
-    async with reopened(database, redis_client, redis_url, directory, (ours.id, theirs.id)) as place:
+    async with reopened(database, redis_client, redis_url, directory, (ours.id, theirs.id), policy) as place:
         yield place
 
 
@@ -180,6 +186,7 @@ async def reopened(
     redis_url: str,
     directory: Path,
     tenants: tuple[str, str],
+    policy: ImportPolicy = ImportPolicy(),
 ) -> AsyncIterator[Scene]:
     """The same as another process has it."""
     store, sandbox, engine = LocalStore(directory / "objects"), Sandbox(), ToldEngine()
@@ -189,6 +196,7 @@ async def reopened(
             *(database, redis_client, store, files, uploads, sandbox, {BASE: engine}),
             redis_url=redis_url,
             base_configs={BASE: SAPLING / "base" / "config.json"},
+            imports=ImportAdmission(policy, SECRET),
         ) as onboarding:
             yield Scene(
                 *(database, redis_client, store, directory / "artifacts", files, uploads, sandbox, engine),

@@ -54,7 +54,7 @@ class JobsStack:
         } | settings
         environment = {
             VARIABLE: str(self.directory),
-            "ROOTSTOCK_JOBS_BASE_PATH": "/nowhere",
+            "ROOTSTOCK_JOBS_BASE_PATH": os.environ.get("ROOTSTOCK_JOBS_BASE_PATH", "/nowhere"),
             "ROOTSTOCK_JOBS_BASE_NAME": BASE,
             "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": "ipc:///nowhere",
             "ROOTSTOCK_JOBS_ARTIFACTS_DIR": str(self.directory / "artifacts"),

@@ -72,6 +72,13 @@ def test_threads_that_compute_are_idle_and_so_is_what_they_start() -> None:
     assert os.sched_getscheduler(0) == os.SCHED_OTHER, "not the thread that made them"
 
 
+@pytest.fixture
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What workers with jobs open credentials of imports with."""
+    monkeypatch.setenv("ROOTSTOCK_TENANTS_KEY_SECRET", "a secret of at least thirty-two characters")
+
+
+@pytest.mark.usefixtures("_secret")
 async def test_jobs_compute_in_such_threads_beside_a_loop_that_is_none(tmp_path: Path) -> None:
     from worker.assembly import open_pipeline
 
@@ -85,6 +92,7 @@ async def test_jobs_compute_in_such_threads_beside_a_loop_that_is_none(tmp_path:
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
+@pytest.mark.usefixtures("_secret")
 @pytest.mark.parametrize(
     ("environment", "setting", "expected"),
     [({}, None, 1), ({"OMP_NUM_THREADS": "2"}, None, 2), ({"OMP_NUM_THREADS": "2"}, 3, 3)],

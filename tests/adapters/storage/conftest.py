@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from adapters.storage import LocalStore, ObjectStore
-from tests.support.s3_server import S3Server, start_s3_server
+from tests.support.s3_server import S3Server
 
 _serial = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
-    server = start_s3_server()
-    yield server
-    server.kill()
 
 
 @pytest.fixture(params=["local", "s3"])

@@ -18,10 +18,10 @@ from api.app import create_app
 from api.workload_identity import published_keys
 from api.workload_identity.exchange import TokenExchange
 from api.workload_identity.published_keys import PublishedKeys, read_keys
-from billing.notifications.errors import EndpointUnreachable
 from db.session import Database
 from tenants.actors import OPERATOR
 from tenants.audit.repository import AuditFilter
+from tenants.outbound.errors import EndpointUnreachable
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
 from tenants.workload_identity.matching import check_matchers, claims_match

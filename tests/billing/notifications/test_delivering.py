@@ -23,7 +23,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import text
 
 from billing.notifications.delivering import BACKOFF, LEASE, Deliveries
-from billing.notifications.errors import EndpointUnreachable
 from billing.notifications.events import EVENTS, INVOICE_FINALIZED, PAYMENT_FAILED
 from billing.notifications.publishing import GIVE_UP_AFTER, publish
 from billing.notifications.sending import WebhookSender
@@ -31,6 +30,7 @@ from billing.notifications.service import WebhookService
 from db.session import EVERY_TENANT, Database
 from tenants.actors import OPERATOR
 from tenants.models import Tenant
+from tenants.outbound.errors import EndpointUnreachable
 from tenants.service import account_services
 from tests.support.hook_server import HookServer, hook_server
 from tests.support.killed_telling import DELIVERING

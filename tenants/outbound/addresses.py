@@ -1,4 +1,4 @@
-"""Checks which addresses a tenant's webhook URL leads to: only public ones, however they are written.
+"""Checks which addresses a tenant's URL leads to: only public ones, however they are written.
 
 The URL is parsed and its host resolved once, so the address that was checked is the one connected to.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
-from billing.notifications.errors import EndpointUnreachable
+from tenants.outbound.errors import AddressRefused, EndpointUnreachable
 
 MAX_URL = 2_000
 _PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
@@ -57,15 +57,15 @@ class Target:
         return host if self.port == {"https": 443, "http": 80}[self.scheme] else f"{host}:{self.port}"
 
 
-def read_url(url: str, *, http_allowed: bool = False) -> Target:
+def read_url(url: str, *, http_allowed: bool = False, max_length: int = MAX_URL) -> Target:
     """Parses a URL. Raises ValueError naming the field."""
     if (
-        len(url) > MAX_URL
+        len(url) > max_length
         or not url.isascii()
         or not url.isprintable()
         or any(c in url for c in ' "<>\\^`{|}')
     ):
-        raise ValueError(f"url must be at most {MAX_URL} printable characters of ASCII, without spaces")
+        raise ValueError(f"url must be at most {max_length} printable characters of ASCII, without spaces")
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -124,7 +124,7 @@ async def pinned_address(target: Target, resolve: Resolve, *, private_allowed: b
     """Returns the address to connect to. A name that resolves to any private address is rejected, because
     the resolver's order would decide between them.
 
-    Raises EndpointUnreachable.
+    Raises EndpointUnreachable; AddressRefused if an address is private.
     """
     try:
         addresses = await resolve(target.host, target.port)
@@ -133,5 +133,5 @@ async def pinned_address(target: Target, resolve: Resolve, *, private_allowed: b
     if not addresses:
         raise EndpointUnreachable("its host cannot be resolved")
     if not private_allowed and not all(map(is_public, addresses)):
-        raise EndpointUnreachable("its host is no public address")
+        raise AddressRefused("its host is no public address")
     return addresses[0]

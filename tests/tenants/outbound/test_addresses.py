@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from billing.notifications.addresses import is_public, pinned_address, read_url, system_resolve
-from billing.notifications.errors import EndpointUnreachable
+from tenants.outbound.addresses import is_public, pinned_address, read_url, system_resolve
+from tenants.outbound.errors import EndpointUnreachable
 
 PRIVATE = [
     "127.0.0.1",

@@ -1,0 +1,1 @@
+"""Makes requests to addresses that tenants name, but only to public ones."""
