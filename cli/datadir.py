@@ -114,17 +114,11 @@ class DataDir:
         """Returns the key secret that is accepted beside the current one during a rotation, if any."""
         return (read_json(self.path / _SECRETS_FILE) or {}).get("previous_key_secret")
 
-    def begin_key_rotation(self) -> bool:
-        """Makes a new key secret and keeps the current one as the previous. Returns False, and changes
-        nothing, if a rotation has begun already.
-        """
+    def begin_key_rotation(self) -> None:
+        """Makes a new key secret and keeps the current one as the previous."""
         path = self.path / _SECRETS_FILE
-        kept = read_json(path) or {}
-        if kept.get("previous_key_secret"):
-            return False
-        current = self.secret("key_secret")
+        current, kept = self.secret("key_secret"), read_json(path) or {}
         write_private_json(path, kept | {"key_secret": secrets.token_hex(32), "previous_key_secret": current})
-        return True
 
     def end_key_rotation(self) -> None:
         """Forgets the previous key secret."""

@@ -142,7 +142,7 @@ class KeyResolver:
         """Stores keys that are known by a digest under the other secret (`older`: the current digest by it)
         under the current one, and returns them.
 
-        Committed before the keys are read: whoever revokes one later names the digest that caches know.
+        Committed before the keys are read: a later revocation names the digest that caches know.
         """
         async with self._database.read(EVERY_TENANT) as session:
             found = {bytes(row[0].digest) for row in await TenantDirectory(session).keys_by_digest([*older])}

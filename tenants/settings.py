@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tenants.key_secrets import KeySecrets
@@ -24,6 +24,11 @@ class TenantSettings(BaseSettings):
     """Longest life of a cached key or model. Revocations do not wait for it: they reach every process within
     a second.
     """
+
+    @field_validator("previous_key_secret", mode="before")
+    @classmethod
+    def _may_be_empty(cls, value: object) -> object:
+        return value or None
 
     @model_validator(mode="after")
     def _differ(self) -> TenantSettings:

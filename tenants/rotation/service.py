@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from db.session import EVERY_TENANT, Database
@@ -66,7 +66,7 @@ class SecretRotation:
         return RotationReport(self._secrets.other is not None, hashed, await self.resealer.num_due(), keys)
 
     async def record(
-        self, event: str, secret: str, details: dict[str, object] | None = None, actor: Actor = OPERATOR
+        self, event: str, secret: str, details: Mapping[str, object] | None = None, actor: Actor = OPERATOR
     ) -> AuditEntry:
         """Records what happened to a secret: `event` is `rotation_begun`, `resealed` or `rotated`. Details
         contain no secrets. Raises ValueError for an unknown secret.

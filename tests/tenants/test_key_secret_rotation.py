@@ -15,7 +15,6 @@ from tenants.actors import OPERATOR
 from tenants.audit.service import OPERATOR_CHAIN, AuditLog
 from tenants.errors import InviteInvalid, ResetInvalid, WrongCode
 from tenants.identities import codes
-from tenants.identities.sealed_columns import SEALED
 from tenants.identities.sealing import RotatingSealer, Sealer
 from tenants.identities.second_factors import SecondFactors
 from tenants.key_secrets import KeySecrets
@@ -24,6 +23,7 @@ from tenants.models import Tenant
 from tenants.provisioning.errors import InvalidScimToken
 from tenants.resolver import KeyResolver
 from tenants.rotation.repository import HashedUse
+from tenants.rotation.sealed_columns import SEALED
 from tenants.rotation.service import RotationReport, SecretRotation
 from tenants.service import AccountServices, account_services
 from tenants.settings import TenantSettings

@@ -1,4 +1,4 @@
-"""Names the sealed columns of second factors, for `tenants.rotation`."""
+"""Names the sealed columns of second factors, that resealing changes."""
 
 from __future__ import annotations
 
