@@ -45,8 +45,8 @@ def check_key_secret(secrets: Secrets, environment: Mapping[str, str]) -> None:
         needed = secrets["settings"].get(name)
         if needed and needed not in accepted:
             raise CliError(
-                f"{name} of the backup is neither {KEY_SECRET} nor {PREVIOUS_KEY_SECRET} here, so no API "
-                "key of it would work: take both from `rootstock backup secrets`"
+                f"{name} of the backup is neither {KEY_SECRET} nor {PREVIOUS_KEY_SECRET} here, so "
+                "no API key would work: take both from `rootstock backup secrets`"
             )
 
 
