@@ -135,7 +135,7 @@ def drill(
             asyncio.run(record_drill(environment, as_json(found)))
     else:
         print(
-            "Not recorded, no service is named here: run `rootstock backup record` with the --evidence there.",
+            "Not recorded, no service is named here: run `rootstock backup record` there, with --evidence.",
             file=sys.stderr,
         )
     if not found.passed:
