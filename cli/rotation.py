@@ -113,8 +113,8 @@ def verdict(report: RotationReport) -> str:
         return "The service has one key secret. `rootstock rotate key-secret` begins a rotation."
     if report.num_waiting:
         return (
-            f"{report.num_waiting} credentials and values need the old secret, or may need it: they were not used "
-            "since the update. `rootstock rotate reseal` reseals values; keys and tokens change at their next use."
+            f"{report.num_waiting} credentials and values need the old secret, or may need it. `rootstock "
+            "rotate reseal` reseals values; keys and tokens change at their next use."
         )
     return "Nothing needs the old secret: `rootstock rotate finish` ends the rotation."
 

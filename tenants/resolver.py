@@ -114,17 +114,16 @@ class KeyResolver:
         """Returns those of the keys that are valid, by their digests under the current and the other secret
         (empty: there is no other).
         """
-        wanted = {bytes.fromhex(pair[0]): pair for pair in both}
-        async with self._database.read(EVERY_TENANT) as session:
-            rows = await TenantDirectory(session).keys_by_digest(list(wanted))
-        known_digests = {row[0].digest for row in rows}
+        wanted = {bytes.fromhex(digest): pair for pair in both for digest in pair if digest}
+        rows = await self._rows(wanted)
         older = {
-            bytes.fromhex(pair[1]): digest
-            for digest, pair in wanted.items()
-            if pair[1] and digest not in known_digests
+            digest: bytes.fromhex(wanted[digest][0])
+            for digest in (bytes(row[0].digest) for row in rows)
+            if digest.hex() != wanted[digest][0]
         }
         if older:
-            rows = [*rows, *await self._rehashed(older)]
+            await self._rehash(older)
+            rows = await self._rows(wanted)  # again: a change before now may have named the digest of before
         now = datetime.now(UTC)
         known = {}
         for key, tenant, plan, project, limits in rows:
@@ -133,27 +132,22 @@ class KeyResolver:
             if key.last_used_at is None or key.last_used_at < now - LAST_USED_PRECISION:
                 self._note_used(key.id)
             context = context_of(key, tenant, plan, project, limits)
-            known[wanted[key.digest]] = _KnownKey(context, key.expires_at)
+            known[wanted[bytes(key.digest)]] = _KnownKey(context, key.expires_at)
         return known
 
-    async def _rehashed(
-        self, older: dict[bytes, bytes]
+    async def _rows(
+        self, digests: Collection[bytes]
     ) -> Sequence[Row[ApiKey, Tenant, Plan, Project | None, Any]]:
-        """Stores keys that are known by a digest under the other secret (`older`: the current digest by it)
-        under the current one, and returns them.
+        """Looks for both digests of a key at once: another process may change one into the other."""
+        async with self._database.read(EVERY_TENANT) as session:
+            return await TenantDirectory(session).keys_by_digest([*digests])
 
-        Committed before the keys are read: a later revocation names the digest that caches know.
-        """
-        async with self._database.read(EVERY_TENANT) as session:
-            found = {bytes(row[0].digest) for row in await TenantDirectory(session).keys_by_digest([*older])}
-        if not found:
-            return []
-        async with self._database.write(EVERY_TENANT) as writing:
-            directory = TenantDirectory(writing)
-            for digest in sorted(found):
+    async def _rehash(self, older: dict[bytes, bytes]) -> None:
+        """Stores keys under their digests with the current secret: `older` has these by the other digest."""
+        async with self._database.write(EVERY_TENANT) as session:
+            directory = TenantDirectory(session)
+            for digest in sorted(older):  # in the same order everywhere, so that two cannot deadlock
                 await directory.rehash_key(digest, older[digest], self._hasher.secret_id)
-        async with self._database.read(EVERY_TENANT) as session:
-            return await TenantDirectory(session).keys_by_digest([older[digest] for digest in found])
 
     def _note_used(self, key_id: str) -> None:
         """Schedules recording the key's use. No request waits for it."""

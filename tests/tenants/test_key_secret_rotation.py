@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -21,6 +22,7 @@ from tenants.key_secrets import KeySecrets
 from tenants.keys import KeyHasher, generate
 from tenants.models import Tenant
 from tenants.provisioning.errors import InvalidScimToken
+from tenants.repository import TenantDirectory
 from tenants.resolver import KeyResolver
 from tenants.rotation.repository import HashedUse
 from tenants.rotation.sealed_columns import SEALED
@@ -282,3 +284,23 @@ def test_a_hasher_of_one_secret_looks_for_one_digest() -> None:
     assert KeyHasher(OLD).other_digest("key") is None
     assert KeyHasher(ROTATED).digests("key") == [KeyHasher(NEW).digest("key"), KeyHasher(OLD).digest("key")]
     assert KeySecrets.of(OLD).id != KeySecrets.of(NEW).id
+
+
+async def test_processes_that_meet_a_key_at_the_same_time_both_accept_it(
+    accounts: AccountServices, tenant: Tenant, process: Resolvers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = await accounts.keys.create(tenant.id, "key", OPERATOR)
+    one, other = process(ROTATED), process(ROTATED)
+    look_up, has_met = TenantDirectory.keys_by_digest, False
+
+    async def meeting(directory: TenantDirectory, digests: Sequence[bytes]) -> Any:
+        nonlocal has_met
+        found = await look_up(directory, digests)
+        if not has_met:
+            has_met = True
+            await other.resolve(key.plaintext)  # stores it under the new secret meanwhile
+        return found
+
+    monkeypatch.setattr(TenantDirectory, "keys_by_digest", meeting)
+    assert (await one.resolve(key.plaintext)).key_id == key.id
+    assert has_met
