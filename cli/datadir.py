@@ -110,6 +110,23 @@ class DataDir:
             os.close(self._lock)
             self._lock = None
 
+    def previous_key_secret(self) -> str | None:
+        """Returns the key secret that is accepted beside the current one during a rotation, if any."""
+        return (read_json(self.path / _SECRETS_FILE) or {}).get("previous_key_secret")
+
+    def begin_key_rotation(self) -> None:
+        """Makes a new key secret and keeps the current one as the previous."""
+        path = self.path / _SECRETS_FILE
+        current, kept = self.secret("key_secret"), read_json(path) or {}
+        write_private_json(path, kept | {"key_secret": secrets.token_hex(32), "previous_key_secret": current})
+
+    def end_key_rotation(self) -> None:
+        """Forgets the previous key secret."""
+        path = self.path / _SECRETS_FILE
+        kept = read_json(path) or {}
+        kept.pop("previous_key_secret", None)
+        write_private_json(path, kept)
+
     def secret(self, name: str) -> str:
         """Returns the secret called `name`: 32 random bytes in hex, generated at first use and stored."""
         path = self.path / _SECRETS_FILE

@@ -118,7 +118,7 @@ class Demo:
         from tenants.errors import InvalidApiKey
         from tenants.service import OPERATOR, KeyResolver
 
-        secret = service_access.setting(services.environment, "ROOTSTOCK_TENANTS_KEY_SECRET")
+        secret = service_access.key_secrets(services.environment)
         resolver = KeyResolver(
             services.database, services.redis, secret
         )  # used once: it need not listen for changes

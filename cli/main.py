@@ -23,12 +23,14 @@ from cli.billing import billing_app
 from cli.capacity.command import capacity_app
 from cli.checks.process import Process
 from cli.errors import CliError, UsageError
+from cli.evidence import evidence
 from cli.invoices import credit_app, invoice_app
 from cli.ledger import ledger_app
 from cli.operator_commands import operator_app
 from cli.prices import price_app
 from cli.printing import Data, print_rows
 from cli.reconcile_command import books_app
+from cli.rotate_commands import rotate_app
 from cli.sla import sla_app
 from cli.stripe import stripe_app
 
@@ -48,6 +50,8 @@ app.add_typer(adapter_app, name="adapter")
 app.add_typer(base_app, name="base")
 app.add_typer(backup_app, name="backup")
 app.command()(restore)
+app.add_typer(rotate_app, name="rotate")
+app.command()(evidence)
 app.add_typer(plan_app, name="plan")
 app.add_typer(price_app, name="price")
 billing_app.add_typer(ledger_app)
@@ -177,9 +181,10 @@ def client_key(
     file: Annotated[Path, typer.Argument(help="File of the secret key; made unless it exists.")],
 ) -> None:
     """Make the key of engines' clients, and print its public half, for ROOTSTOCK_CLUSTER_CLIENT_KEYS."""
-    from cli.client_key import make_client_key
+    from cli.client_key import make_client_key, public_keys
 
-    print(make_client_key(file))
+    make_client_key(file)
+    print(public_keys(file))
 
 
 @app.command("place-engines")

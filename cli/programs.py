@@ -125,6 +125,10 @@ class Service:
             return settings.get("ROOTSTOCK_ENGINE_ENGINE_ID", "engine-0")
         return f"engine-{number}"
 
+    def _previous_key_secret(self) -> dict[str, str]:
+        previous = self.data.previous_key_secret()
+        return {} if previous is None else {"ROOTSTOCK_TENANTS_PREVIOUS_KEY_SECRET": previous}
+
     def environment(self) -> dict[str, str]:
         """Returns the settings of all processes and of the operator's commands; the shell's settings take
         precedence.
@@ -136,6 +140,7 @@ class Service:
             OWNER_URL: self.db_owner_url,
             "ROOTSTOCK_REDIS_URL": self.redis_url,
             "ROOTSTOCK_TENANTS_KEY_SECRET": self.data.secret("key_secret"),
+            **self._previous_key_secret(),
             "ROOTSTOCK_API_REDIS_URL": self.redis_url,
             "ROOTSTOCK_API_BASE_PATH": str(first.path),
             "ROOTSTOCK_API_BASE_NAME": first.name,

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from adapters.storage import ObjectStore
     from db.session import Database
     from engine.protocol import AdapterRef
+    from tenants.key_secrets import KeySecrets
     from tenants.service import AccountServices
 
 T = TypeVar("T")
+KEY_SECRET = "ROOTSTOCK_TENANTS_KEY_SECRET"  # noqa: S105  the setting's name
+PREVIOUS_KEY_SECRET = "ROOTSTOCK_TENANTS_PREVIOUS_KEY_SECRET"  # noqa: S105
 _ENGINE_ANSWER_S = 10.0
 
 
@@ -63,6 +66,17 @@ def setting(environment: Mapping[str, str], name: str) -> str:
     if not value:
         raise CliError(f"{name} is not set: set it, or name a running service with --data DIR")
     return value
+
+
+def key_secrets(environment: Mapping[str, str]) -> KeySecrets:
+    """Returns the server's key secrets. Raises `CliError`."""
+    from tenants.key_secrets import KeySecrets
+
+    current = setting(environment, KEY_SECRET)
+    try:
+        return KeySecrets(current, environment.get(PREVIOUS_KEY_SECRET) or None)
+    except ValueError as error:
+        raise CliError(f"{KEY_SECRET}, {PREVIOUS_KEY_SECRET}: {error}") from None
 
 
 def object_store(environment: Mapping[str, str]) -> ObjectStore:
@@ -129,8 +143,8 @@ async def open_services(environment: Mapping[str, str]) -> AsyncIterator[Service
     database = Database(setting(environment, "ROOTSTOCK_DB_URL"))
     redis = Redis.from_url(setting(environment, "ROOTSTOCK_REDIS_URL"))
     try:
-        secret = setting(environment, "ROOTSTOCK_TENANTS_KEY_SECRET")
-        yield Services(environment, database, redis, account_services(database, redis, secret))
+        accounts = account_services(database, redis, key_secrets(environment))
+        yield Services(environment, database, redis, accounts)
     finally:
         await redis.aclose()
         await database.close()

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from tenants.identities.sealing import Sealer
+from tenants.identities.sealing import RotatingSealer
+from tenants.key_secrets import KeySecrets
 
-_PURPOSE = "stored responses and conversations"
+PURPOSE = "stored responses and conversations"
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -21,8 +22,8 @@ _decode = msgspec.json.Decoder().decode
 class ContentSealer:
     """Encrypts JSON values of stored rows, compressed."""
 
-    def __init__(self, secret: str) -> None:
-        self._sealer = Sealer(secret, _PURPOSE)
+    def __init__(self, secret: str | KeySecrets) -> None:
+        self._sealer = RotatingSealer(secret, PURPOSE)
 
     def seal(self, value: Any, tenant_id: str, row: str) -> bytes:
         """`row`: names the column and the row, such as `response.output resp_...`."""

@@ -169,8 +169,8 @@ class RowCache(Generic[V]):
         await self._redis.publish(self._channel, group)
 
     def forget(self, group: str) -> None:
-        """Drops `group` in this process. Results of running loads are not kept: they may have read the old
-        row.
+        """Drops `group` in this process, and entries with a key of that name. Results of running loads are
+        not kept: they may have read the old row.
         """
         self._epoch += 1
         if group == EVERYTHING:
@@ -179,7 +179,7 @@ class RowCache(Generic[V]):
             self._loading.clear()
             return
         for places in (self._present, self._missing, self._loading):
-            for place in [place for place in places if place[0] == group]:
+            for place in [place for place in places if group in place]:
                 del places[place]  # type: ignore[attr-defined]
 
     async def _load_once(self, place: tuple[str, str]) -> V | None:

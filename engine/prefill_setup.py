@@ -56,14 +56,15 @@ def set_up_prefill(
     """Connects a core to the other engines, until the server closes. Raises ValueError for a key that cannot
     be read or an address that cannot be used.
     """
-    key = None if settings.key_file is None else KeyPair.read(settings.key_file)
+    key_pairs = [] if settings.key_file is None else KeyPair.read_all(settings.key_file)
 
     def deliver(event: PromptEvent) -> None:
         core.prompt_event(event)
         server.wake()
 
     if settings.endpoint:
-        keys = None if key is None else ServerKeys(key, frozenset({key.public}))
+        clients = frozenset(pair.public for pair in key_pairs)
+        keys = ServerKeys(key_pairs[0], clients) if key_pairs else None
         try:
             sender = PromptSender(
                 settings.endpoint, server.engine_id, cache_format, copies, deliver, server.status, keys
@@ -74,7 +75,7 @@ def set_up_prefill(
         server.at_close(sender.close)
         return
     addresses = [
-        Address(endpoint) if key is None else Address(endpoint, key.public, key)
+        Address.shared(endpoint, key_pairs) if key_pairs else Address(endpoint)
         for endpoint in settings.source_endpoints
     ]
     greeting = Greeting(server.engine_id, cache_format)

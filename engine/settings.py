@@ -149,7 +149,8 @@ class PrefillSettings(BaseSettings):
     """Where engines compute prompts for this one: their endpoints, separated by commas."""
     key_file: Path | None = None
     """A file with a secret key, 64 hexadecimal digits, that all these engines have: connections are then
-    encrypted. Unset: any process that can connect may read what prompts' keys and values tell of them."""
+    encrypted. While it is rotated it has two lines: the key to use, then the other that is accepted. Unset:
+    any process that can connect may read what prompts' keys and values tell of them."""
     min_tokens: Annotated[int, Field(ge=16)] = 4096
     """Tokens of a prompt, without those that are cached, from which on it is computed elsewhere."""
     max_wait_seconds: Annotated[float, Field(ge=0)] = 5.0

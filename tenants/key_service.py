@@ -37,6 +37,7 @@ from tenants.key_restrictions import (
     columns_of,
     require_held,
 )
+from tenants.key_secrets import KeySecrets
 from tenants.limits.repository import LimitRepository
 from tenants.members.repository import MemberRepository
 from tenants.models import ApiKey, Project
@@ -66,7 +67,9 @@ class CreatedKey:
 class KeyService:
     """API keys of all tenants, stored as HMACs under `secret`, which is the server's."""
 
-    def __init__(self, database: Database, redis_client: redis.asyncio.Redis, secret: str) -> None:
+    def __init__(
+        self, database: Database, redis_client: redis.asyncio.Redis, secret: str | KeySecrets
+    ) -> None:
         self._database = database
         self._redis = redis_client
         self._hasher = keys.KeyHasher(secret)
@@ -298,6 +301,7 @@ class KeyService:
         """Generates the key's plaintext, completes `row` and adds it."""
         made = keys.generate(row.kind)  # type: ignore[arg-type]
         row.id, row.digest, row.prefix = new_id("key"), self._hasher.digest(made.plaintext), made.prefix
+        row.secret_id = self._hasher.secret_id
         row.created_at = datetime.now(UTC)
         KeyRepository(session, row.tenant_id).add_own(row)
         return made

@@ -15,8 +15,11 @@ import zlib
 from dataclasses import dataclass, field
 
 from tenants.context import KEY_KINDS, KeyKind
+from tenants.key_secrets import KeySecrets
 
 BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+DIGEST_LEN = 32
+"""Bytes of a stored HMAC."""
 SECRET_LEN = 43
 CHECKSUM_LEN = 6
 SHOWN_LEN = 4
@@ -95,20 +98,36 @@ class KeyHasher:
     are random.
     """
 
-    def __init__(self, secret: str) -> None:
-        if len(secret) < 32:
-            raise ValueError(f"the key secret must have at least 32 characters, not {len(secret)}")
+    def __init__(self, secret: str | KeySecrets) -> None:
+        """Raises ValueError for a secret that is too short."""
+        secrets_ = KeySecrets.of(secret)
+        self.secret_id = secrets_.id
+        """Of the secret that `digest` uses."""
         # Keyed once: setting the key costs more than the digest itself.
-        self._keyed = hmac.new(secret.encode(), digestmod=hashlib.sha256)
+        self._keyed, *others = (hmac.new(one.encode(), digestmod=hashlib.sha256) for one in secrets_.accepted)
+        self._other = others[0] if others else None
 
     def digest(self, plaintext: str) -> bytes:
         """Returns the 32 bytes under which the database stores a key."""
-        mac = self._keyed.copy()
-        mac.update(plaintext.encode())
-        return mac.digest()
+        return _digest(self._keyed, plaintext)
+
+    def other_digest(self, plaintext: str) -> bytes | None:
+        """Returns the key's digest under the other secret that is accepted; None when there is none."""
+        return None if self._other is None else _digest(self._other, plaintext)
+
+    def digests(self, plaintext: str) -> list[bytes]:
+        """Returns every digest under which the database may have a key, the current one first."""
+        other = self.other_digest(plaintext)
+        return [self.digest(plaintext), *([] if other is None else [other])]
 
     def __repr__(self) -> str:
         return "KeyHasher(...)"
+
+
+def _digest(keyed: hmac.HMAC, plaintext: str) -> bytes:
+    mac = keyed.copy()
+    mac.update(plaintext.encode())
+    return mac.digest()
 
 
 def _checksum(body: str) -> str:

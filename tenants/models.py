@@ -172,6 +172,8 @@ class SecondFactor(TenantOwned, Base):
     """TOTP time step (30 s) of the last code used: codes of this step or earlier ones are refused."""
     recovery: Mapped[list[bytes]] = mapped_column(ARRAY(LargeBinary), server_default=text("'{}'"))
     """HMACs of the recovery codes, each of which is good once."""
+    secret_id: Mapped[str | None]
+    """Id of the key secret that the HMACs were made with; see `tenants.key_secrets`. None: not known."""
 
     def __repr__(self) -> str:
         return f"SecondFactor({self.user_id!r})"
@@ -209,6 +211,8 @@ class PasswordReset(TenantOwned, Base):
     )
 
     digest: Mapped[bytes] = mapped_column(LargeBinary, primary_key=True)
+    secret_id: Mapped[str | None]
+    """Id of the key secret that the digest was made with; see `tenants.key_secrets`. None: not known."""
     tenant_id: Mapped[str]
     user_id: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
@@ -269,6 +273,8 @@ class Invite(TenantOwned, Base):
     projects: Mapped[dict[str, str]] = mapped_column(JSONB, server_default=text("'{}'"))
     """Project roles, by project id, that the user gets on acceptance."""
     digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
+    secret_id: Mapped[str | None]
+    """Id of the key secret that the digest was made with; see `tenants.key_secrets`. None: not known."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime]
     accepted_at: Mapped[datetime | None]
@@ -307,6 +313,8 @@ class ApiKey(TenantOwned, Base):
     service_account_id: Mapped[str | None]
     """The user or service account it belongs to, if any; it is revoked with them."""
     digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
+    secret_id: Mapped[str | None]
+    """Id of the key secret that the digest was made with; see `tenants.key_secrets`. None: not known."""
     prefix: Mapped[str]
     name: Mapped[str]
     kind: Mapped[str]

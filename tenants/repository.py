@@ -163,15 +163,17 @@ class TenantDirectory:
         )
         return (await self.session.execute(query)).one_or_none()
 
-    async def tenant_of_reset(self, digest: bytes) -> str | None:
-        """Returns the tenant of a password reset token, whatever its state."""
-        query = select(PasswordReset.tenant_id).where(PasswordReset.digest == digest)
-        return (await self.session.execute(query)).scalar_one_or_none()
+    async def reset(self, digests: Collection[bytes]) -> tuple[str, bytes] | None:
+        """Returns tenant and digest of the password reset token with one of these, whatever its state."""
+        query = select(PasswordReset.tenant_id, PasswordReset.digest).where(PasswordReset.digest.in_(digests))
+        found = (await self.session.execute(query)).one_or_none()
+        return None if found is None else (found[0], bytes(found[1]))
 
-    async def tenant_of_invite(self, digest: bytes) -> str | None:
-        """Returns the tenant of an invitation token, whatever its state."""
-        query = select(Invite.tenant_id).where(Invite.digest == digest)
-        return (await self.session.execute(query)).scalar_one_or_none()
+    async def invite(self, digests: Collection[bytes]) -> tuple[str, bytes] | None:
+        """Returns tenant and digest of the invitation with one of these, whatever its state."""
+        query = select(Invite.tenant_id, Invite.digest).where(Invite.digest.in_(digests))
+        found = (await self.session.execute(query)).one_or_none()
+        return None if found is None else (found[0], bytes(found[1]))
 
     async def set_disabled(self, tenant_id: str, disabled: bool) -> bool | None:
         """Disables or enables a tenant. Returns whether that changed anything; None if there is no such
@@ -187,8 +189,18 @@ class TenantDirectory:
         )
         return True
 
-    async def note_keys_used(self, key_ids: Collection[str]) -> None:
-        """Sets `last_used_at` of keys, of any tenants, unless it was set within the last minute."""
+    async def rehash_key(self, digest: bytes, new_digest: bytes, secret_id: str) -> None:
+        """Stores a key, of any tenant, under another digest; does nothing if it has another one already."""
+        rehashing = update(ApiKey).where(ApiKey.digest == digest)
+        await self.session.execute(
+            rehashing.values(digest=new_digest, secret_id=secret_id),
+            execution_options={"synchronize_session": False},
+        )
+
+    async def note_keys_used(self, key_ids: Collection[str], secret_id: str) -> None:
+        """Sets `last_used_at` of keys, of any tenants, unless it was set within the last minute. `secret_id`:
+        of the secret that their digests were found under.
+        """
         due = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < func.now() - LAST_USED_PRECISION)
         # The same order in every process, so that two of them with the same keys cannot deadlock.
         held = (
@@ -197,7 +209,9 @@ class TenantDirectory:
             .order_by(ApiKey.id)
             .with_for_update(skip_locked=True)
         )
-        noting = update(ApiKey).where(ApiKey.id.in_(held)).values(last_used_at=func.now())
+        noting = (
+            update(ApiKey).where(ApiKey.id.in_(held)).values(last_used_at=func.now(), secret_id=secret_id)
+        )
         # One array parameter and no returned rows: the event loop serves requests meanwhile.
         await self.session.execute(
             noting, {"key_ids": list(key_ids)}, execution_options={"synchronize_session": False}

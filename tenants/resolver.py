@@ -16,7 +16,7 @@ from typing import Any
 
 import redis.asyncio
 import structlog
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, Row
 
 from db.batch_loader import BatchLoader
 from db.cache import EVERYTHING, Lifetimes, RowCache
@@ -26,6 +26,7 @@ from engine.protocol import PriorityClass
 from tenants.context import TenantContext
 from tenants.errors import AddressNotAllowed, InvalidApiKey
 from tenants.ip_networks import is_inside
+from tenants.key_secrets import KeySecrets
 from tenants.keys import KeyHasher, well_formed
 from tenants.limits.repository import compiled
 from tenants.models import ApiKey, Plan, Project, Tenant
@@ -52,14 +53,19 @@ class KeyResolver:
     """Resolves keys in one process. Call `start` when the process starts and `close` when it ends."""
 
     def __init__(
-        self, database: Database, redis_client: redis.asyncio.Redis, secret: str, *, ttl: float = 30.0
+        self,
+        database: Database,
+        redis_client: redis.asyncio.Redis,
+        secret: str | KeySecrets,
+        *,
+        ttl: float = 30.0,
     ) -> None:
         self._database = database
         self._hasher = KeyHasher(secret)
         self._cache: RowCache[_KnownKey] = RowCache(
             redis_client, KEYS_CHANNEL, self._load, lifetimes=Lifetimes(ttl)
         )
-        self._looked_up: BatchLoader[str, _KnownKey] = BatchLoader(self._look_up)
+        self._looked_up: BatchLoader[tuple[str, str], _KnownKey] = BatchLoader(self._look_up)
         self._used: set[str] = set()
         self._noting: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -86,11 +92,14 @@ class KeyResolver:
         unknown; DatabaseUnavailable if the key is not cached.
         """
         digest_hex = self._hasher.digest(plaintext).hex()
-        known = self._cache.peek(digest_hex, "")
+        other = self._hasher.other_digest(plaintext)
+        # Known by both digests, so that a message about either of them invalidates it.
+        other_hex = "" if other is None else other.hex()
+        known = self._cache.peek(digest_hex, other_hex)
         if known is None:
             if not well_formed(plaintext):  # checked only now: cached keys are well-formed
                 raise InvalidApiKey
-            known = await self._cache.get(digest_hex, "")
+            known = await self._cache.get(digest_hex, other_hex)
         if known is None or (known.expires_at is not None and known.expires_at <= datetime.now(UTC)):
             raise InvalidApiKey
         context = known.context
@@ -98,14 +107,23 @@ class KeyResolver:
             raise AddressNotAllowed(address, context)
         return context
 
-    async def _load(self, digest_hex: str, _: str) -> _KnownKey | None:
-        return await self._looked_up.get(digest_hex)
+    async def _load(self, digest_hex: str, other_hex: str) -> _KnownKey | None:
+        return await self._looked_up.get((digest_hex, other_hex))
 
-    async def _look_up(self, digests_hex: Sequence[str]) -> dict[str, _KnownKey]:
-        """Returns those of the keys that are valid."""
-        wanted = {bytes.fromhex(digest_hex): digest_hex for digest_hex in digests_hex}
-        async with self._database.read(EVERY_TENANT) as session:
-            rows = await TenantDirectory(session).keys_by_digest(list(wanted))
+    async def _look_up(self, both: Sequence[tuple[str, str]]) -> dict[tuple[str, str], _KnownKey]:
+        """Returns those of the keys that are valid, by their digests under the current and the other secret
+        (empty: there is no other).
+        """
+        wanted = {bytes.fromhex(digest): pair for pair in both for digest in pair if digest}
+        rows = await self._rows(wanted)
+        older = {
+            digest: bytes.fromhex(wanted[digest][0])
+            for digest in (bytes(row[0].digest) for row in rows)
+            if digest.hex() != wanted[digest][0]
+        }
+        if older:
+            await self._rehash(older)
+            rows = await self._rows(wanted)  # again: a change before now may have named the digest of before
         now = datetime.now(UTC)
         known = {}
         for key, tenant, plan, project, limits in rows:
@@ -114,8 +132,22 @@ class KeyResolver:
             if key.last_used_at is None or key.last_used_at < now - LAST_USED_PRECISION:
                 self._note_used(key.id)
             context = context_of(key, tenant, plan, project, limits)
-            known[wanted[key.digest]] = _KnownKey(context, key.expires_at)
+            known[wanted[bytes(key.digest)]] = _KnownKey(context, key.expires_at)
         return known
+
+    async def _rows(
+        self, digests: Collection[bytes]
+    ) -> Sequence[Row[ApiKey, Tenant, Plan, Project | None, Any]]:
+        """Looks for both digests of a key at once: another process may change one into the other."""
+        async with self._database.read(EVERY_TENANT) as session:
+            return await TenantDirectory(session).keys_by_digest([*digests])
+
+    async def _rehash(self, older: dict[bytes, bytes]) -> None:
+        """Stores keys under their digests with the current secret: `older` has these by the other digest."""
+        async with self._database.write(EVERY_TENANT) as session:
+            directory = TenantDirectory(session)
+            for digest in sorted(older):  # in the same order everywhere, so that two cannot deadlock
+                await directory.rehash_key(digest, older[digest], self._hasher.secret_id)
 
     def _note_used(self, key_id: str) -> None:
         """Schedules recording the key's use. No request waits for it."""
@@ -131,7 +163,7 @@ class KeyResolver:
                     await asyncio.wait_for(self._closing.wait(), NOTE_AFTER)
                 used, self._used = self._used, set()
                 async with self._database.write(EVERY_TENANT) as session:
-                    await TenantDirectory(session).note_keys_used(used)
+                    await TenantDirectory(session).note_keys_used(used, self._hasher.secret_id)
         except DatabaseUnavailable:
             log.warning("last use of keys was not recorded: the database is unavailable", keys=len(used))
         finally:

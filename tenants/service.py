@@ -21,6 +21,7 @@ from tenants.errors import NameTaken, TenantNotFound
 from tenants.identities.credentials import Credentials
 from tenants.identities.second_factors import SecondFactors
 from tenants.identities.service import Identities
+from tenants.key_secrets import KeySecrets
 from tenants.key_service import CreatedKey, KeyService
 from tenants.members.invites import InviteService
 from tenants.members.service import MemberService
@@ -138,7 +139,9 @@ class AccountServices:
     workload_identities: WorkloadIdentities
 
 
-def account_services(database: Database, redis_client: redis.asyncio.Redis, secret: str) -> AccountServices:
+def account_services(
+    database: Database, redis_client: redis.asyncio.Redis, secret: str | KeySecrets
+) -> AccountServices:
     """Returns the services on one database. `secret` is the server's, under which keys and tokens are
     stored.
     """

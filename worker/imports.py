@@ -16,10 +16,10 @@ from worker.runtime import Runtime
 def build_importer(runtime: Runtime, sandbox: Sandbox) -> AdapterImporter:
     """Returns the importer of this process; it opens credentials that the API processes sealed."""
     policy = ImportSettings().policy()
-    secret = TenantSettings().key_secret.get_secret_value()  # type: ignore[call-arg]
+    secrets = TenantSettings().key_secrets()  # type: ignore[call-arg]
     files = FileService(runtime.database, runtime.store, sandbox)
     base_configs = {base.name: base.path / "config.json" for base in runtime.bases}
     copies = SourceCopies(runtime.store, files, sandbox, base_configs)
     return AdapterImporter(
-        runtime.store, files, copies, ImportAdmission(policy, secret), ImportClient(policy)
+        runtime.store, files, copies, ImportAdmission(policy, secrets), ImportClient(policy)
     )

@@ -13,7 +13,8 @@ from typing import Any
 from adapters.imports.policy import ImportPolicy
 from adapters.imports.sources import Source, source_of
 from adapters.jobs.models import CREDENTIALS
-from tenants.identities.sealing import Sealer
+from tenants.identities.sealing import RotatingSealer
+from tenants.key_secrets import KeySecrets
 
 _PURPOSE = "credentials of adapter imports"
 
@@ -22,12 +23,12 @@ class ImportAdmission:
     """Checks and seals the sources of imports.
 
     Args:
-        secret: the server's, from which the key of credentials is derived.
+        secret: the server's, from which the key of credentials is derived, or both during a rotation.
     """
 
-    def __init__(self, policy: ImportPolicy, secret: str) -> None:
+    def __init__(self, policy: ImportPolicy, secret: str | KeySecrets) -> None:
         self.policy = policy
-        self._sealer = Sealer(secret, _PURPOSE)
+        self._sealer = RotatingSealer(secret, _PURPOSE)
 
     def admitted(self, source: Source) -> Source:
         """Returns the source with its endpoint. Raises InvalidAdapter naming the field."""

@@ -152,7 +152,7 @@ async def open_services(
                 {pool.name: pool.engine for pool in pools},
                 redis_url=settings.redis_url,
                 base_configs={base.name: base.path / "config.json" for base in bases},
-                imports=ImportAdmission(ImportSettings().policy(), tenants.key_secret.get_secret_value()),
+                imports=ImportAdmission(ImportSettings().policy(), tenants.key_secrets()),
             )
         )
         payments = await opened.enter_async_context(
@@ -202,7 +202,7 @@ async def _start_generation(
     usage_exists = UsageExists(rows, WindowUsage(rows))
     opened.push_async_callback(usage_exists.close)
     generation = _Generation(
-        keys=KeyResolver(rows, cache, tenants.key_secret.get_secret_value(), ttl=tenants.cache_seconds),
+        keys=KeyResolver(rows, cache, tenants.key_secrets(), ttl=tenants.cache_seconds),
         models=ModelResolver(rows, cache, Bases(*(pool.name for pool in pools)), ttl=tenants.cache_seconds),
         prices=PriceBook(rows, cache, ttl=tenants.cache_seconds),
         sla=SlaRecorder(cache),
@@ -316,8 +316,8 @@ def _services(
         deferred_work=generation.deferred_work,
         tracing=generation.tracing,
         onboarding=onboarding,
-        state=stored_state(rows, tenants.key_secret.get_secret_value()),
-        accounts=account_services(rows, cache, tenants.key_secret.get_secret_value()),
+        state=stored_state(rows, tenants.key_secrets()),
+        accounts=account_services(rows, cache, tenants.key_secrets()),
         webhooks=billing.webhooks,
         spend_alerts=billing.alerts,
         invoices=billing.invoices,
@@ -345,7 +345,7 @@ def _token_exchange(services: Services, cache: redis.asyncio.Redis) -> TokenExch
 
 
 def _sealer(tenants: TenantSettings) -> MetadataSealer:
-    return MetadataSealer(tenants.key_secret.get_secret_value())
+    return MetadataSealer(tenants.key_secrets())
 
 
 def _checks(stores: _Stores, pools: Pools) -> dict[str, Check]:

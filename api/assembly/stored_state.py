@@ -16,9 +16,10 @@ from conversations.sealing import ContentSealer
 from conversations.service import ConversationService
 from db.session import Database
 from tenants.key_contexts import KeyContexts
+from tenants.key_secrets import KeySecrets
 
 
-def stored_state(database: Database, secret: str) -> StoredState:
+def stored_state(database: Database, secret: str | KeySecrets) -> StoredState:
     """`secret`: the server's, from which the key of stored content is derived."""
     sealer = ContentSealer(secret)
     responses = ResponseService(database, sealer)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from tenants.identities.sealing import Sealer
+from tenants.identities.sealing import RotatingSealer
+from tenants.key_secrets import KeySecrets
 
-_PURPOSE = "metadata of requests"
+PURPOSE = "metadata of requests"
 
 
 class RequestMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -28,8 +29,8 @@ _decode = msgspec.msgpack.Decoder(RequestMetadata).decode
 class MetadataSealer:
     """Encrypts and decrypts the metadata of requests."""
 
-    def __init__(self, secret: str) -> None:
-        self._sealer = Sealer(secret, _PURPOSE)
+    def __init__(self, secret: str | KeySecrets) -> None:
+        self._sealer = RotatingSealer(secret, PURPOSE)
 
     def seal(self, content: RequestMetadata, tenant_id: str, request_id: str) -> bytes:
         return self._sealer.seal(_encode(content), f"{tenant_id} {request_id}")

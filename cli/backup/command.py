@@ -108,13 +108,16 @@ def drill(
     ] = None,
     until: Until = None,
     wal: Wal = None,
+    data: Data = None,
 ) -> None:
     """Restore a backup into a scratch place, prove ledger, invoices, audit log and objects; exit 1 if
-    anything is wrong.
+    anything is wrong. The result is recorded in the audit log of the service, if one is named.
     """
     from cli.backup.drill import run_drill
+    from cli.backup.recording import record_drill
     from cli.backup.report import as_json, as_text
     from cli.datadir import write_private_json
+    from cli.service_access import environment_of
 
     if scratch is not None and not scratch.is_dir():
         raise UsageError(f"--scratch {scratch}: there is no such directory")
@@ -126,8 +129,32 @@ def drill(
             write_private_json(evidence, as_json(found))
         except OSError as error:
             raise CliError(f"--evidence: {error.strerror}: {evidence}") from error
+    environment = environment_of(data)
+    if "ROOTSTOCK_DB_URL" in environment:
+        with _shown():
+            asyncio.run(record_drill(environment, as_json(found)))
+    else:
+        print(
+            "Not recorded, no service is named here: run `rootstock backup record` there, with --evidence.",
+            file=sys.stderr,
+        )
     if not found.passed:
         raise typer.Exit(1)
+
+
+@backup_app.command("record")
+def record(
+    evidence: Annotated[Path, typer.Argument(help="JSON file of a drill that was run elsewhere.")],
+    data: Data = None,
+) -> None:
+    """Record in the service's audit log that a drill was done, and its result."""
+    from cli.backup.recording import read_evidence, record_drill
+    from cli.service_access import environment_of
+
+    found = read_evidence(evidence)
+    with _shown():
+        entry = asyncio.run(record_drill(environment_of(data), found))
+    print(f"recorded: drill of {entry.target_id}, {'passed' if entry.details['passed'] else 'failed'}")
 
 
 @backup_app.command("verify")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from cli.datadir import write_private_json
 from cli.errors import CliError
+from cli.service_access import KEY_SECRET, PREVIOUS_KEY_SECRET
 from engine.journal.records import write_private
 
-KEY_SECRET = "ROOTSTOCK_TENANTS_KEY_SECRET"  # noqa: S105  the setting's name
 _DATA_FILES = ("secrets.json", "clients.key", "ray.token")
 """Key files of the data directory of `rootstock up`."""
 _FILE_SETTINGS = "_KEY_FILE"
@@ -39,12 +39,15 @@ def collect(environment: Mapping[str, str], data: Path | None) -> Secrets:
 
 
 def check_key_secret(secrets: Secrets, environment: Mapping[str, str]) -> None:
-    """Raises `CliError` unless the service to restore has the key secret that the backup's rows need."""
-    if secrets["settings"].get(KEY_SECRET) != environment.get(KEY_SECRET):
-        raise CliError(
-            f"{KEY_SECRET} is not the one of the backup, so no API key would work: take it from "
-            "`rootstock backup secrets`"
-        )
+    """Raises `CliError` unless the service to restore has the key secrets that the backup's rows need."""
+    accepted = {environment.get(name) for name in (KEY_SECRET, PREVIOUS_KEY_SECRET)}
+    for name in (KEY_SECRET, PREVIOUS_KEY_SECRET):
+        needed = secrets["settings"].get(name)
+        if needed and needed not in accepted:
+            raise CliError(
+                f"{name} of the backup is neither {KEY_SECRET} nor {PREVIOUS_KEY_SECRET} here, so "
+                "no API key would work: take both from `rootstock backup secrets`"
+            )
 
 
 def write_to_data(secrets: Secrets, data: Path) -> None:
@@ -54,7 +57,8 @@ def write_to_data(secrets: Secrets, data: Path) -> None:
             write_private(data / name, [base64.b64decode(content)])
     key_secret = secrets["settings"].get(KEY_SECRET)
     if "secrets.json" not in secrets["files"] and key_secret is not None:
-        write_private_json(data / "secrets.json", {"key_secret": key_secret})
+        kept = {"key_secret": key_secret, "previous_key_secret": secrets["settings"].get(PREVIOUS_KEY_SECRET)}
+        write_private_json(data / "secrets.json", {name: value for name, value in kept.items() if value})
 
 
 def write_out(secrets: Secrets, folder: Path) -> list[Path]:

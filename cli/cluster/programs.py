@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cli.client_key import public_keys
 from cli.errors import CliError
 from cli.supervisor import Program
 from engine.registry import RegistryAddress
-from engine.transport.curve import KeyPair
 
 LOCAL = "local"
 """In place of an address: this machine runs the head."""
@@ -54,7 +54,7 @@ class RayPlan:
             "ROOTSTOCK_WORKER_ENGINE_ENDPOINTS": registry,
             "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": registry,
             "ROOTSTOCK_ENGINE_ENDPOINT": "",  # each engine gets its own
-            "ROOTSTOCK_CLUSTER_CLIENT_KEYS": KeyPair.read(self.secret).public.hex(),
+            "ROOTSTOCK_CLUSTER_CLIENT_KEYS": public_keys(self.secret),
             "ROOTSTOCK_RAY_ADDRESS": self.address,
             "ROOTSTOCK_RAY_REGISTRY": registry,
             "ROOTSTOCK_RAY_REPLICAS_MIN": str(self.replicas_min),

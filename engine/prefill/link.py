@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +67,8 @@ class Link:
         copies: CacheCopies,
         deliver: Callable[[ArrivedBlocks | FetchEnded], None],
     ) -> None:
-        self._address = address
+        self._addresses = deque((address, *address.alternatives))
+        """The first is tried next."""
         self._greeting = greeting
         self._copies = copies
         self._deliver = deliver
@@ -107,7 +109,7 @@ class Link:
         connection = self.connection
         if connection is None:
             if now >= self._retry_at:
-                self.connection = Connection(context, self._address, now)
+                self.connection = Connection(context, self._addresses[0], now)
                 self.send(self._greeting)
             return
         connection.poll_monitor()
@@ -126,7 +128,9 @@ class Link:
     def disconnect(self, reason: str, now: float) -> None:
         """Discards the connection, because of a fault; its prompts will not come."""
         if self._pieces is not None:
-            log.warning("a prefill engine is gone", endpoint=self._address.endpoint, reason=reason)
+            log.warning("a prefill engine is gone", endpoint=self._addresses[0].endpoint, reason=reason)
+        else:
+            self._addresses.rotate(-1)  # its keys may be rotated
         self.close(now)
 
     def close(self, now: float = 0.0) -> None:
@@ -178,7 +182,7 @@ class Link:
                 log.info("prompts may be computed elsewhere", engine=engine_id, shared_memory=self.is_shared)
             case Refusal(reason):
                 self.refusal = reason
-                log.error("a prefill engine refuses", endpoint=self._address.endpoint, reason=reason)
+                log.error("a prefill engine refuses", endpoint=self._addresses[0].endpoint, reason=reason)
 
     def _take_blocks(self, blocks: Blocks, payload: Any) -> None:
         if self._pieces is None or self.connection is None:

@@ -1,14 +1,16 @@
 """Encrypts and authenticates connections over TCP: CURVE keys, and how endpoints name them.
 
 An engine has a key pair of its own for each start. All its clients share one key pair, whose public half the
-engine is given; other keys are rejected during the handshake, before any message. Keys are written as 64
-hexadecimal digits.
+engine is given; other keys are rejected during the handshake, before any message. While that pair is rotated,
+engines are given two. Keys are written as 64 hexadecimal digits.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -18,6 +20,8 @@ from zmq.utils import z85
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 """Where libzmq asks whether a client may connect."""
+MAX_KEYS = 2
+"""Keys in a file: more than two are never valid at a time."""
 _HEX_KEY = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -35,15 +39,24 @@ class KeyPair:
 
     @classmethod
     def read(cls, path: Path) -> KeyPair:
-        """Returns the key pair whose secret key is in a file. Raises ValueError."""
+        """Returns the key pair whose secret key is in a file: the first, if it has two. Raises ValueError."""
+        return cls.read_all(path)[0]
+
+    @classmethod
+    def read_all(cls, path: Path) -> list[KeyPair]:
+        """Returns the key pairs whose secret keys are in a file, one a line: the one to use, and while it is
+        rotated the other one that is accepted. Raises ValueError.
+        """
         try:
-            secret = decode_key(path.read_text().strip())
+            secrets = [decode_key(line) for line in path.read_text().split()]
+            if not 1 <= len(secrets) <= MAX_KEYS:
+                raise ValueError(f"it has {len(secrets)} keys, and must have 1 or {MAX_KEYS}, one a line")
         except (OSError, UnicodeDecodeError, ValueError) as error:
             raise ValueError(
                 f"the engine clients' secret key in {path} cannot be used: {error}; "
                 "copy the file from the machine that runs `rootstock up`"
             ) from None
-        return cls(z85.decode(zmq.curve_public(z85.encode(secret))), secret)
+        return [cls(z85.decode(zmq.curve_public(z85.encode(secret))), secret) for secret in secrets]
 
     def write(self, path: Path) -> None:
         """Writes the secret key to a file that only this account reads, unless it exists. Raises OSError."""
@@ -75,6 +88,16 @@ class Address:
     server: bytes | None = None
     """The engine's public key; None: the connection is not encrypted."""
     client: KeyPair | None = None
+    alternatives: tuple[Address, ...] = ()
+    """The same place with other keys, for when a connection with these is not accepted."""
+
+    @classmethod
+    def shared(cls, endpoint: str, keys: Sequence[KeyPair]) -> Address:
+        """Returns the address of an engine that has the same key file as its client: it uses one of `keys`,
+        which during a rotation need not be the first.
+        """
+        first, *others = [cls(endpoint, server.public, keys[0]) for server in keys]
+        return dataclasses.replace(first, alternatives=tuple(others))
 
     @classmethod
     def parse(cls, text: str) -> Address:

@@ -6,6 +6,7 @@ An entry is written in the transaction of the change itself, so that neither exi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from db.base import new_id
@@ -14,11 +15,23 @@ from db.session import EVERY_TENANT, Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.chain import START, checked_details, digest_of
 from tenants.audit.models import OPERATOR_CHAIN, AuditEntry
-from tenants.audit.repository import AuditFilter, AuditRepository, chains, entries
+from tenants.audit.repository import AuditFilter, AuditRepository, Ends, chains, entries
 
 __all__ = ["OPERATOR_CHAIN", "AuditEntry", "AuditFilter", "AuditLog"]
 
 _BATCH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ChainProof:
+    """What a chain's verification found."""
+
+    tenant_id: str
+    num_entries: int
+    head: bytes
+    """Digest of the last entry: kept elsewhere, it proves later that none of these was changed."""
+    broken_from: int | None
+    """Sequence number of the first entry that was changed or is missing; None: the chain is intact."""
 
 
 class AuditLog:
@@ -103,8 +116,17 @@ class AuditLog:
 
         Entries written meanwhile are not checked. An entry after the chain's head counts as broken too.
         """
+        return (await self.prove(tenant_id)).broken_from
+
+    async def prove(self, tenant_id: str) -> ChainProof:
+        """Verifies a chain, and returns what it was verified up to."""
         async with self._database.read(tenant_id) as session:
             ends = await AuditRepository(session, tenant_id).ends()
+        return ChainProof(
+            tenant_id, ends.head_seq, ends.head_digest, await self._first_broken(tenant_id, ends)
+        )
+
+    async def _first_broken(self, tenant_id: str, ends: Ends) -> int | None:
         seq, previous = 0, START
         while seq < ends.head_seq:
             async with self._database.read(tenant_id) as session:

@@ -16,6 +16,7 @@ from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import ResetInvalid, UserNotFound, WrongPassword
 from tenants.identities.repository import IdentityRepository
+from tenants.key_secrets import KeySecrets
 from tenants.members.account import Membership
 from tenants.members.changes import require_may_appoint
 from tenants.members.repository import MemberRepository
@@ -41,7 +42,7 @@ class CreatedReset:
 class Credentials:
     """Passwords of all tenants' users. Tokens are stored as HMACs under `secret`, which is the server's."""
 
-    def __init__(self, database: Database, secret: str) -> None:
+    def __init__(self, database: Database, secret: str | KeySecrets) -> None:
         self._database = database
         self._hasher = keys.KeyHasher(secret)
 
@@ -111,11 +112,11 @@ class Credentials:
         """
         if not keys.well_formed_reset(token):
             raise ResetInvalid
-        digest = self._hasher.digest(token)
         async with self._database.read(EVERY_TENANT) as reading:
-            tenant_id = await TenantDirectory(reading).tenant_of_reset(digest)
-        if tenant_id is None:
+            found = await TenantDirectory(reading).reset(self._hasher.digests(token))
+        if found is None:
             raise ResetInvalid
+        tenant_id, digest = found
         # Hashing is expensive, so it happens only once the token is known to exist.
         password_hash = await asyncio.to_thread(passwords.hash_password, new)
         async with self._database.write(tenant_id) as session:
@@ -143,6 +144,7 @@ class Credentials:
         identities.add_own(
             PasswordReset(
                 digest=self._hasher.digest(made.plaintext),
+                secret_id=self._hasher.secret_id,
                 tenant_id=user.tenant_id,
                 user_id=user.id,
                 created_at=now,

@@ -17,13 +17,16 @@ from tenants.audit.service import AuditLog
 from tenants.errors import NoSecondFactor, SecondFactorConflict, SecondFactorMissing, UserNotFound, WrongCode
 from tenants.identities import codes
 from tenants.identities.repository import IdentityRepository
-from tenants.identities.sealing import Sealer
+from tenants.identities.sealing import RotatingSealer
+from tenants.key_secrets import KeySecrets
 from tenants.members.account import Membership
 from tenants.members.changes import require_may_appoint
 from tenants.members.repository import MemberRepository
 from tenants.models import SecondFactor
 
 Proof = Literal["totp", "recovery code"]
+PURPOSE = "second factors"
+"""What the secrets of second factors are sealed for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,9 @@ class FactorView:
 class SecondFactors:
     """Second factors of all tenants' users, encrypted under `secret`, which is the server's."""
 
-    def __init__(self, database: Database, secret: str) -> None:
+    def __init__(self, database: Database, secret: str | KeySecrets) -> None:
         self._database = database
-        self._sealer = Sealer(secret, "second factors")
+        self._sealer = RotatingSealer(secret, PURPOSE)
         self._hasher = keys.KeyHasher(secret)
 
     async def find(self, account: Membership) -> FactorView | None:
@@ -101,7 +104,8 @@ class SecondFactors:
             step = codes.matching_step(self._opened(row), written, now, row.last_step)
             if step is None:
                 raise WrongCode
-            row.confirmed_at, row.last_step, row.recovery = now, step, self._digests(recovery)
+            row.confirmed_at, row.last_step = now, step
+            self._keep_recovery(row, recovery)
             await _record(session, account, actor, "second_factor.added")
         return recovery
 
@@ -122,7 +126,7 @@ class SecondFactors:
             if row is None or row.confirmed_at is None:
                 raise NoSecondFactor
             self._use(row, written)
-            row.recovery = self._digests(recovery)
+            self._keep_recovery(row, recovery)
             await _record(session, account, actor, "second_factor.recovery_codes_renewed")
         return recovery
 
@@ -190,18 +194,20 @@ class SecondFactors:
             row.last_step = step
             return "totp"
         recovery = codes.read_recovery(written)
-        digest = None if recovery is None else self._hasher.digest(recovery)
-        left = [bytes(one) for one in row.recovery]
-        if digest is None or digest not in left:
+        digests = [] if recovery is None else self._hasher.digests(recovery)
+        given = [bytes(one) for one in row.recovery]
+        left = [one for one in given if one not in digests]
+        if len(left) == len(given):
             raise WrongCode
-        row.recovery = [one for one in left if one != digest]
+        row.recovery = left
         return "recovery code"
 
     def _opened(self, row: SecondFactor) -> bytes:
         return self._sealer.open(bytes(row.secret), row.user_id)
 
-    def _digests(self, recovery: list[str]) -> list[bytes]:
-        return [self._hasher.digest(code) for code in recovery]
+    def _keep_recovery(self, row: SecondFactor, recovery: list[str]) -> None:
+        row.recovery = [self._hasher.digest(code) for code in recovery]
+        row.secret_id = self._hasher.secret_id
 
 
 async def _record(session: WriteSession, account: Membership, actor: Actor, type: str) -> None:

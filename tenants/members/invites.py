@@ -7,7 +7,7 @@ the caller to mail or show.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -28,6 +28,7 @@ from tenants.errors import (
     TenantNotFound,
 )
 from tenants.external_identity import ExternalIdentity
+from tenants.key_secrets import KeySecrets
 from tenants.members.account import Membership, account_of, new_identity, new_user
 from tenants.members.changes import require_may_appoint
 from tenants.members.repository import MemberRepository
@@ -53,7 +54,7 @@ class CreatedInvite:
 class InviteService:
     """Invitations of all tenants. Tokens are stored as HMACs under `secret`, which is the server's."""
 
-    def __init__(self, database: Database, secret: str) -> None:
+    def __init__(self, database: Database, secret: str | KeySecrets) -> None:
         self._database = database
         self._hasher = keys.KeyHasher(secret)
 
@@ -108,6 +109,7 @@ class InviteService:
             role=role,
             projects=places,
             digest=self._hasher.digest(made.plaintext),
+            secret_id=self._hasher.secret_id,
             created_at=now,
             expires_at=now + life,
         )
@@ -166,8 +168,7 @@ class InviteService:
         Raises InviteInvalid if the token is not valid, for whatever reason; NameTaken if a user has the
         address meanwhile; ValueError naming the field.
         """
-        digest = self.digest(token)
-        tenant_id = await self._tenant_of(digest)
+        tenant_id, digest = await self._find(self.digests(token))
         # Hashing is expensive, so it happens only once the token is known to exist.
         password_hash = await asyncio.to_thread(passwords.hash_password, password)
         try:
@@ -175,17 +176,17 @@ class InviteService:
         except IntegrityError as error:
             raise NameTaken("email", "of this invitation") from error
 
-    def digest(self, token: str) -> bytes:
-        """Returns the token's HMAC, to keep in the session while the user is at an identity provider. Raises
-        InviteInvalid if the token is malformed.
+    def digests(self, token: str) -> tuple[bytes, ...]:
+        """Returns the token's HMACs, to keep in the session while the user is at an identity provider: one
+        for each key secret that is accepted. Raises InviteInvalid if the token is malformed.
         """
         if not keys.well_formed_invite(token):
             raise InviteInvalid
-        return self._hasher.digest(token)
+        return tuple(self._hasher.digests(token))
 
     async def accept_with_identity(
         self,
-        digest: bytes,
+        digests: Collection[bytes],
         identity: ExternalIdentity,
         *,
         address: str | None = None,
@@ -197,7 +198,7 @@ class InviteService:
         Raises InviteInvalid; InviteAddressMismatch if the verified address is another or the provider has not
         verified it; NameTaken, also if the identity is linked to another user.
         """
-        tenant_id = await self._tenant_of(digest)
+        tenant_id, digest = await self._find(digests)
         name = identity.name if identity.name.isprintable() else ""
         try:
             return await self._accept(
@@ -206,12 +207,13 @@ class InviteService:
         except IntegrityError as error:
             raise NameTaken("email or identity", "of this invitation") from error
 
-    async def _tenant_of(self, digest: bytes) -> str:
+    async def _find(self, digests: Collection[bytes]) -> tuple[str, bytes]:
+        """Returns the invitation's tenant, and the digest that it is stored with."""
         async with self._database.read(EVERY_TENANT) as reading:
-            tenant_id = await TenantDirectory(reading).tenant_of_invite(digest)
-        if tenant_id is None:
+            found = await TenantDirectory(reading).invite(digests)
+        if found is None:
             raise InviteInvalid
-        return tenant_id
+        return found
 
     async def _accept(
         self,

@@ -75,12 +75,14 @@ class ScimTokenDirectory:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def by_digest(self, digest: bytes) -> ScimToken | None:
-        """Returns the token if it is valid and its tenant is not disabled."""
+    async def by_digest(self, digests: Collection[bytes]) -> ScimToken | None:
+        """Returns the token with one of these digests if it is valid and its tenant is not disabled."""
         query = (
             select(ScimToken)
             .join(Tenant, Tenant.id == ScimToken.tenant_id)
-            .where(ScimToken.digest == digest, ScimToken.revoked_at.is_(None), Tenant.disabled_at.is_(None))
+            .where(
+                ScimToken.digest.in_(digests), ScimToken.revoked_at.is_(None), Tenant.disabled_at.is_(None)
+            )
         )
         return (await self._session.execute(query)).scalar_one_or_none()
 
@@ -97,9 +99,10 @@ class ScimTokenRepository(TenantRepository):
         query = self.select_own(ScimToken).where(ScimToken.id == token_id, ScimToken.revoked_at.is_(None))
         return (await self.session.execute(query.with_for_update())).scalar_one_or_none()
 
-    async def note_used(self, token_id: str, now: datetime) -> None:
-        query = update(ScimToken).where(ScimToken.id == token_id).values(last_used_at=now)
-        await self.session.execute(query)
+    async def note_used(self, token_id: str, now: datetime, digest: bytes, secret_id: str) -> None:
+        """Notes a use, and the token's digest under the current key secret."""
+        query = update(ScimToken).where(ScimToken.id == token_id)
+        await self.session.execute(query.values(last_used_at=now, digest=digest, secret_id=secret_id))
 
 
 class ProvisioningRepository(TenantRepository):

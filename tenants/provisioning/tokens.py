@@ -12,6 +12,7 @@ from tenants import keys
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import TenantNotFound
+from tenants.key_secrets import KeySecrets
 from tenants.members.changes import require_may_appoint
 from tenants.members.repository import MemberRepository
 from tenants.provisioning.errors import InvalidScimToken, ScimTokenNotFound, TooManyScimTokens
@@ -38,7 +39,7 @@ class ScimTokens:
     refused at once.
     """
 
-    def __init__(self, database: Database, secret: str) -> None:
+    def __init__(self, database: Database, secret: str | KeySecrets) -> None:
         self._database = database
         self._hasher = keys.KeyHasher(secret)
 
@@ -54,6 +55,7 @@ class ScimTokens:
             id=new_id("scimtok"),
             tenant_id=tenant_id,
             digest=self._hasher.digest(made.plaintext),
+            secret_id=self._hasher.secret_id,
             prefix=made.prefix,
             name=name,
             created_at=datetime.now(UTC),
@@ -88,12 +90,14 @@ class ScimTokens:
         """Returns the token. Raises InvalidScimToken."""
         if not keys.well_formed_scim(plaintext):
             raise InvalidScimToken
-        digest, now = self._hasher.digest(plaintext), datetime.now(UTC)
+        digests, now = self._hasher.digests(plaintext), datetime.now(UTC)
         async with self._database.read(EVERY_TENANT) as session:
-            row = await ScimTokenDirectory(session).by_digest(digest)
+            row = await ScimTokenDirectory(session).by_digest(digests)
         if row is None:
             raise InvalidScimToken
-        if row.last_used_at is None or row.last_used_at < now - LAST_USED_PRECISION:
+        is_current = bytes(row.digest) == digests[0]
+        if not is_current or row.last_used_at is None or row.last_used_at < now - LAST_USED_PRECISION:
             async with self._database.write(row.tenant_id) as writing:
-                await ScimTokenRepository(writing, row.tenant_id).note_used(row.id, now)
+                tokens = ScimTokenRepository(writing, row.tenant_id)
+                await tokens.note_used(row.id, now, digests[0], self._hasher.secret_id)
         return row

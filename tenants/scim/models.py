@@ -34,6 +34,8 @@ class ScimToken(TenantOwned, Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
+    secret_id: Mapped[str | None]
+    """Id of the key secret that the digest was made with; see `tenants.key_secrets`. None: not known."""
     prefix: Mapped[str]
     name: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -71,7 +71,11 @@ def environment(container: Manifest, secrets: Mapping[tuple[str, str], str], pod
     for variable in container["env"]:
         source = variable.get("valueFrom", {})
         if "secretKeyRef" in source:
-            value = secrets[source["secretKeyRef"]["name"], source["secretKeyRef"]["key"]]
+            reference = source["secretKeyRef"]
+            place = reference["name"], reference["key"]
+            if reference.get("optional") and place not in secrets:
+                continue
+            value = secrets[place]
         elif "fieldRef" in source:
             assert source["fieldRef"]["fieldPath"] == "metadata.name"
             value = pod_name

@@ -324,3 +324,16 @@ def test_values_that_cannot_work_are_refused(values: str, reason: str) -> None:
     done = run("template", "rootstock", str(CHART), "-f", str(CHART / "ci" / "try.yaml"), "--set", values)
     assert done.returncode != 0
     assert reason in done.stderr
+
+
+def test_both_secrets_of_a_rotation_reach_the_processes() -> None:
+    keys = f"{'a' * 64},{'b' * 64}"
+    escaped = keys.replace(",", "\\,")
+    values = f"secrets.previousKeySecret={'p' * 64},engine.encryption.publicKey={escaped}"
+    values += ",engine.encryption.existingSecret=clients"
+    manifests = rendered("try", "--set-string", values)
+    containers = own_containers(manifests)
+    api = environment(containers["api"], secrets_of(manifests), "rootstock-api-0")
+    assert api["ROOTSTOCK_TENANTS_PREVIOUS_KEY_SECRET"] == "p" * 64
+    engine = environment(containers["engine"], secrets_of(manifests), "rootstock-engine-0")
+    assert engine["ROOTSTOCK_CLUSTER_CLIENT_KEYS"] == keys

@@ -18,7 +18,11 @@ from tenants.audit.service import OPERATOR_CHAIN
 
 HERE = EVERY_AUDIT.path
 FIELDS = ("tenant", *log.FIELDS)
-KNOWN_TYPES = sorted((*log.KNOWN_TYPES, "plan.created", "plan.updated", "price.created"))
+_OF_THE_SERVICE = (
+    *("backup.drilled", "plan.created", "plan.updated", "price.created"),
+    *("secret.resealed", "secret.rotated", "secret.rotation_begun"),
+)
+KNOWN_TYPES = sorted((*log.KNOWN_TYPES, *_OF_THE_SERVICE))
 """With those of the service itself."""
 
 

@@ -15,6 +15,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from admin.web.sessions import Session
+from tenants.keys import DIGEST_LEN
 
 LIFE_S = 600
 Purpose = Literal["sign_in", "join", "connect"]
@@ -31,7 +32,12 @@ class Flow(msgspec.Struct, frozen=True):
     began_at: float
     redirect_uri: str
     invite: bytes = b""
-    """What an invitation's token is known by: the token itself is kept nowhere."""
+    """What an invitation's token is known by, its digests joined: the token itself is kept nowhere."""
+
+    @property
+    def invites(self) -> list[bytes]:
+        """The digests, one of which the invitation is stored with."""
+        return [self.invite[at : at + DIGEST_LEN] for at in range(0, len(self.invite), DIGEST_LEN)]
 
 
 class Flows:

@@ -79,10 +79,10 @@ class OidcRoutes:
     async def join(self, request: Request) -> Response:
         opened, form = await self._asked(request)
         try:
-            digest = self._invites.digest(form.get("token", "").strip().rpartition("#")[2])
+            digests = self._invites.digests(form.get("token", "").strip().rpartition("#")[2])
         except InviteInvalid:
             return self._told(request, "Invalid invitation", _INVITE_INVALID, 422)
-        return await self._lead(request, opened, form, "join", digest)
+        return await self._lead(request, opened, form, "join", b"".join(digests))
 
     async def connect(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
         try:
@@ -154,7 +154,7 @@ class OidcRoutes:
     ) -> Response:
         try:
             account = await self._invites.accept_with_identity(
-                flow.invite, identity, address=address_of(request), request_id=request_id_of(request)
+                flow.invites, identity, address=address_of(request), request_id=request_id_of(request)
             )
         except InviteInvalid:
             return self._told(request, "Invalid invitation", _INVITE_INVALID, 422)

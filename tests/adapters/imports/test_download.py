@@ -17,6 +17,7 @@ from adapters.imports.policy import ImportPolicy
 from adapters.imports.sources import HubSource
 from adapters.jobs.errors import JobFailed
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
+from tenants.key_secrets import KeySecrets
 from tenants.outbound.errors import AddressRefused, EndpointUnreachable
 from tests.adapters.imports.conftest import NAME, PIRATE
 from tests.support.hub import TOKEN, FakeHub, Repository
@@ -265,3 +266,10 @@ def test_credentials_are_sealed_for_one_adapter() -> None:
             admission.opened(stored, *other)
     with pytest.raises(ValueError, match="decrypted"):
         ImportAdmission(ImportPolicy(), "t" * 32).opened(stored, "ten_1", "adp_1")
+
+
+def test_credentials_are_opened_while_the_key_secret_is_rotated() -> None:
+    source = HubSource("a/b", endpoint="https://huggingface.co", token=TOKEN)
+    stored = ImportAdmission(ImportPolicy(), "s" * 32).sealed(source, "ten_1", "adp_1")
+    rotating = ImportAdmission(ImportPolicy(), KeySecrets("t" * 32, "s" * 32))
+    assert rotating.opened(stored, "ten_1", "adp_1") == rotating.admitted(source)

@@ -46,6 +46,15 @@ async def test_a_drill_prints_a_report_and_writes_evidence(
     assert "audit      proven" in shown
     found = json.loads(await asyncio.to_thread(evidence.read_text))
     assert found["drill"]["passed"]
+    assert await asyncio.to_thread(run, "backup", "record", str(evidence)) == (
+        f"recorded: drill of {found['backup']['id']}, passed\n"
+    )
+    listed = await asyncio.to_thread(run, "audit", "list")
+    assert listed.count("backup.drilled") == 2, "the drill itself, and the record of its file"
+    await asyncio.to_thread((tmp_path / "other.json").write_text, '{"backup": {}}')
+    assert "is not the result of a drill" in await asyncio.to_thread(
+        refusal, "backup", "record", str(tmp_path / "other.json")
+    )
     assert found["backup"]["id"].startswith("bkp_")
     assert {check["name"]: check["wrong"] for check in found["checks"]} == dict.fromkeys(
         ("rows", "ledger", "prices", "invoices", "audit", "objects", "artifacts"), 0

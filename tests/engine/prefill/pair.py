@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,7 +122,8 @@ def pair(
     *,
     decode: dict[str, Any] | None = None,
     prefill: dict[str, Any] | None = None,
-    key: KeyPair | None = None,
+    prefill_keys: Sequence[KeyPair] = (),
+    source_keys: Sequence[KeyPair] = (),
     prefill_format: CacheFormat = FORMAT,
     is_connected: bool = True,
     min_tokens: int = MIN_TOKENS,
@@ -131,10 +132,12 @@ def pair(
 ) -> Iterator[Pair]:
     decoding = make_core(model, artifacts, **(decode or {}))
     computing = make_core(model, artifacts, **(prefill or {}))
-    keys = None if key is None else ServerKeys(key, frozenset({key.public}))
+    keys = None
+    if prefill_keys:
+        keys = ServerKeys(prefill_keys[0], frozenset(one.public for one in prefill_keys))
     sender = lend(computing, endpoint, keys, prefill_format)
     sender._copies.blocks_per_piece = blocks_per_piece  # many messages of small prompts
-    address = Address(sender.endpoint) if key is None else Address(sender.endpoint, key.public, key)
+    address = Address.shared(sender.endpoint, source_keys) if source_keys else Address(sender.endpoint)
     assert isinstance(decoding.runner, ModelRunner)
     copies = HostCacheCopies(decoding.runner.kv)
     sources = PromptSources([address], Greeting("engine-0", FORMAT), copies, decoding.prompt_event, 5.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -258,6 +259,27 @@ def test_sapling_answers_the_same_apart_on_quantised_weights(tmp_path, endpoint)
 
 def test_only_engines_with_the_key_are_served(base, endpoint):
     model, artifacts, _ = base
-    with pair(model, artifacts, endpoint, decode=SIZES, prefill=SIZES, key=KeyPair.make()) as both:
+    key = KeyPair.make()
+    keys = {"prefill_keys": [key], "source_keys": [key]}
+    with pair(model, artifacts, endpoint, decode=SIZES, prefill=SIZES, **keys) as both:
         both.run([request("sealed", prompt(100, 1))])
         assert both.fetched == 1
+
+
+def test_keys_are_rotated_whichever_engine_switches_first(base, endpoint):
+    model, artifacts, _ = base
+    old, new = KeyPair.make(), KeyPair.make()
+    for number, (prefill, other) in enumerate((([old, new], [new, old]), ([new, old], [old, new]))):
+        keys = {"prefill_keys": prefill, "source_keys": other}
+        with pair(model, artifacts, endpoint, decode=SIZES, prefill=SIZES, **keys) as both:
+            both.run([request(f"sealed {number}", prompt(100, number))])
+            assert both.fetched == 1
+
+
+def test_a_removed_key_is_refused(base, endpoint, monkeypatch):
+    monkeypatch.setattr(link, "RECONNECT_PAUSE", 0.01)
+    model, artifacts, _ = base
+    keys = {"prefill_keys": [KeyPair.make()], "source_keys": [KeyPair.make()]}
+    with pair(model, artifacts, endpoint, decode=SIZES, prefill=SIZES, is_connected=False, **keys) as both:
+        time.sleep(0.3)
+        assert both.sources.num_connected == 0

@@ -24,6 +24,12 @@ the chart's: a name that occurs twice is refused by the cluster. */ -}}
       key: {{ index . 2 }}
 {{- end }}
 
+{{/* Unset where the Secret has no such key. */}}
+{{- define "rootstock.optionalSecretEnv" -}}
+{{ include "rootstock.secretEnv" . }}
+      optional: true
+{{- end }}
+
 {{- define "rootstock.redisEnv" -}}
 {{ include "rootstock.secretEnv" (list . "ROOTSTOCK_REDIS_URL" "redis-url") }}
 {{- end }}
@@ -74,6 +80,7 @@ the chart's: a name that occurs twice is refused by the cluster. */ -}}
 {{ include "rootstock.databaseEnv" . }}
 {{ include "rootstock.redisEnv" . }}
 {{ include "rootstock.secretEnv" (list . "ROOTSTOCK_TENANTS_KEY_SECRET" "key-secret") }}
+{{ include "rootstock.optionalSecretEnv" (list . "ROOTSTOCK_TENANTS_PREVIOUS_KEY_SECRET" "previous-key-secret") }}
 {{ include "rootstock.storageEnv" . }}
 - name: ROOTSTOCK_API_REDIS_URL
   value: $(ROOTSTOCK_REDIS_URL)
