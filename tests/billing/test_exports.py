@@ -192,6 +192,9 @@ async def test_what_is_in_a_row(database: Database, redis_client: redis.asyncio.
         "price_percent": 175,
         "cost_micro_usd": 158,
         "reasoning_tokens": 4,
+        "share_input_price": 0,
+        "share_output_price": 0,
+        "surcharge_micro_usd": 0,
     }
     assert (stored["kind"], stored["quantity"], stored["cost_micro_usd"], stored["reference"]) == (
         "adapter_storage",
@@ -203,7 +206,7 @@ async def test_what_is_in_a_row(database: Database, redis_client: redis.asyncio.
         (row["reverses"], row["cost_micro_usd"], row["reasoning_tokens"]) for row in back
     ) == sorted([(used["id"], -158, -4), (stored["id"], -700, 0)])
     text_of_csv = (await exported(reports, tenant)).decode()
-    assert ",'=cmd|' /C calc'!A0,-4\r\n" in text_of_csv, "no spreadsheet runs a reason"
+    assert ",'=cmd|' /C calc'!A0,-4,,,,,0\r\n" in text_of_csv, "no spreadsheet runs a reason"
     assert await table(reports, "tnt_other") == []
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from billing.charges import CALIBRATION, STORAGE, ChargeBook, DueCharge
 from billing.folding import fold, measure
-from billing.rates import RATE_LABEL, Rate
+from billing.rates import Rate
 from billing.repository import LedgerWriter
 from billing.request_ids import new_request_id
 from billing.reversals import ReversalService
@@ -56,7 +56,7 @@ def request(
     """The last event of a request."""
     labels |= {"key_id": key, "model": model, "service_tier": tier, "endpoint": "chat.completions"}
     if rate is not None:
-        labels[RATE_LABEL] = rate.label
+        labels |= rate.labels
     return usage_event(
         name or new_request_id("chatcmpl", at),
         usage.prompt_tokens,
