@@ -150,6 +150,7 @@ async def open_services(
                 {pool.name: pool.engine for pool in pools},
                 redis_url=settings.redis_url,
                 base_configs={base.name: base.path / "config.json" for base in bases},
+                platform_percent=settings.sharing_platform_percent,
             )
         )
         payments = await opened.enter_async_context(
