@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 from admin.account.routes import AccountRoutes
 from admin.account.second_factor_routes import SecondFactorRoutes
 from admin.adapters.routes import AdapterRoutes
+from admin.adapters.share_routes import ShareRoutes
 from admin.adapters.upload_routes import UploadRoutes
 from admin.audit.routes import AuditRoutes
 from admin.batches.creation_routes import BatchCreationRoutes
@@ -52,6 +53,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *SearchRoutes(console, services).routes(),
             *SignInRoutes(console, services).routes(),
             *UploadRoutes(console, services).routes(),
+            *ShareRoutes(console, services).routes(),
             *AdapterRoutes(console, services).routes(),
             *KeyRoutes(console, services).routes(),
             *MemberRoutes(console, services).routes(),

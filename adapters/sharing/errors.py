@@ -17,8 +17,8 @@ class OrganizationNotFound(AdapterError):
 
     def __init__(self, organization_id: str) -> None:
         super().__init__(
-            f"organization_id: there is no organization {organization_id[:80]!r}; its members find its id on "
-            "their page Organization"
+            f"organization_id: there is no organization {organization_id[:80]!r}; its members find its id "
+            "in the console under Settings"
         )
         self.field = "organization_id"
 
