@@ -61,9 +61,6 @@ class ApiSettings(BaseSettings):
     """Lowest average rate of a file upload, in bytes per second."""
     ping_interval: float = Field(default=15.0, gt=0)
     """Seconds of silence on a stream before a comment is sent."""
-    sharing_platform_percent: int = Field(default=20, ge=0, le=100)
-    """The least that the platform keeps of the surcharge on an adapter that one organization shares with
-    another; owners ask for at most the rest, which is also the default."""
     drain_timeout: int = Field(default=30, ge=1)
     """Seconds that open requests have to finish after SIGTERM."""
     log_level: str = "info"

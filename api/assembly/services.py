@@ -21,6 +21,7 @@ from adapters.inspection import SandboxUnavailable
 from adapters.inspection.sandbox import Sandbox
 from adapters.resolver import ModelResolver
 from adapters.served_bases import FurtherBases
+from adapters.sharing.settings import SharingSettings
 from adapters.storage import ObjectStore, StorageSettings, open_store
 from admin.app import BillingServices
 from admin.settings import ConsoleSettings
@@ -150,7 +151,7 @@ async def open_services(
                 {pool.name: pool.engine for pool in pools},
                 redis_url=settings.redis_url,
                 base_configs={base.name: base.path / "config.json" for base in bases},
-                platform_percent=settings.sharing_platform_percent,
+                platform_percent=SharingSettings().platform_percent,
             )
         )
         payments = await opened.enter_async_context(

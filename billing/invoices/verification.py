@@ -166,7 +166,7 @@ async def _month(
     earned: Sequence[LedgerLine],
 ) -> list[Finding]:
     """Compares the lines of all invoices for a month with the month's rows. `earned`: what the tenant earned
-    in the month, from the rows of those who used its adapters.
+    in the month, from the rows of the tenants that used its adapters.
     """
     invoiced = added(
         ledger_line(line.kind, line.details, line.amount)
