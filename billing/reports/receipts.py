@@ -33,6 +33,7 @@ class ReceiptAdapter(TypedDict):
     id: str
     version: int | None
     digest: str | None
+    """Null for the adapter of another organization."""
 
 
 class CachedTokens(TypedDict):
@@ -250,7 +251,7 @@ def _adapter(record: UsageRecord) -> ReceiptAdapter | None:
     return {
         "id": record.adapter_id,
         "version": record.adapter_version,
-        "digest": record.adapter_digest,
+        "digest": record.adapter_digest if record.owner_id is None else None,
     }
 
 

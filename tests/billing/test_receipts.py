@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 import redis.asyncio
 from sqlalchemy.event import listen
@@ -205,7 +206,9 @@ async def test_a_receipt_says_what_another_organizations_adapter_cost(
 ) -> None:
     tenant = (await TenantService(database, redis_client).create_tenant("acme")).id
     terms = ShareTerms("shr_1", "tnt_owner", 2_000_000, 4_000_000, 80)
-    event = request(tenant, AT, usage=Usage(1000, 400, 101), rate=replace(RATE, share=terms))
+    labels = {"adapter_id": "adp_b", "adapter_version": "1"}
+    event = request(tenant, AT, usage=Usage(1000, 400, 101), rate=replace(RATE, share=terms), **labels)
+    event = msgspec.structs.replace(event, adapter_digest="d" * 64)
     await write(database, [event])
     receipt = await UsageReports(database).receipts.of(tenant, event.request_id)
     assert receipt["share"] == {
@@ -215,4 +218,5 @@ async def test_a_receipt_says_what_another_organizations_adapter_cost(
         "output": 4_000_000,
     }
     assert receipt["cost_details"]["surcharge"] == 2404
+    assert receipt["adapter"] == {"id": "adp_b", "version": 1, "digest": None}, "it is the owner's to know"
     assert receipt["cost_micro_usd"] == sum(receipt["cost_details"].values()) == 1353 + 2404  # type: ignore[call-overload]
