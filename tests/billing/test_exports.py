@@ -35,7 +35,7 @@ COUNTS = ("num_requests", "input_tokens", "input_cached_tokens", "output_tokens"
 NUMBERS = (*COUNTS, "reasoning_tokens")
 GROUPS = ("project_id", "user_id", "api_key_id", "model", "service_tier", "adapter_id")
 ROWS = """
-    SELECT 1 AS requests, prompt_tokens, cached_tokens, completion_tokens, cost, reasoning_tokens
+    SELECT 1 AS requests, prompt_tokens, cached_tokens, completion_tokens, cost + surcharge, reasoning_tokens
     FROM usage_records
     WHERE submitted_at >= to_timestamp(:start) AND submitted_at < to_timestamp(:end)
     UNION ALL SELECT 0, 0, 0, 0, cost, 0 FROM charges

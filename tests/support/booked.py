@@ -18,6 +18,7 @@ from billing.reversals import ReversalService
 from db.session import EVERY_TENANT, Database
 from engine.protocol import Usage, UsageEvent
 from tenants.actors import OPERATOR
+from tenants.share_terms import ShareTerms
 from tests.support.journal import usage_event
 
 START = int(datetime(2026, 10, 30, tzinfo=UTC).timestamp())
@@ -121,6 +122,8 @@ async def book(database: Database, tenant: str, booked: Booked) -> None:
 
 
 MOMENTS = st.integers(START, END - 1)
+SHARED = ShareTerms("shr_1", "tnt_owner", 333_333, 1_000_001, 80)
+"""The terms of another organization's adapter."""
 
 
 @st.composite
@@ -151,7 +154,11 @@ def bookings(draw: st.DrawFn) -> Booked:
                 "usage": usage,
                 "rate": draw(
                     st.none()
-                    | st.just(Rate("prc_1", price, price // 2, 2 * price, 50 if tier == "flex" else 100))
+                    | st.builds(
+                        Rate,
+                        *map(st.just, ("prc_1", price, price // 2, 2 * price, 50 if tier == "flex" else 100)),
+                        st.none() | st.just(SHARED),
+                    )
                 ),
                 **labels,
             }
