@@ -260,24 +260,18 @@ async def test_a_declined_offer_can_be_made_again(two: Two) -> None:
     assert refused.status_code == 409, "what is in use is ended, not declined"
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "status"),
-    [
+async def test_an_offer_that_cannot_be_made_names_its_field(two: Two) -> None:
+    for field, value, status in (
         ("organization_id", "tnt_01k00000000000000000000000", 404),
         ("organization_id", "operator", 404),
+        ("organization_id", two.owner_id, 400),
         ("input_surcharge", -1, 400),
         ("output_surcharge", 10**9 + 1, 400),
         ("owner_percent", 81, 400),
         ("owner_percent", -1, 400),
-    ],
-)
-async def test_an_offer_that_cannot_be_made_names_its_field(
-    two: Two, field: str, value: object, status: int
-) -> None:
-    refused = await two.offer(**{field: value})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (status, field), refused.text
-    own = await two.offer(organization_id=two.owner_id)
-    assert (own.status_code, own.json()["error"]["param"]) == (400, "organization_id")
+    ):
+        refused = await two.offer(**{field: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (status, field), refused.text
 
 
 async def test_rows_are_seen_by_both_sides_and_made_by_the_owner(two: Two) -> None:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from billing.errors import MalformedEvent
@@ -14,6 +14,7 @@ from billing.folding import measure
 from billing.rates import SHARE_LABEL, Rate
 from engine.protocol import Usage
 from tenants.share_terms import MAX_SURCHARGE, ShareTerms
+from tests.support.examples import examples
 from tests.support.journal import usage_event
 
 TERMS = ShareTerms("shr_1", "tnt_owner", 1_000_000, 3_000_000, 80)
@@ -34,6 +35,7 @@ def test_both_parts_are_exact_but_for_one_rounding(terms: ShareTerms, prompt: in
     assert platform >= exact * (100 - terms.owner_percent) / 100, "rounding is never at the platform's cost"
 
 
+@settings(max_examples=examples(40))
 @given(terms=terms, parts=st.lists(st.tuples(COUNTS, COUNTS), max_size=5))
 def test_a_request_that_grows_never_costs_less(terms: ShareTerms, parts: list[tuple[int, int]]) -> None:
     grown = sorted((min(one), max(one)) for one in parts)

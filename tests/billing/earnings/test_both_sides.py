@@ -164,15 +164,13 @@ async def test_damage_on_either_side_is_found(business: Business, owner_database
     assert [(one.tenant_id, one.expected, one.found) for one in wrong] == [(birch.id, -160_000, -159_999)]
 
 
-@pytest.mark.parametrize("change", ["owner_id = 'tnt_thief'", "owner_percent = 100", "share_input_price = 0"])
-async def test_the_terms_of_a_row_never_change(
-    business: Business, owner_database: Database, change: str
-) -> None:
+async def test_the_terms_of_a_row_never_change(business: Business, owner_database: Database) -> None:
     acme, birch = [await business.tenant(name) for name in ("acme", "birch")]
     await business.use(acme.id, at(OCTOBER), 100, rate=shared(birch.id))
-    with pytest.raises(DBAPIError, match="never changed"):
-        async with owner_database.write(EVERY_TENANT) as session:
-            await session.execute(text(f"UPDATE usage_records SET {change}"))
+    for change in ("owner_id = 'tnt_thief'", "owner_percent = 100", "share_input_price = 0"):
+        with pytest.raises(DBAPIError, match="never changed"):
+            async with owner_database.write(EVERY_TENANT) as session:
+                await session.execute(text(f"UPDATE usage_records SET {change}"))
 
 
 @st.composite
@@ -190,7 +188,7 @@ def histories(draw: st.DrawFn) -> tuple[list[list[tuple[int, Usage]]], int]:
 
 
 @settings(
-    max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(history=histories())
 async def test_however_events_arrive_users_pay_what_owners_and_platform_get(
