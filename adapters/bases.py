@@ -46,5 +46,11 @@ class Bases:
         return name
 
     def has_adapter(self, name: ModelName) -> bool:
-        """Whether a parsed name can be that of an adapter on one of these bases."""
+        """Whether a parsed name can be that of a tenant's own adapter on one of these bases."""
+        return name.adapter_id is not None or (name.owner is None and self.has_model(name))
+
+    def has_model(self, name: ModelName) -> bool:
+        """Whether it can be that of an adapter on one of these bases, the tenant's own or one that another
+        organization shares.
+        """
         return name.adapter_id is not None or (name.base in self.names and name.adapter is not None)

@@ -25,6 +25,7 @@ from adapters.object_keys import adapter_of, adapter_prefix, is_source
 from adapters.pinning import Pinning
 from adapters.published_artifacts.publishing import withdraw
 from adapters.repository import AdapterDirectory, AdapterRepository
+from adapters.sharing.repository import OwnShares
 from adapters.storage.objects import ObjectStore
 from db.session import EVERY_TENANT, Database
 from engine.lora.artifact import artifact_path
@@ -78,6 +79,8 @@ class AdapterDeletion:
                 for digest, rank in await repository.mark_deleting(row.id)
                 if digest is not None and rank is not None
             ]
+            for share in await OwnShares(session, tenant_id).end_all(row.id, now):
+                self._announcer.changed(session, share.recipient_id)
             row.deleted_at, row.active_version, row.previous_version = now, None, None
             events.record(session, tenant_id, row.id, "adapter.deleted", f"Adapter {row.name} was deleted.")
             self._announcer.serves(session, row, before=before)

@@ -1,4 +1,6 @@
-"""Parses and checks model names: `base`, `base:adapter`, `base:adapter@version`, `adp_...`."""
+"""Parses and checks model names: `base`, `base:adapter`, `base:adapter@version`, `adp_...`; adapters that
+another organization shares are `base:owner/adapter` and `base:owner/adapter@version`.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,8 @@ class ModelName:
     adapter: str | None = None
     version: int | None = None
     adapter_id: str | None = None
+    owner: str | None = None
+    """The handle of the organization that shares it; None for one of the tenant's own."""
 
     def __str__(self) -> str:
         if self.adapter_id is not None:
@@ -34,7 +38,7 @@ class ModelName:
         assert self.base is not None
         name = self.base
         if self.adapter is not None:
-            name += f":{self.adapter}"
+            name += f":{self.owner}/{self.adapter}" if self.owner is not None else f":{self.adapter}"
         if self.version is not None:
             name += f"@{self.version}"
         return name
@@ -47,14 +51,16 @@ def parse(name: str) -> ModelName:
     if ADAPTER_ID.fullmatch(name):
         return ModelName(adapter_id=name)
     base, colon, rest = name.partition(":")
-    adapter, at, version = rest.partition("@")
+    path, at, version = rest.partition("@")
+    owner, slash, adapter = path.rpartition("/")
     if (
-        PART.fullmatch(base) is None
+        (slash and PART.fullmatch(owner) is None)
+        or PART.fullmatch(base) is None
         or (colon and PART.fullmatch(adapter) is None)
         or (at and _VERSION.fullmatch(version) is None)
     ):
         raise InvalidModelName(f"{name[:200]!r} is not a model name")
-    return ModelName(base, adapter or None, int(version) if version else None)
+    return ModelName(base, adapter or None, int(version) if version else None, owner=owner or None)
 
 
 def base_of(name: str) -> str:

@@ -117,7 +117,7 @@ class Pinning:
             pinned |= {(row.base, row.digest): AdapterRef(row.digest, row.rank) for row in page}
             if len(page) < PAGE:
                 break
-            after = page[-1].adapter_id
+            after = page[-1].key
         for (base, digest), ref in self._pinned.items():
             if (base, digest) not in pinned:
                 self._engines[base].prefetch(ref, False)

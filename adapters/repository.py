@@ -19,6 +19,7 @@ from adapters.bases import Bases
 from adapters.jobs.models import Job
 from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
+from adapters.sharing.models import AdapterShare, ShareState
 from db.cursors import fetch_page, require_cursor
 from db.repository import TenantRepository, select_owned
 from tenants.models import Plan, Tenant
@@ -219,36 +220,35 @@ class AdapterDirectory:
         self.session = session
 
     async def pinned(self, bases: Bases, *, after: str, limit: int) -> Sequence[Row[str, str, str, int]]:
-        """Returns `adapter_id`, `base`, `digest` and `rank` of adapters to pin by their tenants' plans, after
-        `after`.
+        """Returns `key`, `base`, `digest` and `rank` of adapters to pin by the plans of the tenants that use
+        them, after the key `after`: the id of a tenant's own adapter, or of the share of another's.
         """
-        place = func.row_number().over(partition_by=Adapter.tenant_id, order_by=Adapter.id)
+        columns = (Adapter.base, AdapterVersion.digest, AdapterVersion.rank)
+        served = (
+            (AdapterVersion.adapter_id == Adapter.id) & (AdapterVersion.version == Adapter.active_version),
+            Adapter.base.in_(bases.names),
+            Adapter.deleted_at.is_(None),
+            Adapter.disabled_at.is_(None),
+            AdapterVersion.state == VersionState.READY,
+        )
+        own = select(Adapter.id.label("key"), Adapter.tenant_id.label("user_id"), *columns).where(*served)
+        shared = select(AdapterShare.id, AdapterShare.recipient_id, *columns).where(
+            AdapterShare.adapter_id == Adapter.id, AdapterShare.state == ShareState.ACTIVE, *served
+        )
+        # Ids of shares sort after those of adapters: a plan pins the tenant's own adapters first.
+        used = own.union_all(shared).subquery()
+        place = func.row_number().over(partition_by=used.c.user_id, order_by=used.c.key).label("place")
         serving = (
-            select(
-                Adapter.id.label("adapter_id"),
-                Adapter.tenant_id,
-                Adapter.base,
-                AdapterVersion.digest,
-                AdapterVersion.rank,
-                place.label("place"),
-                Plan.pinned_adapters,
-            )
-            .join(Tenant, Tenant.id == Adapter.tenant_id)
+            select(used, place, Plan.pinned_adapters)
+            .join(Tenant, Tenant.id == used.c.user_id)
             .join(Plan, Plan.id == Tenant.plan_id)
-            .join(
-                AdapterVersion,
-                (AdapterVersion.adapter_id == Adapter.id)
-                & (AdapterVersion.version == Adapter.active_version),
-            )
-            .where(Adapter.base.in_(bases.names))
-            .where(Adapter.deleted_at.is_(None), Adapter.disabled_at.is_(None))
-            .where(AdapterVersion.state == VersionState.READY, Plan.pinned_adapters > 0)
+            .where(Plan.pinned_adapters > 0)
             .subquery()
         )
         query = (
-            select(serving.c.adapter_id, serving.c.base, serving.c.digest, serving.c.rank)
-            .where(serving.c.place <= serving.c.pinned_adapters, serving.c.adapter_id > after)
-            .order_by(serving.c.adapter_id)
+            select(serving.c.key, serving.c.base, serving.c.digest, serving.c.rank)
+            .where(serving.c.place <= serving.c.pinned_adapters, serving.c.key > after)
+            .order_by(serving.c.key)
             .limit(limit)
         )
         return (await self.session.execute(query)).all()

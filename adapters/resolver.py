@@ -4,18 +4,22 @@ change.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import redis.asyncio
 
 from adapters.bases import Bases
 from adapters.errors import ModelNotFound, ModelNotReady
-from adapters.model_names import InvalidModelName, ModelName, base_of, parse
+from adapters.model_names import ADAPTER_ID, InvalidModelName, ModelName, base_of, parse
 from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.repository import AdapterRepository
+from adapters.sharing.repository import ReceivedShares
 from db.cache import Lifetimes, RowCache
 from db.session import Database
 from engine.protocol import AdapterRef
+from tenants.repository import TenantDirectory
+from tenants.share_terms import ShareTerms
 
 MODELS_CHANNEL = "rootstock:invalidate:models"
 NO_ACTIVE_VERSION = "no version is active"
@@ -31,6 +35,8 @@ class ResolvedModel:
     """None: the base model without an adapter."""
     adapter_id: str | None = None
     version: int | None = None
+    share: ShareTerms | None = None
+    """What using it costs besides; None for a base and for the tenant's own adapters."""
 
     @property
     def base(self) -> str:
@@ -51,6 +57,9 @@ class ModelCard:
     version: int | None = None
     rank: int | None = None
     digest: str | None = None
+    """None for a base, and for the adapter of another organization."""
+    share: ShareTerms | None = None
+    """Of an adapter that another organization shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,31 @@ class _Found:
     model: ResolvedModel | None
     card: ModelCard | None
     state: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    """A cached result: the name is that of a shared adapter, whose owner's entry says what it serves."""
+
+    terms: ShareTerms
+    adapter_id: str
+    name: ModelName
+    """Without a version."""
+    created: int
+
+    def model(self, found: _Found, version: int | None) -> _Found:
+        """Returns what the owner's entry means under the shared name."""
+        if found.model is None or found.card is None:
+            return _Found(None, None, found.state)
+        pinned = replace(self.name, version=found.model.version)
+        card = replace(
+            found.card,
+            id=str(self.name if version is None else pinned),
+            created=self.created,
+            digest=None,
+            share=self.terms,
+        )
+        return _Found(replace(found.model, name=str(pinned), share=self.terms), card, found.state)
 
 
 class ModelResolver:
@@ -80,7 +114,7 @@ class ModelResolver:
         self.bases = bases
         self._base_cards = {base: ModelCard(base, base, base_created, "rootstock") for base in bases}
         self._base_models = {base: ResolvedModel(base) for base in bases}
-        self._cache: RowCache[_Found] = RowCache(
+        self._cache: RowCache[_Found | _Grant] = RowCache(
             redis_client, MODELS_CHANNEL, self._load, lifetimes=Lifetimes(ttl)
         )
 
@@ -115,16 +149,20 @@ class ModelResolver:
         return found.card
 
     async def list(self, tenant_id: str) -> list[ModelCard]:
-        """Returns every base, followed by the tenant's ready adapters of it by name. Raises
-        DatabaseUnavailable.
+        """Returns every base, followed by the tenant's ready adapters of it by name, and those that other
+        organizations share with it. Raises DatabaseUnavailable.
         """
         async with self._database.read(tenant_id) as session:
             rows = await AdapterRepository(session, tenant_id).all_active(self.bases)
+            shares = await ReceivedShares(session, tenant_id).active(self.bases)
         cards = {base: [card] for base, card in self._base_cards.items()}
         for adapter, version in rows:
             if version.state == VersionState.READY:
                 name = ModelName(adapter.base, adapter.name)
                 cards[adapter.base].append(self._card(name, adapter, version))
+        for share in shares:
+            with suppress(ModelNotFound, ModelNotReady):  # its owner serves no version now
+                cards[share.base].append(await self.card(tenant_id, share.model))
         return [card for of_base in cards.values() for card in of_base]
 
     async def _find(self, tenant_id: str, model: str) -> _Found | None:
@@ -135,15 +173,27 @@ class ModelResolver:
             name = parse(model)
         except InvalidModelName:
             raise ModelNotFound(model) from None
-        if not self.bases.has_adapter(name):
+        if not self.bases.has_model(name):
             raise ModelNotFound(model)
         found = await self._cache.get(tenant_id, model)
+        if isinstance(found, _Grant):
+            key = found.adapter_id if name.version is None else f"{found.adapter_id}@{name.version}"
+            of_owner = await self._cache.get(found.terms.owner_id, key)
+            assert not isinstance(of_owner, _Grant), "an id names no shared adapter"
+            found = None if of_owner is None else found.model(of_owner, name.version)
         if found is None:
             raise ModelNotFound(model)
         return found
 
-    async def _load(self, tenant_id: str, model: str) -> _Found | None:
-        name = parse(model)
+    async def _load(self, tenant_id: str, model: str) -> _Found | _Grant | None:
+        """Loads what a name means to a tenant. `adp_...@version` is no name that a caller can give: it is how
+        a shared name finds its owner's version.
+        """
+        adapter_id, at, number = model.partition("@")
+        is_of_owner = at and ADAPTER_ID.fullmatch(adapter_id) is not None
+        name = ModelName(version=int(number), adapter_id=adapter_id) if is_of_owner else parse(model)
+        if name.owner is not None:
+            return await self._granted(tenant_id, name)
         async with self._database.read(tenant_id) as session:
             row = await AdapterRepository(session, tenant_id).find_with_version(self.bases, name)
         if row is None:
@@ -165,6 +215,21 @@ class ModelResolver:
         ref = AdapterRef(version.digest, version.rank)
         resolved = ResolvedModel(str(pinned), ref, adapter.id, version.version)
         return _Found(resolved, self._card(name, adapter, version), version.state)
+
+    async def _granted(self, tenant_id: str, name: ModelName) -> _Grant | None:
+        assert name.base is not None
+        assert name.owner is not None
+        assert name.adapter is not None
+        async with self._database.read(tenant_id) as session:
+            share = await ReceivedShares(session, tenant_id).named(name.base, name.owner, name.adapter)
+        if share is None:
+            return None
+        async with self._database.read(share.tenant_id) as session:
+            owner = await TenantDirectory(session).tenant(share.tenant_id)
+        if owner is None or owner.disabled_at is not None:
+            return None
+        created = int((share.accepted_at or share.created_at).timestamp())
+        return _Grant(share.terms, share.adapter_id, replace(name, version=None), created)
 
     def _card(self, name: ModelName, adapter: Adapter, version: AdapterVersion) -> ModelCard:
         return ModelCard(

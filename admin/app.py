@@ -10,6 +10,7 @@ from admin.account.routes import AccountRoutes
 from admin.account.second_factor_routes import SecondFactorRoutes
 from admin.adapters.import_routes import ImportRoutes
 from admin.adapters.routes import AdapterRoutes
+from admin.adapters.share_routes import ShareRoutes
 from admin.adapters.upload_routes import UploadRoutes
 from admin.audit.routes import AuditRoutes
 from admin.batches.creation_routes import BatchCreationRoutes
@@ -54,6 +55,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *SignInRoutes(console, services).routes(),
             *ImportRoutes(console, services).routes(),
             *UploadRoutes(console, services).routes(),
+            *ShareRoutes(console, services).routes(),
             *AdapterRoutes(console, services).routes(),
             *KeyRoutes(console, services).routes(),
             *MemberRoutes(console, services).routes(),

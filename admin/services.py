@@ -18,6 +18,7 @@ from adapters.jobs.service import JobService
 from adapters.reports import ReportReader
 from adapters.resolver import ModelResolver
 from adapters.service import AdapterService
+from adapters.shares import SharingService
 from adapters.submission import AdapterSubmission
 from admin.operator.services import OperatorServices
 from admin.sign_in.services import SignInServices
@@ -53,6 +54,8 @@ class AdapterServices(Protocol):
     def adapters(self) -> AdapterService: ...
     @property
     def deletion(self) -> AdapterDeletion: ...
+    @property
+    def sharing(self) -> SharingService: ...
     @property
     def jobs(self) -> JobService: ...
     @property

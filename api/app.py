@@ -66,6 +66,7 @@ from api.v1 import files as file_routes
 from api.v1 import generations as generation_routes
 from api.v1 import invoices as invoice_routes
 from api.v1 import jobs as job_routes
+from api.v1 import shares as share_routes
 from api.v1 import sla as sla_routes
 from api.v1 import spend_alerts as spend_alert_routes
 from api.v1 import token_exchange as token_exchange_routes
@@ -101,6 +102,8 @@ PROTECTED = (
     file_routes.router,
     upload_routes.router,
     adapter_routes.router,
+    share_routes.owned,
+    share_routes.received,
     job_routes.router,
     usage_routes.router,
     invoice_routes.router,
@@ -195,6 +198,7 @@ def _document() -> dict[str, Any]:
         *token_routes.BODIES,
         *upload_routes.BODIES,
         *adapter_bodies.BODIES,
+        *share_routes.BODIES,
         *job_bodies.BODIES,
         *organization_bodies.BODIES,
         *workload_identity_bodies.BODIES,

@@ -17,6 +17,7 @@ from adapters.recalibration import Recalibration
 from adapters.reports import ReportReader
 from adapters.resolver import ModelResolver
 from adapters.service import AdapterService
+from adapters.shares import SharingService
 from adapters.storage import ObjectStore
 from adapters.submission import AdapterSubmission
 from api.deferred_work import DeferredWork
@@ -76,7 +77,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class Onboarding:
-    """The services of adapters: upload, inspection, jobs, reports, deletion."""
+    """The services of adapters: upload, inspection, jobs, reports, sharing, deletion."""
 
     store: ObjectStore
     submission: AdapterSubmission
@@ -84,6 +85,7 @@ class Onboarding:
     catalogue: AdapterCatalogue
     adapters: AdapterService
     deletion: AdapterDeletion
+    sharing: SharingService
     jobs: JobService
     recalibration: Recalibration
     reports: ReportReader

@@ -8,14 +8,14 @@ stored row by the same rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
 
 from billing.errors import MalformedEvent
-from billing.rates import FREE_RATE, MAX_PERCENT, MAX_RATE, RATE_LABEL, Rate
+from billing.rates import MAX_PERCENT, MAX_RATE, Rate
 from engine.protocol import UsageEvent
 
 MAX_COUNT = 2**53
@@ -52,6 +52,11 @@ class Measured:
     cached_input_price: int
     output_price: int
     price_percent: int
+    owner_id: str | None
+    share_id: str | None
+    share_input_price: int
+    share_output_price: int
+    owner_percent: int
     # The fields above are the same in every event of a request; those below grow.
     prompt_tokens: int
     cached_tokens: int
@@ -98,7 +103,8 @@ def measure(event: UsageEvent) -> Measured:
     if not 0 <= usage.reasoning_tokens <= usage.completion_tokens:
         raise MalformedEvent(f"reasoning_tokens is {usage.reasoning_tokens} of {usage.completion_tokens}")
     labels = event.labels
-    rate = _rate(labels.get(RATE_LABEL, ""))
+    rate = _rate(labels)
+    share = rate.share
     return Measured(
         request_id=_text("request_id", event.request_id, required=True),
         submitted_at=_time("submitted_at", event.submitted_at),
@@ -119,6 +125,11 @@ def measure(event: UsageEvent) -> Measured:
         cached_input_price=rate.cached_input,
         output_price=rate.output,
         price_percent=rate.percent,
+        owner_id=None if share is None else share.owner_id,
+        share_id=None if share is None else share.share_id,
+        share_input_price=0 if share is None else share.input,
+        share_output_price=0 if share is None else share.output,
+        owner_percent=0 if share is None else share.owner_percent,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
@@ -198,13 +209,11 @@ def _since(submitted_at: float, name: str, value: float | None) -> float | None:
     return max(0.0, value - submitted_at)
 
 
-def _rate(label: str) -> Rate:
-    """Returns the rate that the label carries, the free rate without a label."""
-    if not label:
-        return FREE_RATE
-    rate = Rate.of_label(label)
+def _rate(labels: Mapping[str, str]) -> Rate:
+    """Returns the rate that the labels carry, the free rate without one."""
+    rate = Rate.of_labels(labels)
     if max(rate.input, rate.cached_input, rate.output) > MAX_RATE or rate.percent > MAX_PERCENT:
-        raise MalformedEvent(f"rate is {label[:80]!r}")
+        raise MalformedEvent(f"rate is {rate.label[:80]!r}")
     return rate
 
 

@@ -96,7 +96,7 @@ class UsageRecord(TenantOwned, Base):
     price_percent: Mapped[int] = mapped_column(Integer, server_default=text("100"))
     """The percentage of these prices that the service tier pays."""
     cost: Mapped[int] = mapped_column(BigInteger, Computed(_COST, persisted=True))
-    """`billing.rates.Rate.cost`, in micro-USD."""
+    """What the operator's prices come to, in micro-USD. `billed` adds the surcharge."""
     cached_cost: Mapped[int] = mapped_column(
         BigInteger,
         Computed("usage_cost_share(cached_tokens, cached_input_price, price_percent)", persisted=True),
@@ -107,6 +107,23 @@ class UsageRecord(TenantOwned, Base):
         Computed("usage_cost_share(completion_tokens, output_price, price_percent)", persisted=True),
     )
     """The part of `cost` for output, rounded down. The rest is for input that was not cached."""
+    owner_id: Mapped[str | None]
+    """The organization whose shared adapter was used; None for the tenant's own, as the next one."""
+    share_id: Mapped[str | None]
+    share_input_price: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    """Micro-USD per million tokens that the owner asks for, as the next one."""
+    share_output_price: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    owner_percent: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    """The owner's part of the surcharge in percent."""
+    surcharge: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    """`ShareTerms.surcharge`, in micro-USD. A trigger computes it, as the next one."""
+    owner_part: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    """The owner's part of it. The rest is the platform's."""
+
+    @property
+    def billed(self) -> int:
+        """Micro-USD that the tenant pays: `billing.rates.Rate.cost`."""
+        return self.cost + self.surcharge
 
 
 @declarative_mixin
@@ -127,6 +144,8 @@ class RollupSums(TenantOwned):
     cost: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
     cached_cost: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
     output_cost: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    surcharge: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    """The part of `cost` for shared adapters."""
 
 
 class UsageRollup(RollupSums, Base):
@@ -156,6 +175,26 @@ class UsageRollupDay(RollupSums, Base):
 
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
     day: Mapped[datetime] = mapped_column(primary_key=True)
+
+
+class ShareEarning(TenantOwned, Base):
+    """What an organization earned on a UTC day with an adapter that it shares. Its sums are those of the
+    users' records, changed in the same transaction; a reversal counts negative, at its own time.
+    """
+
+    __tablename__ = "share_earnings"
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    """The adapter's owner."""
+    day: Mapped[datetime] = mapped_column(primary_key=True)
+    share_id: Mapped[str] = mapped_column(primary_key=True)
+    model: Mapped[str] = mapped_column(primary_key=True)
+    """The pinned name that the requests used."""
+    num_requests: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    surcharge: Mapped[int] = mapped_column(BigInteger)
+    owner_part: Mapped[int] = mapped_column(BigInteger)
 
 
 class Charge(TenantOwned, Base):
@@ -266,6 +305,11 @@ class Reversal(TenantOwned, Base):
     cost: Mapped[int] = mapped_column(BigInteger)
     cached_cost: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
     output_cost: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    surcharge: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    """The part of `cost` for a shared adapter, whose owner loses `owner_part` of it."""
+    owner_id: Mapped[str | None]
+    share_id: Mapped[str | None]
+    owner_part: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
     reason: Mapped[str]
     actor: Mapped[str]
     """The kind and id of the actor that reversed it, as `api_key:key_...`."""

@@ -23,6 +23,7 @@ from db.cache import EVERYTHING, Lifetimes, RowCache
 from db.session import EVERY_TENANT, Database
 from tenants.actors import OPERATOR, Actor
 from tenants.audit.service import OPERATOR_CHAIN, AuditLog
+from tenants.share_terms import ShareTerms
 
 __all__ = ["RATE_LABEL", "PriceBook", "PriceService", "PriceVersion", "Rate"]
 
@@ -77,9 +78,11 @@ class PriceBook:
     async def close(self) -> None:
         await self._cache.close()
 
-    async def rate(self, percent: int, submitted_at: float, on_adapter: bool) -> Rate:
+    async def rate(
+        self, percent: int, submitted_at: float, on_adapter: bool, share: ShareTerms | None = None
+    ) -> Rate:
         """Returns the rate of a request submitted at that Unix time, in a service tier that pays `percent`,
-        on an adapter or on the base model alone.
+        on an adapter, shared by its owner under `share`, or on the base model alone.
 
         Raises DatabaseUnavailable when the cached list has expired and cannot be read again.
         """
@@ -87,8 +90,8 @@ class PriceBook:
         assert versions is not None
         for effective_from, version in versions:  # the latest first
             if effective_from <= submitted_at:
-                return version.rate(percent, on_adapter)
-        return replace(FREE_RATE, percent=percent)
+                return replace(version.rate(percent, on_adapter), share=share)
+        return replace(FREE_RATE, percent=percent, share=share)
 
     async def _load(self, _group: str, _key: str) -> tuple[tuple[float, PriceVersion], ...]:
         async with self._database.read(EVERY_TENANT) as session:

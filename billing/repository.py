@@ -29,7 +29,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.folding import Measured
 from billing.models import Charge, Price, Reversal, RollupSums, UsageRecord, UsageRollupDay
-from billing.rollups import ROLLUPS, SUMS, add_sql, hold_ledger
+from billing.rollups import ROLLUPS, SUMS, add_sql, earn_sql, hold_ledger
 from db.repository import TenantRepository, select_owned
 from db.rollup_intervals import Interval, Unit, intervals
 from tenants.limits.kinds import Limit, Scope
@@ -39,7 +39,7 @@ from tenants.models import ApiKey
 _SAME = (
     "tenant_id, key_id, model, adapter_id, adapter_version, adapter_digest, endpoint, service_tier, "
     "num_choices, engine_id, project_id, user_id, price_id, input_price, cached_input_price, output_price, "
-    "price_percent"
+    "price_percent, owner_id, share_id, share_input_price, share_output_price, owner_percent"
 )
 _GROWING = (
     "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "preemptions", "recorded_at",
@@ -54,10 +54,14 @@ def _greatest(column: str) -> str:
 
 
 # The difference between a request's new row and its stored one is what the rollups grow by.
+_ADDED = tuple(name for name in SUMS if name not in ("num_requests", "cost"))
 _DIFFERENCES = ", ".join(
-    f"a.{name} - coalesce(b.{name}, 0) AS {name}" for name in SUMS if name != "num_requests"
+    [
+        "a.cost + a.surcharge - coalesce(b.cost + b.surcharge, 0) AS cost",
+        *(f"a.{name} - coalesce(b.{name}, 0) AS {name}" for name in (*_ADDED, "owner_part")),
+    ]
 )
-_STORED = ", ".join(f"r.{name}" for name in SUMS if name != "num_requests")
+_STORED = ", ".join(f"r.{name}" for name in (*_ADDED, "cost", "owner_part"))
 _UPSERT = text(
     f"""
     WITH incoming AS (
@@ -68,6 +72,8 @@ _UPSERT = text(
             adapter_id text, adapter_version integer, adapter_digest text, endpoint text, service_tier text,
             num_choices integer, engine_id text, project_id text, user_id text, price_id text,
             input_price bigint, cached_input_price bigint, output_price bigint, price_percent integer,
+            owner_id text, share_id text, share_input_price bigint, share_output_price bigint,
+            owner_percent integer,
             prompt_tokens bigint, cached_tokens bigint,
             completion_tokens bigint, reasoning_tokens bigint, preemptions integer,
             recorded_at double precision, finish_reason text,
@@ -85,12 +91,13 @@ _UPSERT = text(
     ), changes AS (
         SELECT a.tenant_id, a.submitted_at AS at, a.key_id, a.model, a.service_tier,
                coalesce(a.project_id, '') AS project_id, coalesce(a.user_id, '') AS user_id,
-               coalesce(a.adapter_id, '') AS adapter_id,
+               coalesce(a.adapter_id, '') AS adapter_id, a.owner_id, a.share_id,
                CASE WHEN b.request_id IS NULL THEN 1 ELSE 0 END AS num_requests, {_DIFFERENCES}
         FROM after a LEFT JOIN before b USING (submitted_at, request_id)
     ), minutes AS ({add_sql("minute", "changes")}
     ), hours AS ({add_sql("hour", "changes")}
-    ) {add_sql("day", "changes")}
+    ), days AS ({add_sql("day", "changes")}
+    ) {earn_sql("(SELECT * FROM changes WHERE owner_id IS NOT NULL) AS shared")}
     """
 )
 

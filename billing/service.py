@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Literal, NotRequired, TypedDict
 
+from billing.earnings import EarningLine, EarningsRepository
 from billing.models import UsageRecord
 from billing.reports.buckets import USAGE_WIDTHS, BucketPage, check_groups, instant, page_of, width_of
 from billing.reports.costs import CostReports
@@ -104,6 +105,13 @@ class UsageReports:
                     **wanted,
                 )
         return report_page.filled(_results(rows, group_by))
+
+    async def earned(self, tenant_id: str, start: datetime, end: datetime) -> list[EarningLine]:
+        """Returns what the tenant earned in [start, end), whole UTC days, with the adapters that it shares.
+        Raises DatabaseUnavailable.
+        """
+        async with self._database.read(tenant_id) as session:
+            return await EarningsRepository(session, tenant_id).of(start, end)
 
     async def record(self, tenant_id: str, request_id: str, *, submitted_at: float) -> UsageRecord | None:
         """Returns the ledger row of a request submitted within a second of `submitted_at` (Unix seconds)."""

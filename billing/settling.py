@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import structlog
 
 from billing.errors import MalformedEvent
-from billing.rates import RATE_LABEL, Rate
+from billing.rates import Rate
 from engine.protocol import UsageEvent
 from tenants.limits.kinds import Amounts
 from tenants.quotas.journal import JournalSettling, MeteredRequest
@@ -34,9 +34,8 @@ class ReservationSettlement:
 def metered(event: UsageEvent) -> MeteredRequest:
     """Returns the request's total usage and its cost at the rate it carries, zero if it carries none."""
     usage = event.usage
-    label = event.labels.get(RATE_LABEL, "")
     try:
-        spend = Rate.of_label(label).cost(usage) if label else 0
+        spend = Rate.of_labels(event.labels).cost(usage)
     except MalformedEvent as error:
         log.error("request is settled without its cost", request_id=event.request_id, error=str(error))
         spend = 0

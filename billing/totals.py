@@ -1,5 +1,5 @@
-"""Computes what a tenant's usage costs over a time range, line by line: requests by kind of token, storage,
-calibration, less reversals at the time of the reversal.
+"""Computes what a tenant's usage costs over a time range, line by line: requests by kind of token,
+surcharges of shared adapters, storage, calibration, less reversals at the time of the reversal.
 
 Invoices and reports read this and nothing else, so they cannot differ. The lines' costs add up to the cost of
 each request, which is rounded up once: the input line holds the rounding.
@@ -21,7 +21,7 @@ from billing.repository import COSTS_BY_DAY, UsageRepository
 from db.repository import TenantRepository
 from db.rollup_intervals import Unit
 
-LineKind = Literal["input", "cached_input", "output", "adapter_storage", "calibration"]
+LineKind = Literal["input", "cached_input", "output", "surcharge", "adapter_storage", "calibration"]
 LINE_KINDS: tuple[LineKind, ...] = get_args(LineKind)
 
 
@@ -121,8 +121,16 @@ def _midnight(moment: datetime) -> datetime:
 def _usage_lines(row: Any, group_by: Sequence[str]) -> list[CostLine]:
     groups = {name: getattr(row, name) for name in group_by}
     of_kinds: tuple[tuple[LineKind, int, int], ...] = (
-        ("input", row.prompt_tokens - row.cached_tokens, row.cost - row.cached_cost - row.output_cost),
+        (
+            "input",
+            row.prompt_tokens - row.cached_tokens,
+            row.cost - row.cached_cost - row.output_cost - row.surcharge,
+        ),
         ("cached_input", row.cached_tokens, row.cached_cost),
         ("output", row.completion_tokens, row.output_cost),
     )
-    return [CostLine(row.bucket, kind, quantity, cost, **groups) for kind, quantity, cost in of_kinds]
+    lines = [CostLine(row.bucket, kind, quantity, cost, **groups) for kind, quantity, cost in of_kinds]
+    if row.surcharge:
+        tokens = row.prompt_tokens + row.completion_tokens
+        lines.append(CostLine(row.bucket, "surcharge", tokens, row.surcharge, **groups))
+    return lines

@@ -5,6 +5,7 @@ from sqlalchemy.schema import SchemaItem
 import adapters.files.models
 import adapters.jobs.models
 import adapters.models
+import adapters.sharing.models
 import batches.models
 import billing.event_numbers.models
 import billing.invoices.models
@@ -31,6 +32,7 @@ DOMAINS = (
     adapters.files.models,
     adapters.jobs.models,
     adapters.models,
+    adapters.sharing.models,
     batches.models,
     billing.event_numbers.models,
     billing.invoices.models,

@@ -17,6 +17,7 @@ from adapters.model_names import ADAPTER_ID
 from admin import snippets
 from admin.adapters.comparison_page import ComparisonPage
 from admin.adapters.page import COLUMNS, AdaptersPage
+from admin.adapters.shares_page import ShareRow, SharesPage
 from admin.adapters.version_page import VersionPage
 from admin.services import ConsoleServices
 from admin.web import authorization
@@ -46,6 +47,7 @@ class AdapterRoutes:
         self._list = AdaptersPage(
             services.adapters.catalogue, services.adapters.jobs, services.operation.engines
         )
+        self._shares = SharesPage(services.adapters.sharing, services.usage)
         self._comparison = ComparisonPage(services.adapters.catalogue)
         self._version = VersionPage(
             services.adapters.catalogue, services.adapters.jobs, services.adapters.reports
@@ -88,18 +90,26 @@ class AdapterRoutes:
             principal=principal,
             section="adapters",
             page=shown,
+            received=await self._shares.received(principal.tenant_id) if after is None else [],
             is_first=after is None,
             snippets=snippets.bring(origin_of(request), shown.bases[0]),
         )
 
     async def show(self, request: Request, principal: TenantUser) -> Response:
-        return await self._detail(request, principal, "adapter.html")
+        shared = await self._shares.of_adapter(principal.tenant_id, request.path_params["adapter"])
+        return await self._detail(request, principal, "adapter.html", shared)
 
     async def show_live(self, request: Request, principal: TenantUser) -> Response:
         """The part of the page that changes while work goes on."""
         return await self._detail(request, principal, "adapter_live.html")
 
-    async def _detail(self, request: Request, principal: TenantUser, template: str) -> Response:
+    async def _detail(
+        self,
+        request: Request,
+        principal: TenantUser,
+        template: str,
+        shared: Sequence[ShareRow] = (),
+    ) -> Response:
         before = request.query_params.get("before")
         if before is not None and _EVENT_ID.fullmatch(before) is None:
             raise HTTPException(404, "This page of activity doesn't exist.")
@@ -110,6 +120,7 @@ class AdapterRoutes:
             principal=principal,
             section="adapters",
             page=shown,
+            shared=shared,
             is_first=before is None,
             snippets=snippets.ask(origin_of(request), shown.model),
         )

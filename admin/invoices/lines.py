@@ -14,7 +14,12 @@ from billing.invoices.views import dollars
 from billing.rates import MICRO_USD_PER_CENT
 
 _OF_LEDGER = ("usage", "storage", "calibration")
-_ITEMS = {"input": "Input tokens", "cached_input": "Cached input tokens", "output": "Output tokens"}
+_ITEMS = {
+    "input": "Input tokens",
+    "cached_input": "Cached input tokens",
+    "output": "Output tokens",
+    "surcharge": "Surcharge of the adapter's owner",
+}
 OTHERS = "Plan, storage and balance"
 
 

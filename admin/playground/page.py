@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from adapters.errors import ModelNotFound, ModelNotReady
 from adapters.resolver import ModelResolver
 from admin import formatting
 from billing.rates import Rate
 from engine.protocol import PriorityClass
+from tenants.share_terms import ShareTerms
 
 
 @dataclass(frozen=True)
@@ -19,11 +21,19 @@ class Stage:
     chosen: str
     versus: str
     """The model that answers beside it; empty: none."""
+    surcharges: Mapping[str, str] = field(default_factory=dict)
+    """What other organizations ask for their adapters, in words, by model."""
 
     @property
     def choices(self) -> list[tuple[str, str]]:
         """(name, what a list shows)."""
-        return [(name, f"{name} (base model)" if name in self.bases else name) for name in self.models]
+        return [(name, self._shown(name)) for name in self.models]
+
+    def _shown(self, name: str) -> str:
+        if name in self.bases:
+            return f"{name} (base model)"
+        surcharge = self.surcharges.get(name.partition("@")[0])
+        return name if surcharge is None else f"{name} (shared, {surcharge})"
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,11 @@ def _per_million(rate: Rate) -> str:
     return f"{read} per million input tokens, {written} per million output tokens"
 
 
+def _surcharge(terms: ShareTerms) -> str:
+    read, written = formatting.usd(terms.input), formatting.usd(terms.output)
+    return f"plus {read} per million input tokens, {written} per million output tokens"
+
+
 class PlaygroundPage:
     def __init__(self, models: ModelResolver) -> None:
         self._models = models
@@ -69,7 +84,8 @@ class PlaygroundPage:
             chosen = wanted
         elif adapters:
             chosen = max(adapters, key=lambda card: card.created).id
-        return Stage(bases, names, chosen, versus if versus in names and versus != chosen else "")
+        surcharges = {card.id: _surcharge(card.share) for card in adapters if card.share is not None}
+        return Stage(bases, names, chosen, versus if versus in names and versus != chosen else "", surcharges)
 
     async def _is_version(self, tenant_id: str, name: str) -> bool:
         if "@" not in name:

@@ -256,7 +256,7 @@ def _ran_row(row: UsageRecord, labels: Labels, is_reversed: bool) -> RequestRow:
         reasoning=row.reasoning_tokens,
         first_token=formatting.seconds(row.first_token_seconds),
         total=formatting.seconds(row.total_seconds),
-        cost=row.cost,
+        cost=row.billed,
     )
 
 

@@ -22,6 +22,7 @@ from adapters.pinning import Engine, Pinning
 from adapters.recalibration import Recalibration
 from adapters.reports import ReportReader
 from adapters.service import AdapterService
+from adapters.shares import DEFAULT_PLATFORM_PERCENT, SharingService
 from adapters.source_copies import SourceCopies
 from adapters.storage import ObjectStore
 from adapters.submission import AdapterSubmission, GivenFiles
@@ -44,10 +45,12 @@ async def open_onboarding(
     redis_url: str,
     base_configs: Mapping[str, Path],
     imports: ImportAdmission,
+    platform_percent: int = DEFAULT_PLATFORM_PERCENT,
 ) -> AsyncIterator[Onboarding]:
     """Yields the started services and closes them at the end of the block. The caller closes what it passes
     in.
 
+    `platform_percent`: the least that the platform keeps of the surcharges of shared adapters.
     `engines`, the default base's first, and `base_configs`, the paths of `config.json`: by base.
     """
     async with AsyncExitStack() as opened:
@@ -78,6 +81,7 @@ async def open_onboarding(
             catalogue=AdapterCatalogue(database, bases),
             adapters=AdapterService(database, redis_client, bases, pinning),
             deletion=AdapterDeletion(database, redis_client, bases, pinning),
+            sharing=SharingService(database, redis_client, bases, platform_percent=platform_percent),
             jobs=JobService(database, outbox, announcer.changed),
             recalibration=Recalibration(database, announcer, files, copies, outbox, bases),
             reports=ReportReader(store),

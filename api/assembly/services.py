@@ -23,6 +23,7 @@ from adapters.inspection import SandboxUnavailable
 from adapters.inspection.sandbox import Sandbox
 from adapters.resolver import ModelResolver
 from adapters.served_bases import FurtherBases
+from adapters.sharing.settings import SharingSettings
 from adapters.storage import ObjectStore, StorageSettings, open_store
 from admin.app import BillingServices
 from admin.settings import ConsoleSettings
@@ -153,6 +154,7 @@ async def open_services(
                 redis_url=settings.redis_url,
                 base_configs={base.name: base.path / "config.json" for base in bases},
                 imports=ImportAdmission(ImportSettings().policy(), tenants.key_secrets()),
+                platform_percent=SharingSettings().platform_percent,
             )
         )
         payments = await opened.enter_async_context(

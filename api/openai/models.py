@@ -32,6 +32,14 @@ class TierPrices(TypedDict):
     output: float
 
 
+class Surcharge(TypedDict):
+    """What another organization asks for its adapter. Micro-USD per million tokens."""
+
+    input: int
+    """Cached or not."""
+    output: int
+
+
 class Pricing(TypedDict):
     """Current prices."""
 
@@ -39,6 +47,8 @@ class Pricing(TypedDict):
     unit: Literal["micro_usd_per_million_tokens"]
     default_service_tier: str
     """The tier of requests that ask for none."""
+    surcharge: Surcharge | None
+    """Of an adapter that another organization shares, besides the prices, in every tier; null for others."""
     service_tiers: dict[str, TierPrices]
     """By service tier that you can ask for."""
 
@@ -81,6 +91,8 @@ class ModelObject(TypedDict):
     max_prompt_tokens: int | None
     capabilities: Capabilities
     pricing: Pricing
+    share: str | None
+    """The share under which another organization's adapter is used; null for your own and for bases."""
 
 
 class ModelList(TypedDict):
@@ -95,7 +107,7 @@ router = Router(prefix="/v1", tags=["Models"], errors=(AccountSuspended(),))
 
 @router.get("/models", operation_id="listModels")
 async def list_models(request: Request) -> ModelList:
-    """Lists the base models and those of your adapters that serve."""
+    """Lists the base models, those of your adapters that serve, and those that others share with you."""
     caller = await authenticate(request, READ_MODELS)
     services = services_of(request)
     cards = [card for card in await services.models.list(caller.tenant_id) if caller.may_use(card.id)]
@@ -132,6 +144,7 @@ async def _pricing(services: Services, caller: TenantContext, on_adapter: bool) 
         "currency": "USD",
         "unit": "micro_usd_per_million_tokens",
         "default_service_tier": requested_tier(None, caller).value,
+        "surcharge": None,
         "service_tiers": {
             tier.value: _tier_prices(await services.prices.rate(terms.price_percent, now, on_adapter))
             for tier, terms in caller.plan.terms.items()
@@ -155,6 +168,9 @@ def _percentage(price: int, percent: int) -> float:
 
 
 def _model_object(services: Services, card: ModelCard, pricing: Pricing) -> ModelObject:
+    share = card.share
+    if share is not None:
+        pricing = {**pricing, "surcharge": {"input": share.input, "output": share.output}}
     pool = services.pools[card.base]
     info = pool.engine.info
     context_length = None if info is None else info.context_length
@@ -183,4 +199,5 @@ def _model_object(services: Services, card: ModelCard, pricing: Pricing) -> Mode
             "structured_outputs": pool.grammars is not None and pool.grammars.are_supported,
         },
         "pricing": pricing,
+        "share": None if share is None else share.share_id,
     }

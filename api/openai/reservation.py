@@ -109,11 +109,12 @@ async def reserve(
     """
     terms = request.caller.plan.terms
     contracted = terms[tier].contracted_tokens_per_minute
-    on_adapter = request.model.adapter_id is not None
-    rate = default_rate = await prices.rate(terms[tier].price_percent, request.submitted_at, on_adapter)
+    on_adapter, share = request.model.adapter_id is not None, request.model.share
+    percent = terms[tier].price_percent
+    rate = default_rate = await prices.rate(percent, request.submitted_at, on_adapter, share)
     if contracted is not None:
         percent = terms[PriorityClass.DEFAULT].price_percent
-        default_rate = await prices.rate(percent, request.submitted_at, on_adapter)
+        default_rate = await prices.rate(percent, request.submitted_at, on_adapter, share)
     worst, expected = _amounts(request, rate if rate.percent >= default_rate.percent else default_rate)
     reservation = await quotas.reserve(
         request.reservation_id or request.id,
@@ -126,7 +127,7 @@ async def reserve(
     )
     if contracted is not None and not reservation.within_contract:
         tier, rate = PriorityClass.DEFAULT, default_rate
-    return RequestReservation(build_submission(request, tier, rate.label), rate, reservation, quotas)
+    return RequestReservation(build_submission(request, tier, rate.labels), rate, reservation, quotas)
 
 
 async def reserve_batch_line(
@@ -137,7 +138,8 @@ async def reserve_batch_line(
     bills the line once. Raises what `reserve` does.
     """
     percent = request.caller.plan.batch_price_percent
-    rate = await prices.rate(percent, request.submitted_at, request.model.adapter_id is not None)
+    model = request.model
+    rate = await prices.rate(percent, request.submitted_at, model.adapter_id is not None, model.share)
     worst, expected = _amounts(request, rate)
     reservation = await quotas.reserve(
         f"{request.id}/{attempt}",
@@ -147,7 +149,7 @@ async def reserve_batch_line(
         expected,
         parts=len(request.prompts),
     )
-    submission = build_submission(request, PriorityClass.FLEX, rate.label, BATCH_TIER)
+    submission = build_submission(request, PriorityClass.FLEX, rate.labels, BATCH_TIER)
     return RequestReservation(submission, rate, reservation, quotas)
 
 

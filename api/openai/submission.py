@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from adapters.model_names import base_of
 from api.openai.reasoning import Thinking
 from api.openai.tool_calls import OfferedTools
 from api.openai.validation import ValidatedRequest
-from billing.rates import RATE_LABEL
 from billing.request_metadata.content import RequestMetadata
 from engine.protocol import PriorityClass, Submit
 
@@ -45,9 +46,12 @@ class Submission(msgspec.Struct, frozen=True):
 
 
 def build_submission(
-    request: ValidatedRequest, tier: PriorityClass, rate_label: str, billed_as: str | None = None
+    request: ValidatedRequest,
+    tier: PriorityClass,
+    rate_labels: Mapping[str, str],
+    billed_as: str | None = None,
 ) -> Submission:
-    """Returns the request's Submits in the service tier `tier`, at the rate that `rate_label` names.
+    """Returns the request's Submits in the service tier `tier`, at the rate that `rate_labels` name.
     `billed_as`: the service tier in the ledger, if it is another one.
     """
     caller, model = request.caller, request.model
@@ -57,7 +61,7 @@ def build_submission(
         "model": model.name,
         "endpoint": request.endpoint,
         "service_tier": billed_as or tier.value,
-        RATE_LABEL: rate_label,
+        **rate_labels,
     }
     if caller.project_id is not None:
         labels["project_id"] = caller.project_id

@@ -37,6 +37,7 @@ TAGS = {
     "Files": "Files of adapters, calibration samples and batches.",
     "Uploads": "Large files, uploaded in parts.",
     "Adapters": "LoRA adapters of your own and their versions.",
+    "Shared adapters": "Adapters that you share with other organizations, and theirs that you use.",
     "Calibration": "Jobs that measure a version of an adapter before it serves, and their reports.",
     "Usage": "What was used and what it costs: reports, exports and receipts of single requests.",
     "Organization": "Your organization and its plan.",
@@ -55,7 +56,7 @@ TAGS = {
 """In the order of the reference."""
 GROUPS = {
     "Inference": ["Responses", "Conversations", "Chat", "Completions", "Batches", "Tokens", "Models"],
-    "Adapters": ["Files", "Uploads", "Adapters", "Calibration"],
+    "Adapters": ["Files", "Uploads", "Adapters", "Shared adapters", "Calibration"],
     "Organization": ["Organization", "Projects", "Keys", "Users", "Audit"],
     "Identity": ["Provisioning", "Workload identity"],
     "Money and limits": ["Usage", "Limits", "Billing", "Webhooks", "SLA"],
@@ -80,12 +81,14 @@ SPELLINGS = {"api": "API", "sla": "SLA", "pdf": "PDF", "scim": "SCIM"}
 PATH_PARAMETERS = {
     "adapter": "The adapter's id or name.",
     "version": "The version's number.",
+    "share_id": "The share's id.",
+    "received_share_id": "The id of a share that another organization offers.",
     "job_id": "The calibration job's id.",
     "batch_id": "The batch's id.",
     "chart": "The chart's name, as the report has it.",
     "file_id": "The file's id.",
     "upload_id": "The upload's id.",
-    "model": "`base`, `base:adapter`, `base:adapter@version` or an adapter's id.",
+    "model": "`base`, `base:adapter`, `base:adapter@version`, `base:owner/adapter` or an adapter's id.",
     "generation_id": "The `id` of the completion or response.",
     "response_id": "The response's id.",
     "conversation_id": "The conversation's id.",

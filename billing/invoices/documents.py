@@ -28,7 +28,7 @@ class InvoiceLineObject(TypedDict):
     description: str
     amount_micro_usd: int
     item: NotRequired[str]
-    """What was used: `input`, `cached_input`, `output`, `byte_days` or `jobs`."""
+    """What was used: `input`, `cached_input`, `output`, `surcharge`, `share`, `byte_days` or `jobs`."""
     model: NotRequired[str]
     service_tier: NotRequired[str]
     quantity: NotRequired[int]

@@ -19,6 +19,7 @@ LineKind = Literal[
     "usage",
     "storage",
     "calibration",
+    "earnings",
     "fee",
     "allowance",
     "prepaid",
@@ -36,7 +37,9 @@ class LedgerLine:
 
     kind: LineKind
     item: str
-    """`input`, `cached_input` or `output` tokens; `byte_days`; `jobs`."""
+    """`input`, `cached_input` or `output` tokens; `surcharge` or `share`, also in tokens; `byte_days`;
+    `jobs`.
+    """
     model: str
     service_tier: str
     quantity: int
@@ -125,7 +128,7 @@ def bill(
         *([Line("fee", month, f"Plan {plan}".strip() + ", monthly fee", fee)] if fee else []),
         *_differences(current),
     ]
-    own = sum(one.amount for one in current.ledger)
+    own = sum(one.amount for one in current.ledger if one.kind != "earnings")
     allowance = min(included, max(0, own - current.covered))
     if allowance:
         lines.append(Line("allowance", month, "Usage included in the plan", -allowance))
@@ -176,9 +179,14 @@ def _prepaid(books: MonthBooks) -> list[Line]:
     return [Line("prepaid", books.month, "Prepaid usage, paid from your balance", -amount)]
 
 
-_KINDS = ("usage", "storage", "calibration")
-_ITEMS = ("input", "cached_input", "output")
-_NAMES = {"input": "input tokens", "cached_input": "cached input tokens", "output": "output tokens"}
+_KINDS = ("usage", "storage", "calibration", "earnings")
+_ITEMS = ("input", "cached_input", "output", "surcharge")
+_NAMES = {
+    "input": "input tokens",
+    "cached_input": "cached input tokens",
+    "output": "output tokens",
+    "surcharge": "surcharge of the adapter's owner",
+}
 
 
 def _order(key: Key) -> tuple[int, str, str, int, str]:
@@ -192,6 +200,8 @@ def _line(month: date, key: Key, quantity: int, amount: int) -> Line:
         description = "Adapter storage"
     elif kind == "calibration":
         description = "Adapter calibration"
+    elif kind == "earnings":
+        description = f"{model}, your part of the surcharge"
     else:
         description = f"{model or 'no model'}, {tier}, {_NAMES.get(item, item)}"
     details = {"item": item, "model": model, "service_tier": tier, "quantity": quantity}

@@ -177,7 +177,7 @@ class InvoiceLine(TenantOwned, Base):
         CheckConstraint("number > 0", name="number_positive"),
         CheckConstraint(
             "kind IN ('usage', 'storage', 'calibration', 'fee', 'allowance', 'prepaid', 'carried', 'credit',"
-            " 'kept')",
+            " 'kept', 'earnings')",
             name="kind_known",
         ),
         Index(None, "tenant_id", "month"),
@@ -188,8 +188,9 @@ class InvoiceLine(TenantOwned, Base):
     """Counts from 1, in display order."""
     tenant_id: Mapped[str]
     kind: Mapped[str]
-    """`usage`, `storage` and `calibration` come from the ledger; `prepaid` was paid from the balance;
-    `carried` comes from the previous invoice; `credit` is taken from the balance, `kept` is added to it.
+    """`usage`, `storage`, `calibration` and the negative `earnings` come from the ledger; `prepaid` was paid
+    from the balance; `carried` comes from the previous invoice; `credit` is taken from the balance, `kept` is
+    added to it.
     """
     month: Mapped[date] = mapped_column(Date)
     """The month of the usage: before the invoice's month if it was recorded late."""

@@ -15,8 +15,11 @@ from sqlalchemy import (
     Text,
     any_,
     bindparam,
+    case,
     cast,
     func,
+    literal,
+    or_,
     select,
     text,
     union_all,
@@ -34,7 +37,7 @@ from billing.invoices.models import (
     InvoicePayment,
     PrepaidPeriod,
 )
-from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay
+from billing.models import Charge, Reversal, ShareEarning, UsageRecord, UsageRollupDay
 from billing.months import begin, following
 from billing.repository import INSTANT
 from db.cursors import fetch_page
@@ -42,7 +45,7 @@ from db.repository import TenantRepository, owner, select_owned
 from tenants.models import Plan, Tenant
 from tenants.repository import is_id
 
-LEDGER_KINDS = ("usage", "storage", "calibration")
+LEDGER_KINDS = ("usage", "storage", "calibration", "earnings")
 """The kinds of lines that come from the ledger."""
 
 _NEXT_NUMBER = text("UPDATE document_numbers SET last = last + 1 WHERE kind = :kind RETURNING last")
@@ -83,12 +86,21 @@ def _unsettled() -> Any:
             Reversal.at < end, Reversal.charge_id.is_not(None)
         ),
     )
-    invoiced = select_owned(InvoiceLine, InvoiceLine.month, -InvoiceLine.amount).where(
-        InvoiceLine.kind.in_(LEDGER_KINDS), InvoiceLine.month < bindparam("before", type_=Date)
+    earned = select_owned(ShareEarning, _month(ShareEarning.day), literal(0), -ShareEarning.owner_part).where(
+        ShareEarning.day < end
     )
-    rows = union_all(*ledger, invoiced).subquery()
-    query = select(rows.c.month).group_by(rows.c.month).having(func.sum(rows.c.amount) != 0)
-    return query.order_by(rows.c.month)
+    is_earned = InvoiceLine.kind == "earnings"
+    invoiced = select_owned(
+        InvoiceLine,
+        InvoiceLine.month,
+        case((is_earned, 0), else_=-InvoiceLine.amount),
+        case((is_earned, -InvoiceLine.amount), else_=0),
+    ).where(InvoiceLine.kind.in_(LEDGER_KINDS), InvoiceLine.month < bindparam("before", type_=Date))
+    rows = union_all(*(query.add_columns(literal(0).label("earned")) for query in ledger), earned, invoiced)
+    found = rows.subquery()
+    # Apart: late usage and late earnings of the same amount are two lines, not none.
+    differs = or_(func.sum(found.c.amount) != 0, func.sum(found.c.earned) != 0)
+    return select(found.c.month).group_by(found.c.month).having(differs).order_by(found.c.month)
 
 
 _UNSETTLED = _unsettled()
@@ -257,19 +269,26 @@ class InvoiceRepository(TenantRepository):
 
     async def repriced(self, start: datetime, end: datetime) -> list[Row[*tuple[Any, ...]]]:
         """Returns rows (model, service_tier, prompt_tokens, cached_tokens, completion_tokens, cost,
-        cached_cost, output_cost) of the ledger's requests in [start, end), less reversals. Each row's cost is
-        computed again from its counts and the prices it carries.
+        cached_cost, output_cost, surcharge) of the ledger's requests in [start, end), less reversals. Each
+        row's cost is computed again from its counts and the prices it carries.
         """
         record, taken = UsageRecord, Reversal
         prices = (record.input_price, record.cached_input_price, record.output_price)
         counts = (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
         percent = record.price_percent
+        surcharge = func.usage_surcharge(
+            record.prompt_tokens,
+            record.completion_tokens,
+            record.share_input_price,
+            record.share_output_price,
+        )
         costs = (
-            func.usage_cost(*counts, *prices, percent),
+            func.usage_cost(*counts, *prices, percent) + surcharge,
             func.usage_cost_share(record.cached_tokens, record.cached_input_price, percent),
             func.usage_cost_share(record.completion_tokens, record.output_price, percent),
+            surcharge,
         )
-        names = (*(count.key for count in counts), "cost", "cached_cost", "output_cost")
+        names = (*(count.key for count in counts), "cost", "cached_cost", "output_cost", "surcharge")
         used = self.select_own(
             record,
             record.model,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 
+from billing.earnings import EarningsBook
 from billing.invoices.drafting import Books
 from billing.invoices.errors import InvoiceNotFound
 from billing.invoices.ledger import MonthLedger
@@ -104,8 +105,16 @@ class InvoiceVerification:
                 if line.kind in LEDGER_KINDS and (only is None or line.invoice_id == only.id)
             }
             for month in sorted(invoiced):
-                findings += await _month(session, tenant_id, month, lines)
+                findings += await _month(
+                    session, tenant_id, month, lines, await self._earned(tenant_id, month)
+                )
         return findings
+
+    async def _earned(self, tenant_id: str, month: date) -> list[LedgerLine]:
+        """Returns what the tenant earned in a month, priced again from other tenants' rows."""
+        async with self._database.read(EVERY_TENANT) as session:
+            found = await EarningsBook(session).priced_again(tenant_id, *span(month))
+        return [LedgerLine("earnings", "share", model, "", 0, -amount) for model, amount in found.items()]
 
 
 def _sums(invoices: Sequence[Invoice], lines: Sequence[InvoiceLine]) -> list[Finding]:
@@ -150,23 +159,30 @@ def _balances(
 
 
 async def _month(
-    session: ReadSession, tenant_id: str, month: date, lines: Sequence[InvoiceLine]
+    session: ReadSession,
+    tenant_id: str,
+    month: date,
+    lines: Sequence[InvoiceLine],
+    earned: Sequence[LedgerLine],
 ) -> list[Finding]:
-    """Compares the lines of all invoices for a month with the month's rows."""
+    """Compares the lines of all invoices for a month with the month's rows. `earned`: what the tenant earned
+    in the month, from the rows of the tenants that used its adapters.
+    """
     invoiced = added(
         ledger_line(line.kind, line.details, line.amount)
         for line in lines
         if line.month == month and line.kind in LEDGER_KINDS
     )
     ledger = added(await MonthLedger(session, tenant_id).lines(month))
-    rows = added([*await _rows(session, tenant_id, month), *_charged(ledger)])
+    rows = added([*await _rows(session, tenant_id, month), *_charged(ledger), *earned])
     findings = []
     for key in sorted(invoiced.keys() | ledger.keys() | rows.keys()):
         name = " ".join(part for part in key if part)
         repriced, summed, billed = (_amount(one, key) for one in (rows, ledger, invoiced))
         if repriced != summed:
             findings.append(Finding(tenant_id, f"{month:%Y-%m}", f"sums of {name}", repriced, summed))
-        if repriced < billed:
+        sign = -1 if key[0] == "earnings" else 1
+        if sign * repriced < sign * billed:
             # More can be recorded late, but never less: a reversal counts at its own time.
             findings.append(Finding(tenant_id, f"{month:%Y-%m}", f"invoiced of {name}", repriced, billed))
     return findings
@@ -180,10 +196,16 @@ async def _rows(session: ReadSession, tenant_id: str, month: date) -> list[Ledge
         LedgerLine("usage", item, row.model, row.service_tier, quantity, amount)
         for row in rows
         for item, quantity, amount in (
-            ("input", row.prompt_tokens - row.cached_tokens, row.cost - row.cached_cost - row.output_cost),
+            (
+                "input",
+                row.prompt_tokens - row.cached_tokens,
+                row.cost - row.cached_cost - row.output_cost - row.surcharge,
+            ),
             ("cached_input", row.cached_tokens, row.cached_cost),
             ("output", row.completion_tokens, row.output_cost),
+            ("surcharge", row.prompt_tokens + row.completion_tokens, row.surcharge),
         )
+        if quantity or amount
     ]
 
 
@@ -192,7 +214,7 @@ def _charged(ledger: Sums) -> list[LedgerLine]:
     return [
         LedgerLine(key[0], *key[1:], quantity, amount)  # type: ignore[arg-type]
         for key, (quantity, amount) in ledger.items()
-        if key[0] != "usage"
+        if key[0] not in ("usage", "earnings")
     ]
 
 

@@ -25,13 +25,16 @@ class PricedSums:
         """
         day = UsageRollupDay
         on_adapter = (day.adapter_id != "").label("on_adapter")
-        sums = (day.num_requests, day.prompt_tokens, day.cached_tokens, day.completion_tokens, day.cost)
+        own_cost = (day.cost - day.surcharge).label(
+            "cost"
+        )  # the owners' surcharges are not the operator's price
+        sums = (day.num_requests, day.prompt_tokens, day.cached_tokens, day.completion_tokens, own_cost)
         query = (
             select(
                 day.tenant_id,
                 day.service_tier,
                 on_adapter,
-                *(func.sum(column).label(column.key) for column in sums),
+                *(func.sum(column).label(column.name) for column in sums),
             )
             .where(day.day >= start, day.day < end)
             .group_by(day.tenant_id, day.service_tier, on_adapter)

@@ -15,6 +15,7 @@ CHECKS = {
     "prices": "records name a version of the price list and carry its prices",
     "charges": "storage and calibrations are charged once, for what was stored and done",
     "rollups": "sums by minute, hour and day equal the ledger's rows",
+    "shares": "what owners of shared adapters earned equals their part of the users' surcharges",
     "usage_api": "the usage API reports what the ledger's rows add up to",
     "costs_api": "the costs API reports what rows, charges and reversals add up to",
     "invoices": "invoices equal the ledger, priced again",

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from billing.charges import ChargeBook, storage_charges
+from billing.earnings import EarningsBook
 from billing.reconciliation.differences import Difference
 from billing.reconciliation.repository import BooksRepository, DayTotals
 from billing.repository import PriceList
@@ -118,6 +119,25 @@ def _rollup(difference: RollupDifference) -> list[Difference]:
         )
         for name, expected in difference.expected.items()
         if expected != difference.found[name]
+    ]
+
+
+async def compare_shares(database: Database, start: datetime, end: datetime) -> list[Difference]:
+    """Compares what owners of shared adapters earned with the users' rows, priced again. Raises
+    DatabaseUnavailable.
+    """
+    async with database.read(EVERY_TENANT) as session:
+        found = await EarningsBook(session).differences(start, end)
+    return [
+        Difference(
+            "shares",
+            one.owner_id,
+            f"{one.name} of {one.share_id}, {one.model}",
+            one.day,
+            one.expected,
+            one.found,
+        )
+        for one in found
     ]
 
 

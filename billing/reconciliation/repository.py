@@ -38,6 +38,7 @@ _BEHIND = text(
 _FIXED = (
     "tenant_id", "key_id", "model", "adapter_id", "adapter_version", "service_tier", "project_id", "user_id",
     "price_id", "input_price", "cached_input_price", "output_price", "price_percent",
+    "owner_id", "share_id", "share_input_price", "share_output_price", "owner_percent",
 )  # fmt: skip
 _STANDING = text(
     f"""
@@ -102,8 +103,8 @@ _DAYS = text(
     SELECT date_trunc('day', at, 'UTC') AS day, CAST(sum(charged) AS bigint) AS charged,
            {", ".join(f"CAST(sum({name}) AS bigint) AS {name}" for name in DAY_SUMS)}
     FROM (
-        SELECT submitted_at AS at, 1 AS num_requests, prompt_tokens, cached_tokens, completion_tokens, cost,
-               0 AS charged
+        SELECT submitted_at AS at, 1 AS num_requests, prompt_tokens, cached_tokens, completion_tokens,
+               cost + surcharge AS cost, 0 AS charged
         FROM usage_records WHERE tenant_id = :tenant AND submitted_at >= :start AND submitted_at < :end
         UNION ALL
         SELECT at, -num_requests, -prompt_tokens, -cached_tokens, -completion_tokens,

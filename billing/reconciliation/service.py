@@ -27,6 +27,7 @@ from billing.reconciliation.ledger import (
     compare_prices,
     compare_reports,
     compare_rollups,
+    compare_shares,
 )
 from billing.reconciliation.numbers import NumberComparison
 from billing.reconciliation.provider import compare_documents, compare_planning, compare_provider
@@ -159,6 +160,7 @@ class ReconciliationService:
             "prices": lambda: compare_prices(database, start, end),
             "charges": lambda: compare_charges(database, start, end, now),
             "rollups": lambda: compare_rollups(database, start, end),
+            "shares": lambda: compare_shares(database, start, end),
             "usage_api": lambda: compare_reports(database, start, end),  # and costs_api
             "invoices": self._compare_invoices,
             "meter_events": lambda: compare_planning(database, now),

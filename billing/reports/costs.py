@@ -50,6 +50,7 @@ _TOKENS: dict[LineKind, str] = {
     "input": "input_tokens",
     "cached_input": "cached_input_tokens",
     "output": "output_tokens",
+    "surcharge": "surcharge",
 }
 _BYTE_DAYS_PER_GIBIBYTE_HOUR = 2**30 / 24
 
@@ -99,8 +100,8 @@ class CostReports:
 
 
 def item_of(line: CostLine) -> str:
-    """Returns a line's name: a kind of token after its model, and after its service tier unless that is
-    `default`; or a kind of charge.
+    """Returns a line's name: a kind of token, or the surcharge, after its model, and after its service tier
+    unless that is `default`; or a kind of charge.
     """
     if line.kind not in _TOKENS:
         return line.kind

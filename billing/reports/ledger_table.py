@@ -54,6 +54,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("cost_micro_usd", "count"),
     Column("reference", "text"),
     Column("reasoning_tokens", "count"),
+    Column("owner_id", "text", repeats=True),
+    Column("share_id", "text", repeats=True),
+    Column("share_input_price", "count"),
+    Column("share_output_price", "count"),
+    Column("surcharge_micro_usd", "count"),
 )
 """Prices are micro-USD: per million tokens, or per unit of a charge. New columns come last: none moves."""
 
@@ -90,8 +95,13 @@ _REQUESTS: dict[str, Any] = {
     "cached_input_price": UsageRecord.cached_input_price,
     "output_price": UsageRecord.output_price,
     "price_percent": UsageRecord.price_percent,
-    "cost_micro_usd": UsageRecord.cost,
+    "cost_micro_usd": UsageRecord.cost + UsageRecord.surcharge,
     "reasoning_tokens": UsageRecord.reasoning_tokens,
+    "owner_id": UsageRecord.owner_id,
+    "share_id": UsageRecord.share_id,
+    "share_input_price": UsageRecord.share_input_price,
+    "share_output_price": UsageRecord.share_output_price,
+    "surcharge_micro_usd": UsageRecord.surcharge,
 }
 _CHARGES: dict[str, Any] = {
     "kind": Charge.kind,
@@ -107,6 +117,7 @@ _CHARGES: dict[str, Any] = {
     "cost_micro_usd": Charge.cost,
     "reference": Charge.reference,
     "reasoning_tokens": literal(0),
+    "surcharge_micro_usd": literal(0),
 }
 _REVERSALS: dict[str, Any] = {
     "kind": literal("reversal"),
@@ -126,6 +137,9 @@ _REVERSALS: dict[str, Any] = {
     "cost_micro_usd": -Reversal.cost,
     "reference": Reversal.reason,
     "reasoning_tokens": -reversed_reasoning_tokens(),
+    "owner_id": Reversal.owner_id,
+    "share_id": Reversal.share_id,
+    "surcharge_micro_usd": -Reversal.surcharge,
 }
 _ID, _AT = (
     next(place for place, column in enumerate(COLUMNS) if column.name == name) for name in ("id", "at")

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
 
+from billing.earnings import EarningsBook
 from billing.errors import InvalidReportQuery
 from billing.months import span
 from billing.reports.repository import OperatorLedger
@@ -146,6 +147,8 @@ class MarginReports:
             ledger = OperatorLedger(session)
             used = {(row.tenant_id, row.service_tier): row for row in await ledger.used(start, end)}
             charged = await ledger.charged(start, end)
+            for tenant_id, earned in (await EarningsBook(session).by_owner(start, end)).items():
+                charged[tenant_id] = charged.get(tenant_id, 0) - earned  # it goes on to the adapter's owner
         busy_us = sum(busy.values())
         busy_cost = _rounded(busy_us * gpu_hour_price, HOUR)
         gpus = len(busy) if num_gpus is None else num_gpus

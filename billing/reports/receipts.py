@@ -33,6 +33,7 @@ class ReceiptAdapter(TypedDict):
     id: str
     version: int | None
     digest: str | None
+    """Null for the adapter of another organization."""
 
 
 class CachedTokens(TypedDict):
@@ -64,12 +65,24 @@ class ReceiptPrice(TypedDict):
     """What of these prices the service tier and the plan come to."""
 
 
+class ReceiptShare(TypedDict):
+    """The terms of a shared adapter. Micro-USD per million tokens."""
+
+    id: str
+    owner_id: str
+    """The organization that the adapter belongs to."""
+    input: int
+    output: int
+
+
 class CostDetails(TypedDict):
     """Micro-USD."""
 
     input: int
     cached_input: int
     output: int
+    surcharge: int
+    """For another organization's adapter."""
 
 
 class ReceiptReversal(TypedDict):
@@ -123,6 +136,8 @@ class ReceiptObject(TypedDict):
     num_choices: int
     usage: ReceiptUsage
     price: ReceiptPrice | None
+    share: ReceiptShare | None
+    """The surcharge of a shared adapter; null for your own and for base models."""
     cost_micro_usd: int
     cost_details: CostDetails
     reversals: list[ReceiptReversal]
@@ -185,7 +200,7 @@ def _receipt(
 ) -> ReceiptObject:
     first = records[0]
     records = sorted(records, key=lambda record: _place(record.request_id))
-    cost = sum(record.cost for record in records)
+    cost = sum(record.billed for record in records)
     reversed_cost = sum(reversal.cost for reversal in reversals)
     return {
         "id": request_id,
@@ -208,11 +223,13 @@ def _receipt(
         "num_choices": sum(record.num_choices for record in records),
         "usage": _usage(records),
         "price": _price(first),
+        "share": _share(first),
         "cost_micro_usd": cost,
         "cost_details": {
             "input": sum(record.cost - record.cached_cost - record.output_cost for record in records),
             "cached_input": sum(record.cached_cost for record in records),
             "output": sum(record.output_cost for record in records),
+            "surcharge": sum(record.surcharge for record in records),
         },
         "reversals": [
             _reversal(reversal)
@@ -234,7 +251,7 @@ def _adapter(record: UsageRecord) -> ReceiptAdapter | None:
     return {
         "id": record.adapter_id,
         "version": record.adapter_version,
-        "digest": record.adapter_digest,
+        "digest": record.adapter_digest if record.owner_id is None else None,
     }
 
 
@@ -259,6 +276,17 @@ def _price(record: UsageRecord) -> ReceiptPrice | None:
         "cached_input": record.cached_input_price,
         "output": record.output_price,
         "percent": record.price_percent,
+    }
+
+
+def _share(record: UsageRecord) -> ReceiptShare | None:
+    if record.owner_id is None or record.share_id is None:
+        return None
+    return {
+        "id": record.share_id,
+        "owner_id": record.owner_id,
+        "input": record.share_input_price,
+        "output": record.share_output_price,
     }
 
 

@@ -197,7 +197,7 @@ async def _used(
     charges = await ChargeRepository(session, tenant_id).sums(start, end, unit) if slice.is_whole else []
     found = []
     for row in rows:
-        bucket, *group, requests, prompt, cached, completion, cost, _, _ = row
+        bucket, *group, requests, prompt, cached, completion, cost, _, _, _ = row
         name = str(group[0]) if group else ""
         found.append(UsageRow(bucket, name, REQUEST, requests, prompt, cached, completion, cost))  # type: ignore[arg-type]
     for row in charges:

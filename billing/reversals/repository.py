@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import text
 
 from billing.models import Reversal
-from billing.rollups import KEYS, SUMS, add_sql
+from billing.rollups import EARNING_SUMS, KEYS, SUMS, add_sql, earn_sql
 from db.repository import TenantRepository
 from db.rollup_intervals import UNITS
 
@@ -21,6 +21,13 @@ _TAKE_BACK = [
     )
     for unit in UNITS
 ]
+
+_TAKE_BACK_EARNINGS = text(
+    earn_sql(
+        f"(SELECT owner_id, at, share_id, model, {', '.join(f'-{name} AS {name}' for name in EARNING_SUMS)} "
+        "FROM reversals WHERE id = :id) AS taken_back"
+    )
+)
 
 
 class ReversalRepository(TenantRepository):
@@ -37,9 +44,13 @@ class ReversalRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def add(self, reversal: Reversal) -> None:
-        """Adds the reversal and subtracts it from the rollups of its minute. The ledger must be held."""
+        """Adds the reversal and subtracts it from the rollups of its minute, and from what the owner of a
+        shared adapter earned. The ledger must be held, in the scope of every tenant.
+        """
         self.add_own(reversal)
         await self.session.flush()
         if reversal.request_id is not None:
             for statement in _TAKE_BACK:
                 await self.session.execute(statement, {"id": reversal.id})
+        if reversal.owner_id is not None:
+            await self.session.execute(_TAKE_BACK_EARNINGS, {"id": reversal.id})

@@ -14,7 +14,7 @@ from billing.repository import UsageRepository
 from billing.reversals.repository import ReversalRepository
 from billing.rollups import KEYS, SUMS, hold_ledger
 from db.base import new_id
-from db.session import Database, WriteSession
+from db.session import EVERY_TENANT, Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 
@@ -41,7 +41,9 @@ class ReversalService:
         The request must have ended, since later usage events would be billed. Raises NothingToReverse,
         StillRunning, AlreadyReversed, DatabaseUnavailable.
         """
-        async with self._database.write(tenant_id) as session:
+        async with self._database.write(
+            EVERY_TENANT
+        ) as session:  # the owner of a shared adapter loses its part
             await hold_ledger(session)
             record = await UsageRepository(session, tenant_id).near(request_id, submitted_at)
             if record is None:
@@ -85,7 +87,11 @@ def _of_record(record: UsageRecord, reason: str, by: Actor, now: datetime) -> Re
         request_id=record.request_id,
         **{name: getattr(record, name) or "" for name in KEYS},
         num_requests=1,
-        **{name: getattr(record, name) for name in SUMS if name != "num_requests"},
+        **{name: getattr(record, name) for name in SUMS if name not in ("num_requests", "cost")},
+        cost=record.billed,
+        owner_id=record.owner_id,
+        share_id=record.share_id,
+        owner_part=record.owner_part,
         reason=reason,
         actor=f"{by.kind}:{by.id}",
     )

@@ -2,9 +2,10 @@
 
 from billing.rollups.derivation import rederive
 from billing.rollups.repository import WRITER_LOCK, RollupBooks, RollupDifference, hold_ledger
-from billing.rollups.tables import KEYS, ROLLUPS, SUMS, TABLES, add_sql
+from billing.rollups.tables import EARNING_SUMS, KEYS, ROLLUPS, SUMS, TABLES, add_sql, earn_sql
 
 __all__ = [
+    "EARNING_SUMS",
     "KEYS",
     "ROLLUPS",
     "SUMS",
@@ -13,6 +14,7 @@ __all__ = [
     "RollupBooks",
     "RollupDifference",
     "add_sql",
+    "earn_sql",
     "hold_ledger",
     "rederive",
 ]

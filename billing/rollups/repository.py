@@ -44,7 +44,8 @@ class RollupDifference:
 _ROWS = f"""
     SELECT tenant_id, submitted_at AS at, key_id, model, service_tier, coalesce(project_id, '') AS project_id,
            coalesce(user_id, '') AS user_id, coalesce(adapter_id, '') AS adapter_id, 1 AS num_requests,
-           prompt_tokens, cached_tokens, completion_tokens, cost, cached_cost, output_cost
+           prompt_tokens, cached_tokens, completion_tokens, cost + surcharge AS cost, cached_cost,
+           output_cost, surcharge
     FROM usage_records WHERE submitted_at >= :start AND submitted_at < :end
     UNION ALL
     SELECT tenant_id, at, {", ".join(KEYS)}, {", ".join(f"-{name}" for name in SUMS)}

@@ -17,7 +17,7 @@ BUDGETS: frozenset[Kind] = frozenset({"day", "month", "ever"})
 """Kinds that are counted exactly, starting from the usage in the ledger."""
 Measure = Literal["requests", "input_tokens", "output_tokens", "tokens", "spend", "stored"]
 
-COVERED_MODEL = r"[a-z0-9._-]{1,64}(:(\*|[a-z0-9._-]{1,64}(@[1-9][0-9]{0,8})?))?"
+COVERED_MODEL = r"[a-z0-9._-]{1,64}(:(\*|([a-z0-9._-]{1,64}/)?[a-z0-9._-]{1,64}(@[1-9][0-9]{0,8})?))?"
 """Pattern of what a key or a limit covers: `base` alone, `base:*` for its adapters, `base:adapter` or
 `base:adapter@version`.
 """

@@ -20,6 +20,8 @@ PARTS = st.from_regex(r"[a-z0-9._-]{1,64}", fullmatch=True)
         ("llama-3.1-8b", ModelName("llama-3.1-8b")),
         ("sapling:pirate", ModelName("sapling", "pirate")),
         ("sapling:pirate@12", ModelName("sapling", "pirate", 12)),
+        ("sapling:acme/pirate", ModelName("sapling", "pirate", owner="acme")),
+        ("sapling:acme/pirate@3", ModelName("sapling", "pirate", 3, owner="acme")),
         (ID, ModelName(adapter_id=ID)),
         ("adp_short", ModelName("adp_short")),
     ],
@@ -36,7 +38,8 @@ def test_the_grammar(text: str, name: ModelName) -> None:
         "sapling:pirate@01", "sapling:pirate@-1", "sapling:pirate@1@2", "sapling:a:b", "Sapling",
         "sapling:Pirate", "sap ling", "sapling\n", "sapling:pirate\n", "sapling:pirate@1\n", "a" * 65,
         "sapling:" + "a" * 65, "sapling:pirate@9999999999", "sapling:é", "sapling:pirate@٣", "../etc",
-        "sapling:a/b", "\x00", f"{ID}@1",
+        "sapling:/b", "sapling:a/", "sapling:a/b/c", "sapling/a:b", "sapling:a@1/b", "sapling:A/b",
+        "\x00", f"{ID}@1",
     ],
 )  # fmt: skip
 def test_what_is_no_name(text: str) -> None:

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Route
 
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from adapters.service import AdapterChanges
+from adapters.shares import Offer
 from adapters.submission import Submission
 from batches.service import BatchService, NewBatch
 from billing.notifications.events import SPEND_ALERT
@@ -26,7 +27,7 @@ from billing.rates import Rate
 from billing.reconciliation.service import ReconciliationService
 from billing.spend.alerts import Threshold
 from db.session import EVERY_TENANT
-from engine.protocol import Usage
+from engine.protocol import AdapterRef, Usage
 from sla.incidents.service import Incidents
 from tenants.actors import OPERATOR
 from tenants.provisioning.profiles import GroupProfile
@@ -157,7 +158,25 @@ async def _adapters(site: Site, named: Naming, made: Furnished) -> None:
     made.things |= {"adapter": adapter, "version": "1", "upload": upload.upload.id}
     made.things["job"] = one.job_id or ""
     made.failed_adapter = other.adapter.id
+    made.things["share"] = await _shares(site, named, adapter)
     await _batch(site, named, made)
+
+
+async def _shares(site: Site, named: Naming, adapter: str) -> str:
+    """The adapter is shared with another organization, and that one shares and offers one of its own."""
+    sharing, partner = site.place.onboarding.sharing, site.place.tenants[1]
+    share = (await sharing.offer(site.tenant_id, adapter, Offer(partner, 1_250_000, 5_000_000))).row
+    await sharing.accept(partner, share.id)
+    for digit, name in (("a", "first"), ("b", "second")):
+        made = await site.adapters.register_version(
+            partner, name, AdapterRef(digit * 64, 8), base_digest=BASE_DIGEST
+        )
+        received = (
+            await sharing.offer(partner, made.adapter_id, Offer(site.tenant_id, 750_000, 3_000_000))
+        ).row
+        if name == "first":
+            await sharing.accept(site.tenant_id, received.id)
+    return share.id
 
 
 async def _batch(site: Site, named: Naming, made: Furnished) -> None:

@@ -5,6 +5,7 @@ Owns which kinds of ids there are and how to get one of each. What is tested of 
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -19,6 +20,7 @@ import redis.asyncio
 
 from adapters.bases import Bases
 from adapters.resolver import ModelResolver
+from adapters.shares import Offer
 from api.app import create_app
 from api.assembly.stored_state import stored_state
 from api.organization.limits import limit_id
@@ -53,7 +55,7 @@ from tenants.limits.kinds import Limit, Metric
 from tenants.provisioning.profiles import GroupProfile
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
-from tenants.service import AccountServices, account_services
+from tenants.service import AccountServices, TenantService, account_services
 from tenants.workload_identity.spent_tokens import SpentTokens
 from tests.api.conftest import build
 from tests.support import booked
@@ -260,6 +262,7 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     await booked.write(place.database, [asked, paid])
     billing = InvoiceService(place.database, place.redis, InvoiceSettings())
     invoice = await billing.finalize(tenant, date(2026, 10, 1), now=datetime(2026, 11, 2, tzinfo=UTC))
+    partner, offered, received, shared_model = await _shares(place, tenant, made.adapter.id, name)
     lines = await place.files.create(tenant, None, "batch", "a.jsonl", b"{}", max_bytes=100)
     batches = BatchService(place.database, place.store)
     batch = await batches.create(tenant, inference.id, NewBatch(lines.id, "/v1/chat/completions"), OPERATOR)
@@ -276,6 +279,10 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         "adapter": made.adapter.id,
         "file_id": files[0],
         "upload_id": upload.upload.id,
+        "share_id": offered,
+        "received_share_id": received,
+        "shared_model": shared_model,
+        "organization_id": partner,
         "job_id": pending.job_id,
         "batch_id": batch.id,
         "model": f"sapling:{name}-adapter",
@@ -307,6 +314,19 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         files,
         serving,
     )
+
+
+async def _shares(place: Scene, tenant: str, adapter_id: str, name: str) -> tuple[str, str, str, str]:
+    """A partner, an offer to it of this adapter, and an accepted share of the partner's, with its model."""
+    partner = (await TenantService(place.database, place.redis).create_tenant(f"partner of {name}")).id
+    sharing, adapters = place.onboarding.sharing, place.onboarding.adapters
+    offered = await sharing.offer(tenant, adapter_id, Offer(partner, 1, 1))
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    ref = AdapterRef(digest, 8)
+    theirs = await adapters.register_version(partner, f"{name}-shared", ref, base_digest="b" * 64)
+    received = await sharing.offer(partner, theirs.adapter_id, Offer(tenant, 1, 1))
+    await sharing.accept(tenant, received.row.id)
+    return partner, offered.row.id, received.row.id, received.row.model
 
 
 async def _stored(database: Database, key_id: str, tenant: str) -> dict[str, str]:

@@ -32,6 +32,7 @@ from tenants.context import TenantContext
 from tenants.errors import InvalidApiKey
 from tenants.limits.kinds import Amounts, RateView
 from tenants.quotas import Contract, Reservation
+from tenants.share_terms import ShareTerms
 from tests.support.text_base import SPECIAL
 from tokenization.codec import TextCodec
 
@@ -258,8 +259,11 @@ class FakeKeys:
 ADAPTER = AdapterRef("a" * 64, 16)
 
 
+SHARED = ShareTerms("shr_1", "ten_birch", 2_000_000, 3_000_000, 80)
+
+
 class FakeModels:
-    """The base for all; the adapter "pirate" of tenant one; "baking" is not ready."""
+    """The base for all; for tenant one the adapter "pirate", birch's shared one, and "baking", not ready."""
 
     bases = Bases("sapling")
 
@@ -268,6 +272,8 @@ class FakeModels:
             return ResolvedModel("sapling")
         if tenant_id == "ten_one" and model in ("sapling:pirate", "sapling:pirate@3", "adp_1"):
             return ResolvedModel("sapling:pirate@3", ADAPTER, "adp_1", 3)
+        if tenant_id == "ten_one" and model == "sapling:birch/pirate":
+            return ResolvedModel("sapling:birch/pirate@2", ADAPTER, "adp_2", 2, SHARED)
         if tenant_id == "ten_one" and model == "sapling:baking":
             raise ModelNotReady(model, "packing")
         raise ModelNotFound(model)
@@ -348,8 +354,10 @@ class FakeQuotas:
 class FakePrices:
     """One version, in micro-USD per token: 1 of input, half of one that was cached, 2 of output."""
 
-    async def rate(self, percent: int, submitted_at: float, on_adapter: bool = False) -> Rate:
-        return Rate("prc_one", 1_000_000, 500_000, 2_000_000, percent)
+    async def rate(
+        self, percent: int, submitted_at: float, on_adapter: bool = False, share: ShareTerms | None = None
+    ) -> Rate:
+        return Rate("prc_one", 1_000_000, 500_000, 2_000_000, percent, share)
 
 
 class FakeUsage:

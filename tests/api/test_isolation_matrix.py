@@ -48,6 +48,7 @@ FIELDS_NOT_IDS = {
     "tokenize.id",  # the same
     "tool_call_id",  # the same
     "call_id",  # the same, of responses
+    "createShare.organization_id",  # another organization on purpose: an offer, which it may decline
     "exchangeToken.identity_provider_id",  # without a key: the issuer's signature decides
     "exchangeToken.service_account_id",
 }
@@ -215,6 +216,8 @@ _ID_QUERY = re.compile(r"(after|before|[a-z_]*ids?(\[\])?|models\[\])$")
 LISTED = {
     "listAdapters": "adapter",
     "listFiles": "file_id",
+    "listShares": "share_id",
+    "listReceivedShares": "received_share_id",
     "listCalibrationJobs": "job_id",
     "listProjects": "project_id",
     "listProjectUsers": "user_id",
@@ -317,7 +320,14 @@ def forms(whose: Having, kind: str) -> list[tuple[str, str]]:
     one = whose.ids[kind]
     if kind == "model":
         adapter_id, missing = whose.ids["adapter"], "sapling:absent-adapter"[: len(one)]
-        return [(one, missing), (f"{one}@1", f"{missing}@1"), (adapter_id, absent(adapter_id))]
+        shared = whose.ids["shared_model"]
+        base, nobodys = shared.partition("/")[0], "/absent-shared"
+        return [
+            (one, missing),
+            (f"{one}@1", f"{missing}@1"),
+            (adapter_id, absent(adapter_id)),
+            (shared, f"{base}{nobodys}"[: len(shared)]),
+        ]
     if kind == "adapter":
         name = whose.ids["model"].partition(":")[2]
         return [(one, absent(one)), (name, "absent-adapter"[: len(name)])]
@@ -327,6 +337,8 @@ def forms(whose: Having, kind: str) -> list[tuple[str, str]]:
 def body_of(operation: Operation, ours: Having) -> Any:
     if operation.name == "createFederationRule":
         return RULE | {name: ours.ids[name] for name in ("project_id", "service_account_id")}
+    if operation.name == "createShare":
+        return {"organization_id": ours.ids["organization_id"]}
     if operation.name == "createAdapterVersion":
         return {"file_ids": ours.files}
     content = operation.said.get("requestBody", {}).get("content", {})

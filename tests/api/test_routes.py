@@ -472,6 +472,7 @@ async def test_models_tell_context_capabilities_and_prices(client: httpx.AsyncCl
         "currency": "USD",
         "unit": "micro_usd_per_million_tokens",
         "default_service_tier": "default",
+        "surcharge": None,
         "service_tiers": {
             "default": {"input": 1_000_000, "cached_input": 500_000, "output": 2_000_000},
             "flex": {"input": 500_000, "cached_input": 250_000, "output": 1_000_000},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,13 +13,14 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sqlalchemy import text
 
+from billing.rates import Rate
 from db.session import EVERY_TENANT
-from engine.protocol import PriorityClass, Submit
+from engine.protocol import PriorityClass, Submit, Usage
 from tenants.context import TenantContext
 from tenants.errors import InvalidApiKey, QuotaExhausted, RateLimited, UserNotFound
 from tenants.limits.kinds import Limit, Metric
 from tenants.quotas import Reservation
-from tests.api.fakes import KEY, OTHER_KEY, Script
+from tests.api.fakes import KEY, OTHER_KEY, SHARED, Script
 from tests.batches.conftest import Batches, as_jsonl, chat_line, lines
 from tests.support.spans import tracing_to
 from tests.support.waiting import eventually
@@ -79,6 +81,25 @@ async def test_lines_run_as_flex_and_are_labelled_and_priced_as_batch(place: Bat
     assert {submit.traceparent.split("-")[1] for submit in submitted} == {
         f"{span.context.trace_id:032x}" for span in spans
     }
+
+
+async def test_lines_on_another_organizations_adapter_pay_its_surcharge_whole(place: Batches) -> None:
+    await place.start()
+    batch = await place.create(as_jsonl(lines(1, model="sapling:birch/pirate")))
+
+    done = await place.ended(batch.id)
+
+    (submit,) = place.world.engine.submitted
+    assert (submit.labels["model"], submit.labels["share"]) == ("sapling:birch/pirate@2", SHARED.label)
+    (row,) = await place.rows(done.output_file_id)
+    usage = row["response"]["body"]["usage"]
+    counts = (usage["prompt_tokens"], usage["completion_tokens"])
+    rate, used = Rate.of_labels(submit.labels), Usage(counts[0], 0, counts[1])
+    assert rate.percent == 50
+    surcharge = 2 * counts[0] + 3 * counts[1]
+    assert rate.cost(used) == replace(rate, share=None).cost(used) + surcharge, (
+        "half the price, the whole surcharge"
+    )
 
 
 async def test_budgets_hold_for_lines_and_rate_limits_do_not(place: Batches) -> None:

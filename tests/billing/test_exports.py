@@ -35,7 +35,7 @@ COUNTS = ("num_requests", "input_tokens", "input_cached_tokens", "output_tokens"
 NUMBERS = (*COUNTS, "reasoning_tokens")
 GROUPS = ("project_id", "user_id", "api_key_id", "model", "service_tier", "adapter_id")
 ROWS = """
-    SELECT 1 AS requests, prompt_tokens, cached_tokens, completion_tokens, cost, reasoning_tokens
+    SELECT 1 AS requests, prompt_tokens, cached_tokens, completion_tokens, cost + surcharge, reasoning_tokens
     FROM usage_records
     WHERE submitted_at >= to_timestamp(:start) AND submitted_at < to_timestamp(:end)
     UNION ALL SELECT 0, 0, 0, 0, cost, 0 FROM charges
@@ -192,6 +192,9 @@ async def test_what_is_in_a_row(database: Database, redis_client: redis.asyncio.
         "price_percent": 175,
         "cost_micro_usd": 158,
         "reasoning_tokens": 4,
+        "share_input_price": 0,
+        "share_output_price": 0,
+        "surcharge_micro_usd": 0,
     }
     assert (stored["kind"], stored["quantity"], stored["cost_micro_usd"], stored["reference"]) == (
         "adapter_storage",
@@ -203,7 +206,7 @@ async def test_what_is_in_a_row(database: Database, redis_client: redis.asyncio.
         (row["reverses"], row["cost_micro_usd"], row["reasoning_tokens"]) for row in back
     ) == sorted([(used["id"], -158, -4), (stored["id"], -700, 0)])
     text_of_csv = (await exported(reports, tenant)).decode()
-    assert ",'=cmd|' /C calc'!A0,-4\r\n" in text_of_csv, "no spreadsheet runs a reason"
+    assert ",'=cmd|' /C calc'!A0,-4,,,,,0\r\n" in text_of_csv, "no spreadsheet runs a reason"
     assert await table(reports, "tnt_other") == []
 
 

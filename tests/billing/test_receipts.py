@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 import redis.asyncio
 from sqlalchemy.event import listen
@@ -19,6 +21,7 @@ from db.session import Database
 from engine.protocol import Usage
 from tenants.actors import OPERATOR
 from tenants.service import TenantService
+from tenants.share_terms import ShareTerms
 from tests.support.booked import START, request, write
 
 RATE = Rate("prc_1", 3_000_000, 1_000_000, 5_000_000, 50)
@@ -73,8 +76,9 @@ async def test_a_receipt_says_all_of_a_request(database: Database, redis_client:
             "output": 5_000_000,
             "percent": 50,
         },
+        "share": None,
         "cost_micro_usd": 1353,
-        "cost_details": {"input": 901, "cached_input": 200, "output": 252},
+        "cost_details": {"input": 901, "cached_input": 200, "output": 252, "surcharge": 0},
         "reversals": [],
         "billed_micro_usd": 1353,
         "timings": {"queue_seconds": 0.25, "first_token_seconds": 0.5, "total_seconds": 1.5},
@@ -195,3 +199,24 @@ async def test_it_is_found_by_its_name_in_one_partition_by_an_index(database: Da
     assert "usage_records_y2026m10" in plan
     assert "y2026m11" not in plan
     assert "default" not in plan
+
+
+async def test_a_receipt_says_what_another_organizations_adapter_cost(
+    database: Database, redis_client: redis.asyncio.Redis
+) -> None:
+    tenant = (await TenantService(database, redis_client).create_tenant("acme")).id
+    terms = ShareTerms("shr_1", "tnt_owner", 2_000_000, 4_000_000, 80)
+    labels = {"adapter_id": "adp_b", "adapter_version": "1"}
+    event = request(tenant, AT, usage=Usage(1000, 400, 101), rate=replace(RATE, share=terms), **labels)
+    event = msgspec.structs.replace(event, adapter_digest="d" * 64)
+    await write(database, [event])
+    receipt = await UsageReports(database).receipts.of(tenant, event.request_id)
+    assert receipt["share"] == {
+        "id": "shr_1",
+        "owner_id": "tnt_owner",
+        "input": 2_000_000,
+        "output": 4_000_000,
+    }
+    assert receipt["cost_details"]["surcharge"] == 2404
+    assert receipt["adapter"] == {"id": "adp_b", "version": 1, "digest": None}, "it is the owner's to know"
+    assert receipt["cost_micro_usd"] == sum(receipt["cost_details"].values()) == 1353 + 2404  # type: ignore[call-overload]

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from billing.charges import CALIBRATION, STORAGE, ChargeBook, DueCharge
 from billing.folding import fold, measure
-from billing.rates import RATE_LABEL, Rate
+from billing.rates import Rate
 from billing.repository import LedgerWriter
 from billing.request_ids import new_request_id
 from billing.reversals import ReversalService
 from db.session import EVERY_TENANT, Database
 from engine.protocol import Usage, UsageEvent
 from tenants.actors import OPERATOR
+from tenants.share_terms import ShareTerms
 from tests.support.journal import usage_event
 
 START = int(datetime(2026, 10, 30, tzinfo=UTC).timestamp())
@@ -56,7 +57,7 @@ def request(
     """The last event of a request."""
     labels |= {"key_id": key, "model": model, "service_tier": tier, "endpoint": "chat.completions"}
     if rate is not None:
-        labels[RATE_LABEL] = rate.label
+        labels |= rate.labels
     return usage_event(
         name or new_request_id("chatcmpl", at),
         usage.prompt_tokens,
@@ -121,6 +122,8 @@ async def book(database: Database, tenant: str, booked: Booked) -> None:
 
 
 MOMENTS = st.integers(START, END - 1)
+SHARED = ShareTerms("shr_1", "tnt_owner", 333_333, 1_000_001, 80)
+"""The terms of another organization's adapter."""
 
 
 @st.composite
@@ -151,7 +154,11 @@ def bookings(draw: st.DrawFn) -> Booked:
                 "usage": usage,
                 "rate": draw(
                     st.none()
-                    | st.just(Rate("prc_1", price, price // 2, 2 * price, 50 if tier == "flex" else 100))
+                    | st.builds(
+                        Rate,
+                        *map(st.just, ("prc_1", price, price // 2, 2 * price, 50 if tier == "flex" else 100)),
+                        st.none() | st.just(SHARED),
+                    )
                 ),
                 **labels,
             }

@@ -14,7 +14,7 @@ SUMMED = ("usage_rollups", "usage_rollup_hours", "usage_rollup_days")
 _COLUMNS = "tenant_id, {unit}, key_id, model, service_tier, project_id, user_id, adapter_id"
 _SUMS = (
     "num_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
-    "cost", "cached_cost", "output_cost",
+    "cost", "cached_cost", "output_cost", "surcharge",
 )  # fmt: skip
 _OF_ROWS = """
     SELECT tenant_id, date_trunc('{unit}', at, 'UTC') AS {unit}, key_id, model, service_tier,
@@ -22,12 +22,13 @@ _OF_ROWS = """
            coalesce(adapter_id, '') AS adapter_id, {sums}
     FROM (
         SELECT tenant_id, submitted_at AS at, key_id, model, service_tier, project_id, user_id, adapter_id,
-               1 AS num_requests, prompt_tokens, cached_tokens, completion_tokens, cost, cached_cost,
-               output_cost
+               1 AS num_requests, prompt_tokens, cached_tokens, completion_tokens, cost + surcharge AS cost,
+               cached_cost, output_cost, surcharge
         FROM usage_records
         UNION ALL
         SELECT tenant_id, at, key_id, model, service_tier, project_id, user_id, adapter_id, -num_requests,
-               -prompt_tokens, -cached_tokens, -completion_tokens, -cost, -cached_cost, -output_cost
+               -prompt_tokens, -cached_tokens, -completion_tokens, -cost, -cached_cost, -output_cost,
+               -surcharge
         FROM reversals WHERE charge_id IS NULL
     ) AS lines
     GROUP BY 1, 2, 3, 4, 5, 6, 7, 8 ORDER BY 1, 2, 3, 4, 5, 6, 7, 8
@@ -52,5 +53,5 @@ async def forget_ledger(owner_database: Database) -> None:
     """Empty its tables, which only a superuser can, and only on purpose: triggers keep what is in them."""
     async with owner_database.write(EVERY_TENANT) as session:
         await session.execute(text("SET LOCAL session_replication_role = replica"))
-        for table in (*KEPT, *SUMMED):
+        for table in (*KEPT, *SUMMED, "share_earnings"):
             await session.execute(text(f"DELETE FROM {table}"))

@@ -18,7 +18,7 @@ from billing.invoices.service import InvoiceService
 from billing.invoices.settings import InvoiceSettings
 from billing.invoices.views import InvoiceView
 from billing.months import begin
-from billing.rates import RATE_LABEL, Rate
+from billing.rates import Rate
 from billing.repository import LedgerWriter
 from billing.totals import LedgerTotals
 from db.base import new_id
@@ -92,7 +92,7 @@ class Business:
             finished_at=submitted + 1,
             finish_reason="stop",
             priority=PriorityClass(tier),
-            labels={"key_id": "key_1", "model": model, "service_tier": tier, RATE_LABEL: rate.label},
+            labels={"key_id": "key_1", "model": model, "service_tier": tier} | rate.labels,
         )
         async with self.database.write(EVERY_TENANT) as session:
             await LedgerWriter(session).upsert([measure(event)])

@@ -15,11 +15,18 @@ from billing.rates import Rate
 from billing.reversals import ReversalService
 from db.session import EVERY_TENANT, Database
 from tenants.actors import OPERATOR
+from tenants.share_terms import ShareTerms
 from tests.billing.invoices.conftest import DECEMBER, OCTOBER, Business, at, forget_bills
 from tests.support.examples import examples
 
 MONTHS = list(between(OCTOBER, date(2027, 1, 1)))
-RATES = (Rate("prc_a", 10**6, 10**6, 10**6), Rate("prc_b", 333_333, 7, 1_234_567, 175), Rate("", 0, 0, 0))
+SHARED = ShareTerms("shr_1", "tnt_owner", 333_333, 7, 80)
+RATES = (
+    Rate("prc_a", 10**6, 10**6, 10**6),
+    Rate("prc_b", 333_333, 7, 1_234_567, 175),
+    Rate("", 0, 0, 0),
+    Rate("prc_a", 10**6, 10**6, 10**6, 50, SHARED),
+)
 
 
 @dataclass(frozen=True)

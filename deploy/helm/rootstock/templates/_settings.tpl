@@ -61,6 +61,7 @@ the chart's: a name that occurs twice is refused by the cluster. */ -}}
 - name: ROOTSTOCK_WORKER_REDIS_URL
   value: $(ROOTSTOCK_REDIS_URL)
 {{ include "rootstock.secretEnv" (list . "ROOTSTOCK_TENANTS_KEY_SECRET" "key-secret") }}
+{{ include "rootstock.optionalSecretEnv" (list . "ROOTSTOCK_TENANTS_PREVIOUS_KEY_SECRET" "previous-key-secret") }}
 {{- end }}
 
 {{- define "rootstock.jobsEnv" -}}

@@ -1,0 +1,3 @@
+from tests.billing.invoices.conftest import business
+
+__all__ = ["business"]
