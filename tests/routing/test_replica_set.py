@@ -135,7 +135,7 @@ async def test_an_idle_replica_that_drains_answers_what_is_on_its_way(
     engines = await connect(*processes)
     drained = int(home_of(engines, ADAPTERS[0])[-1])
     processes[drained].signal(signal.SIGTERM)
-    time.sleep(0.3)  # blocks this process's event loop: it cannot hear that the engine drains
+    time.sleep(0.3)  # noqa: ASYNC251 - so that this process cannot hear that the engine drains
     assert len(await answered(engines, "late", adapter=ADAPTERS[0])) == 5
     assert await asyncio.to_thread(processes[drained].wait) == 0
     assert (engines.num_serving, engines.counts.rerouted) == (1, 1)
