@@ -1,4 +1,4 @@
-"""Runs the service that `benchmarks.upgrade` upgrades, its parts apart, each of the release that it is told.
+"""Runs the service that `benchmarks.upgrade` upgrades, its parts apart, each of a given release.
 
 Two engines, two API processes behind nginx with the configuration of `deploy/`, and a worker, as
 `docs/install.md` installs them; stores and proxy stay the same.

@@ -44,7 +44,7 @@ from engine.transport.server_socket import (
     ClientGone,
     ClientStalled,
     Delivery,
-    DrainTold,
+    DrainAnnounced,
     FromClient,
     Transport,
 )
@@ -134,7 +134,7 @@ class EngineServer:
         self._closing: list[Callable[[], None]] = []
         self._num_stops = 0
         self._not_aware: set[bytes] | None = None
-        """Clients that have not said that they know of the drain; None until they were told of it."""
+        """Clients that have not said that they know of the drain; None until it was announced to them."""
         self._meter = Meter(
             state_dir=state_dir,
             redis_url=redis_url,
@@ -302,7 +302,7 @@ class EngineServer:
                 self._core.adapter_loaded(slot, digest, error)
             case FromClient(client, DrainSeen()) if self._not_aware is not None:
                 self._not_aware.discard(client)
-            case DrainTold(clients):
+            case DrainAnnounced(clients):
                 self._not_aware = set(clients)
             case ClientGone(client):
                 if self._not_aware is not None:

@@ -77,13 +77,13 @@ class ClientStalled:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainTold:
-    """The clients that were told that the engine drains; those that connect later are not answered."""
+class DrainAnnounced:
+    """The clients to which the drain was announced; those that connect later are not answered."""
 
     clients: frozenset[bytes]
 
 
-Delivery = FromClient | ClientGone | ClientStalled | DrainTold
+Delivery = FromClient | ClientGone | ClientStalled | DrainAnnounced
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class Transport:
         self._wakes = WakePipe()
         self._closing = False
         self._draining = False
-        self._drain_is_told = False
+        self._drain_is_announced = False
         self._linger_until = 0.0
         self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
         self._thread.start()
@@ -147,7 +147,7 @@ class Transport:
         self._wakes.wake()
 
     def begin_drain(self) -> None:
-        """Sends a heartbeat at once, and answers no further Hello. Delivers DrainTold."""
+        """Sends a heartbeat at once, and answers no further Hello. Delivers DrainAnnounced."""
         self._draining = True
         self._wakes.wake()
 
@@ -181,10 +181,10 @@ class Transport:
                 for client in [client for client, peer in self._peers.items() if peer.greeted]:
                     self._greet(client)
             self._flush()
-            if self._draining and not self._drain_is_told:
-                self._drain_is_told = True
+            if self._draining and not self._drain_is_announced:
+                self._drain_is_announced = True
                 next_beat = time.monotonic()
-                self._tell_drain()
+                self._announce_drain()
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + HEARTBEAT_INTERVAL
                 self._beat()
@@ -246,8 +246,9 @@ class Transport:
         peer.greeted, peer.informed = False, True
         self._post(client, self._info)
 
-    def _tell_drain(self) -> None:
-        self._deliver(DrainTold(frozenset(client for client, peer in self._peers.items() if peer.informed)))
+    def _announce_drain(self) -> None:
+        informed = (client for client, peer in self._peers.items() if peer.informed)
+        self._deliver(DrainAnnounced(frozenset(informed)))
 
     def _beat(self) -> None:
         stats = self._heartbeat()
