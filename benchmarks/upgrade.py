@@ -72,7 +72,7 @@ async def run(
     older: Release,
     newer: Release,
     *,
-    nginx: str,
+    nginx: Sequence[str],
     upgrades: int,
     num_clients: int = 4,
     adapters: Sequence[str] = ADAPTERS,
@@ -85,7 +85,7 @@ async def run(
 
     Args:
         folder: an empty one with a short path.
-        nginx: the program's path.
+        nginx: the command that runs it, without options.
         order: the processes that are replaced, in the order of an upgrade; the others stay as they are.
         reconcile: whether the service compares its books at the end.
 
@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
                 folder / "site",
                 chosen(options.older, folder / "older"),
                 head(),
-                nginx=nginx_program(options.nginx),
+                nginx=[nginx_program(options.nginx)],
                 upgrades=options.upgrades,
                 num_clients=options.clients,
                 seed=options.seed,

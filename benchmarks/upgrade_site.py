@@ -40,7 +40,7 @@ START_S = 120.0
 SETTLE_S = 60.0
 DRAIN_S = 60
 """Longer than the longest answer of the traffic."""
-_LOOK_S = 0.1
+_LOOK_S = 0.3
 _COMMANDS = """
 import json, sys
 from cli.main import app
@@ -90,6 +90,7 @@ class Site:
         self._ports = dict(zip(names, _free_ports(len(names)), strict=True))
         self._secret = os.urandom(32).hex()
         self._billed_before: dict[str, int] = {}
+        self._http = httpx.Client(verify=False, trust_env=False, timeout=5)
 
     @property
     def url(self) -> str:
@@ -168,7 +169,7 @@ class Site:
     async def start_front(self) -> None:
         environment = dict(os.environ)
         await self.supervisor.start(Program("nginx", self.nginx, environment, self.folder / "nginx.log"))
-        await self._until(lambda: _answers(f"{self.url}/readyz"), "nginx")
+        await self._until(lambda: self._get(f"{self.url}/readyz") is not None, "nginx")
 
     def _program(self, release: Release, name: str) -> Program:
         command = {
@@ -189,15 +190,23 @@ class Site:
     def _serves(self, name: str) -> bool:
         """Returns whether a process does its work; an engine, as far as each API process sees."""
         if name in APIS:
-            return _answers(f"{self._own_url(name)}/readyz")
+            return self._get(f"{self._own_url(name)}/readyz") is not None
         if name in ENGINES:
             running = [api for api in APIS if api in self.supervisor.children]
             line = f'rootstock_engine_up{{replica="{name}"}} 1.0'
             if not running:
                 return (self.folder / "engine" / name / "serving").exists()
-            return all(line in _text(f"{self._own_url(api)}/metrics") for api in running)
+            return all(line in (self._get(f"{self._own_url(api)}/metrics") or "") for api in running)
         # A worker of no traffic has nothing to show: it is alive.
         return not self.has_traffic or self.num_billed() > self._billed_before[name]
+
+    def _get(self, url: str) -> str | None:
+        """Returns the text of an answer with the status 200; None without."""
+        try:
+            answer = self._http.get(url, headers={"connection": "close"})
+        except httpx.HTTPError:
+            return None
+        return answer.text if answer.status_code == 200 else None
 
     def _own_url(self, api: str) -> str:
         return f"http://127.0.0.1:{self._ports[api]}"
@@ -316,9 +325,9 @@ def nginx_program(option: str | None) -> str:
 
 
 @asynccontextmanager
-async def open_site(folder: Path, nginx: str) -> AsyncIterator[Site]:
+async def open_site(folder: Path, nginx: Sequence[str]) -> AsyncIterator[Site]:
     """Opens a site in `folder`, an empty one with a short path; ends everything with the block."""
-    command = (nginx, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "nginx.log"))
+    command = (*nginx, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "nginx.log"))
     with start_redis(folder) as redis, start_postgres(folder) as postgres:
         site = Site(folder, redis, postgres, command)
         site.write_front()
@@ -336,17 +345,3 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for probe in probes:
             probe.close()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def _text(url: str) -> str:
-    try:
-        return httpx.get(url, timeout=5, trust_env=False).text
-    except httpx.HTTPError:
-        return ""

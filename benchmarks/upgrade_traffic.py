@@ -78,13 +78,14 @@ class Traffic:
             answer = Answer(self.during, streamed=number % 2 == 0, asked=random.choice(LENGTHS))
             self.answers.append(answer)
             try:
-                await _read(client, model, number, answer)
+                await read_answer(client, model, number, answer)
             except Exception as error:  # noqa: BLE001 - whatever a client may see counts
                 answer.error = f"{type(error).__name__}: {error}"[:300]
             await asyncio.sleep(random.uniform(0, LONGEST_PAUSE_S))
 
 
-async def _read(client: AsyncOpenAI, model: str, number: int, answer: Answer) -> None:
+async def read_answer(client: AsyncOpenAI, model: str, number: int, answer: Answer) -> None:
+    """Sends a request and reads into `answer`. Raises what the client raises."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": f"Tell me about number {number}."}],
