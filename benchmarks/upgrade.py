@@ -92,9 +92,8 @@ async def run(
     Raises SiteFailed when a process does not serve.
     """
     async with open_site(folder, nginx) as site:
-        site.migrate(older)
         await site.start(older, *ENGINES)
-        key, models = site.open_account(older, adapters)
+        key, models = site.set_up(older, adapters)
         await site.start(older, *APIS, *WORKERS)
         await site.start_front()
         traffic = Traffic(f"{site.url}/v1", key, models, num_clients, seed)

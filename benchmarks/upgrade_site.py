@@ -102,17 +102,21 @@ class Site:
     def migrate(self, release: Release) -> None:
         self._run(release, release.command("migrate"), ROOTSTOCK_DB_OWNER_URL=self.postgres.url)
 
-    def open_account(self, release: Release, adapters: Sequence[str]) -> tuple[str, list[str]]:
-        """Creates a tenant with sapling's `adapters`. Returns its key, and the models it may ask."""
+    def set_up(self, release: Release, adapters: Sequence[str]) -> tuple[str, list[str]]:
+        """Migrates an empty database and creates a tenant with sapling's `adapters`; engines have to run.
+        Returns its key, and the names of its models.
+        """
         folders = {name: str(SAPLING / "adapters" / name) for name in adapters}
         commands = [
+            ["migrate"],
             ["price", "set", "--input", "150000", "--output", "600000"],
             ["tenant", "create", TENANT],
             *(["adapter", "add", TENANT, name, folder] for name, folder in folders.items()),
             ["key", "create", TENANT],
         ]
         command = (str(release.python), "-c", _COMMANDS)
-        key = self._run(release, command, json.dumps(commands)).split()[-1]
+        output = self._run(release, command, json.dumps(commands), ROOTSTOCK_DB_OWNER_URL=self.postgres.url)
+        key = output.split()[-1]
         return key, [BASE_NAME, *(f"{BASE_NAME}:{name}" for name in adapters)]
 
     def reconcile(self, release: Release) -> list[str]:
