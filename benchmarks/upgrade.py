@@ -30,7 +30,7 @@ from benchmarks.releases import Release, UnknownRelease, chosen, head
 from benchmarks.report import conclude
 from benchmarks.upgrade_counts import compared, is_clean
 from benchmarks.upgrade_site import APIS, ENGINES, WORKERS, Site, SiteFailed, nginx_program, open_site
-from benchmarks.upgrade_traffic import Traffic
+from benchmarks.upgrade_traffic import Load, Traffic
 
 ORDER = (*WORKERS, *ENGINES, *APIS)
 """Of an upgrade, as docs/upgrading.md has it; back in the opposite order."""
@@ -74,7 +74,7 @@ async def run(
     *,
     nginx: Sequence[str],
     upgrades: int,
-    num_clients: int = 4,
+    load: Load | None = None,
     adapters: Sequence[str] = ADAPTERS,
     order: Sequence[str] = ORDER,
     seed: int = 1,
@@ -96,7 +96,7 @@ async def run(
         key, models = site.set_up(older, adapters)
         await site.start(older, *APIS, *WORKERS)
         await site.start_front()
-        traffic = Traffic(f"{site.url}/v1", key, models, num_clients, seed)
+        traffic = Traffic(f"{site.url}/v1", key, models, load or Load(), seed)
         doing, done, until = Upgrades(site, older, newer, traffic), 0, time.monotonic() + seconds
         traffic.start()
         site.has_traffic = True
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
                 head(),
                 nginx=[nginx_program(options.nginx)],
                 upgrades=options.upgrades,
-                num_clients=options.clients,
+                load=Load(options.clients),
                 seed=options.seed,
                 seconds=options.seconds,
             )

@@ -12,10 +12,17 @@ from typing import Any
 from openai import AsyncOpenAI
 
 TIMEOUT_S = 60.0
-LENGTHS = (4, 16, 40, 90)
-"""Tokens requested."""
-LONGEST_PAUSE_S = 0.5
-"""Between two requests of one client."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is sent at a time."""
+
+    num_clients: int = 4
+    lengths: Sequence[int] = (4, 16, 40, 90)
+    """Tokens requested, drawn for each request."""
+    longest_pause_s: float = 0.5
+    """Between two requests of one client; the shortest is none."""
 
 
 @dataclass
@@ -42,15 +49,16 @@ class Answer:
 class Traffic:
     """Clients that send one request after the other, every second one a stream, from `start` to `stop`."""
 
-    def __init__(self, base_url: str, key: str, models: Sequence[str], num_clients: int, seed: int) -> None:
+    def __init__(self, base_url: str, key: str, models: Sequence[str], load: Load, seed: int) -> None:
         self.answers: list[Answer] = []
         self.during = "start"
         """What is being replaced; the caller keeps it up to date."""
         self._models = models
+        self._load = load
         self._numbers = itertools.count()
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._seeds = [seed * 1000 + number for number in range(num_clients)]
+        self._seeds = [seed * 1000 + number for number in range(load.num_clients)]
         self._clients = [
             AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=TIMEOUT_S) for _ in self._seeds
         ]
@@ -75,13 +83,13 @@ class Traffic:
         while not self._stopping:
             number = next(self._numbers)
             model = self._models[number % len(self._models)]
-            answer = Answer(self.during, streamed=number % 2 == 0, asked=random.choice(LENGTHS))
+            answer = Answer(self.during, streamed=number % 2 == 0, asked=random.choice(self._load.lengths))
             self.answers.append(answer)
             try:
                 await read_answer(client, model, number, answer)
             except Exception as error:  # noqa: BLE001 - whatever a client may see counts
                 answer.error = f"{type(error).__name__}: {error}"[:300]
-            await asyncio.sleep(random.uniform(0, LONGEST_PAUSE_S))
+            await asyncio.sleep(random.uniform(0, self._load.longest_pause_s))
 
 
 async def read_answer(client: AsyncOpenAI, model: str, number: int, answer: Answer) -> None:

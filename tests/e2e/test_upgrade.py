@@ -11,6 +11,7 @@ import pytest
 from benchmarks import upgrade
 from benchmarks.releases import Release, UnknownRelease, head, last_released_commit, unpacked
 from benchmarks.upgrade_counts import is_clean
+from benchmarks.upgrade_traffic import Load
 from cli.programs import CHECKOUT
 from tests.shipping.bytecode import share_unchanged
 from tests.support import unpacked_programs
@@ -46,7 +47,7 @@ async def test_no_request_fails_while_two_releases_serve_together(
         head(),
         nginx=("env", libraries, program),
         upgrades=1,
-        num_clients=2,
+        load=Load(num_clients=2, lengths=(4, 24), longest_pause_s=1.0),
         adapters=["pirate"],
         order=["engine-1", "api-1"],
         reconcile=False,
