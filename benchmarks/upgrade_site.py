@@ -170,6 +170,11 @@ class Site:
         await self.start(release, name)
         return time.monotonic() - began
 
+    async def close(self) -> None:
+        """Stops all processes of Rootstock, and nginx."""
+        await self.supervisor.stop_all()
+        self._http.close()
+
     async def start_front(self) -> None:
         environment = dict(os.environ)
         await self.supervisor.start(Program("nginx", self.nginx, environment, self.folder / "nginx.log"))
@@ -338,7 +343,7 @@ async def open_site(folder: Path, nginx: Sequence[str]) -> AsyncIterator[Site]:
         try:
             yield site
         finally:
-            await site.supervisor.stop_all()
+            await site.close()
 
 
 def _free_ports(count: int) -> list[int]:

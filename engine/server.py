@@ -220,7 +220,7 @@ class EngineServer:
         while True:
             if self._num_stops and deadline is None:
                 deadline = time.monotonic() + self._drain_seconds
-                aware_by = time.monotonic() + DRAIN_SEEN_SECONDS
+                aware_by = min(deadline, time.monotonic() + DRAIN_SEEN_SECONDS)
                 self._transport.begin_drain()
                 log.info("draining", open_requests=len(self._router), seconds=self._drain_seconds)
             if deadline is not None:
