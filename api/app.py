@@ -77,7 +77,7 @@ from api.webhooks import stripe as stripe_webhooks
 from db.errors import UnstorableText
 
 TITLE = "Rootstock"
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 _PARSING = {
     "int_parsing": "must be an integer",
     "int_parsing_size": "is larger than any integer taken here",

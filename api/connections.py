@@ -163,9 +163,13 @@ class Connection(RequestReader):
         self.transport.abort()
 
 
-def connections_with(patience: float, head_timeout: float = HEAD_TIMEOUT) -> type[asyncio.Protocol]:
+def connections_with(
+    patience: float, head_timeout: float = HEAD_TIMEOUT, idle_grace: float = 0.0
+) -> type[asyncio.Protocol]:
     """Returns a connection class that aborts connections after `patience` seconds without the client reading,
-    and refuses headers that take longer than `head_timeout` seconds.
+    refuses headers that take longer than `head_timeout` seconds, and keeps idle connections open for
+    `idle_grace` seconds of a drain.
     """
-    made = type("Connection", (Connection,), {"patience": patience, "head_timeout": head_timeout})
+    own = {"patience": patience, "head_timeout": head_timeout, "idle_grace": idle_grace}
+    made = type("Connection", (Connection,), own)
     return cast("type[asyncio.Protocol]", made)

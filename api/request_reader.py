@@ -40,11 +40,14 @@ class RequestReader(HttpToolsProtocol):
     """The receiving half of a connection."""
 
     head_timeout = HEAD_TIMEOUT
+    idle_grace = 0.0
+    """Seconds that an idle connection has for another request when the process drains."""
     _num_pending = 0
     """Bytes received since a head or a part of a body was complete. The parser may hold all of them."""
     _deadline: asyncio.TimerHandle | None = None
     """Set while no request is in progress and one should arrive."""
     _is_refused = False
+    _is_draining = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -62,7 +65,7 @@ class RequestReader(HttpToolsProtocol):
             super().data_received(data)
         else:
             self._receive_in_parts(data)
-        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+        if self._deadline is None and self._is_idle:
             # The next head has begun, or the rest of a refused body, which may take longer.
             seconds = self.head_timeout if self._num_pending else self.timeout_keep_alive
             self._deadline = self.loop.call_later(seconds, self._time_out)
@@ -87,6 +90,8 @@ class RequestReader(HttpToolsProtocol):
         self._num_pending = 0
         self._stop_deadline()
         super().on_headers_complete()
+        if self._is_draining:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._num_pending = 0
@@ -95,6 +100,25 @@ class RequestReader(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._num_pending = 0
         super().on_message_complete()
+
+    def shutdown(self) -> None:
+        """Ends the connection after the request that it has or that is on its way. A client may be sending
+        one on an idle connection just now: it is answered, and told that the connection ends.
+        """
+        self._is_draining = True
+        if self._is_idle:
+            self.loop.call_later(self.idle_grace, self._close_if_idle)
+        elif self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def _close_if_idle(self) -> None:
+        if self._is_idle and not self._num_pending:
+            self.transport.close()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is in progress; the head of one may have begun to arrive."""
+        return self.cycle is None or self.cycle.response_complete
 
     def send_400_response(self, msg: str) -> None:
         """Refuses a request that the parser cannot read."""

@@ -25,6 +25,7 @@ from engine.protocol import (
     AdapterRef,
     AskSpooled,
     ClientMessage,
+    DrainSeen,
     EngineInfo,
     EngineMessage,
     EngineStats,
@@ -413,6 +414,17 @@ class EngineClient:
             return
         self.stats = stats
         self._on_changed()
+        if stats.draining and self.ready and self.info is not None and self.info.expects_drain_seen:
+            self._say_drain_seen()
+
+    def _say_drain_seen(self) -> None:
+        """Tells a draining engine, once, that it need not wait for requests: the follower has been told to
+        submit none, and what it submitted before went out before.
+        """
+        assert self._connection is not None
+        if not self._connection.drain_is_seen:
+            self._connection.drain_is_seen = True
+            self._send(DrainSeen())
 
     def _on_view(self, view: EngineView) -> None:
         waited, self._view = self._view, None

@@ -176,7 +176,17 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """The client disconnects: its requests are aborted, nothing more is sent to it."""
 
 
-ClientMessage = Submit | Abort | Prefetch | ServedElsewhere | Hello | Goodbye | Inspect | AskSpooled
+class DrainSeen(msgspec.Struct, frozen=True, tag="drain_seen"):
+    """The client has heard that the engine drains, and submits nothing more to it. An engine that has no
+    requests left waits for this, so that none which is on its way finds it gone.
+
+    For engines whose EngineInfo says `expects_drain_seen`: others do not know the message.
+    """
+
+
+ClientMessage = (
+    Submit | Abort | Prefetch | ServedElsewhere | Hello | Goodbye | Inspect | AskSpooled | DrainSeen
+)
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -309,6 +319,8 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="info"):
     """Processes that share each step."""
     role: Literal["", "prefill"] = ""
     """prefill: it computes prompts for other engines, and clients send it no requests."""
+    expects_drain_seen: bool = False
+    """Whether it takes DrainSeen."""
 
 
 class IssuedEvents(msgspec.Struct, frozen=True):

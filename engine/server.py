@@ -25,6 +25,7 @@ from engine.observation import RequestObserver
 from engine.protocol import (
     Abort,
     AskSpooled,
+    DrainSeen,
     EngineInfo,
     EngineStats,
     EngineView,
@@ -39,7 +40,14 @@ from engine.protocol import (
 )
 from engine.response_router import ResponseRouter
 from engine.transport.curve import ServerKeys
-from engine.transport.server_socket import ClientGone, ClientStalled, Delivery, FromClient, Transport
+from engine.transport.server_socket import (
+    ClientGone,
+    ClientStalled,
+    Delivery,
+    DrainAnnounced,
+    FromClient,
+    Transport,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +60,8 @@ QUIET_AFTER = 0.02
 """Seconds without a message or work."""
 ABORT_GRACE = 5.0
 """Seconds that aborted requests have to end when a drain runs out of time."""
+DRAIN_SEEN_SECONDS = 2.0
+"""For clients to say that they have heard of a drain. Those of older releases do not say it."""
 FLUSH_SECONDS = 2.0
 """For the network, at the very end."""
 STALL_SECONDS = 120.0
@@ -123,6 +133,8 @@ class EngineServer:
         self._num_refused = 0
         self._closing: list[Callable[[], None]] = []
         self._num_stops = 0
+        self._not_aware: set[bytes] | None = None
+        """Clients that have not said that they know of the drain; None until it was announced to them."""
         self._meter = Meter(
             state_dir=state_dir,
             redis_url=redis_url,
@@ -196,20 +208,23 @@ class EngineServer:
         """
         self._core = core
         self._take_stats()
-        self._transport.announce(info)
+        self._transport.announce(msgspec.structs.replace(info, expects_drain_seen=True))
         self._loop()
 
     # The loop ---------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
         deadline: float | None = None
+        aware_by = 0.0
         aborted = False
         while True:
             if self._num_stops and deadline is None:
                 deadline = time.monotonic() + self._drain_seconds
+                aware_by = min(deadline, time.monotonic() + DRAIN_SEEN_SECONDS)
+                self._transport.begin_drain()
                 log.info("draining", open_requests=len(self._router), seconds=self._drain_seconds)
             if deadline is not None:
-                if not self._router and not self._core.has_work:
+                if not self._router and not self._core.has_work and self._may_leave(aware_by):
                     return
                 late = time.monotonic() - deadline
                 if not aborted and (late > 0 or self._num_stops > 1):
@@ -225,6 +240,13 @@ class EngineServer:
                 self._send_view()
             if self._core.has_work:
                 self._step()
+
+    def _may_leave(self, aware_by: float) -> bool:
+        """Returns whether no request can be on its way here: one that arrives is rejected, one that finds no
+        engine is lost.
+        """
+        is_known = self._not_aware is not None and not self._not_aware
+        return is_known or self._num_stops > 1 or time.monotonic() > aware_by
 
     def _step(self) -> None:
         began = self._step_began = time.monotonic()
@@ -278,7 +300,13 @@ class EngineServer:
                 self._transport.send(client, self._meter.spooled(position))
             case _AdapterLoaded(slot, digest, error):
                 self._core.adapter_loaded(slot, digest, error)
+            case FromClient(client, DrainSeen()) if self._not_aware is not None:
+                self._not_aware.discard(client)
+            case DrainAnnounced(clients):
+                self._not_aware = set(clients)
             case ClientGone(client):
+                if self._not_aware is not None:
+                    self._not_aware.discard(client)
                 self._abort_all(self._router.disconnect(client))
             case ClientStalled(client):
                 self._abort_all(self._router.requests_of(client))

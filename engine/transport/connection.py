@@ -44,6 +44,7 @@ class Connection:
         self.last_message_at = now
         self.is_connected = False
         self.is_lost = False
+        self.drain_is_seen = False
         address.secure(self.socket)
         self.socket.connect(address.endpoint)
 

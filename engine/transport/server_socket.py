@@ -76,7 +76,14 @@ class ClientStalled:
     client: bytes
 
 
-Delivery = FromClient | ClientGone | ClientStalled
+@dataclass(frozen=True, slots=True)
+class DrainAnnounced:
+    """The clients to which the drain was announced; those that connect later are not answered."""
+
+    clients: frozenset[bytes]
+
+
+Delivery = FromClient | ClientGone | ClientStalled | DrainAnnounced
 
 
 @dataclass(slots=True)
@@ -84,6 +91,8 @@ class _Peer:
     name: str = ""
     greeted: bool = False
     """Has sent Hello and not been answered yet: the model is loading."""
+    informed: bool = False
+    """Has been answered, and may submit requests."""
     stalled: bool = False
     backlog: deque[bytes] = field(default_factory=deque)
 
@@ -121,6 +130,8 @@ class Transport:
         self._outbox: deque[tuple[bytes, EngineMessage]] = deque()
         self._wakes = WakePipe()
         self._closing = False
+        self._draining = False
+        self._drain_is_announced = False
         self._linger_until = 0.0
         self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
         self._thread.start()
@@ -133,6 +144,11 @@ class Transport:
     def announce(self, info: EngineInfo) -> None:
         """Answers all clients that said Hello, now and from now on: the model is loaded."""
         self._info = info
+        self._wakes.wake()
+
+    def begin_drain(self) -> None:
+        """Sends a heartbeat at once, and answers no further Hello. Delivers DrainAnnounced."""
+        self._draining = True
         self._wakes.wake()
 
     def close(self, linger: float) -> None:
@@ -160,11 +176,15 @@ class Transport:
                 self._check.answer()
             if self._socket in ready:
                 self._receive()
-            if self._info is not greeted_info:
+            if self._info is not greeted_info and not self._draining:
                 greeted_info = self._info
                 for client in [client for client, peer in self._peers.items() if peer.greeted]:
                     self._greet(client)
             self._flush()
+            if self._draining and not self._drain_is_announced:
+                self._drain_is_announced = True
+                next_beat = time.monotonic()
+                self._announce_drain()
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + HEARTBEAT_INTERVAL
                 self._beat()
@@ -199,7 +219,7 @@ class Transport:
             peer.name = message.client
             peer.greeted = True
             log.info("client connected", client=message.client)
-            if self._info is not None:
+            if self._info is not None and not self._draining:
                 self._greet(client)
         elif isinstance(message, Goodbye):
             log.info("client left", client=peer.name)
@@ -222,8 +242,13 @@ class Transport:
 
     def _greet(self, client: bytes) -> None:
         assert self._info is not None
-        self._peers[client].greeted = False
+        peer = self._peers[client]
+        peer.greeted, peer.informed = False, True
         self._post(client, self._info)
+
+    def _announce_drain(self) -> None:
+        informed = (client for client, peer in self._peers.items() if peer.informed)
+        self._deliver(DrainAnnounced(frozenset(informed)))
 
     def _beat(self) -> None:
         stats = self._heartbeat()

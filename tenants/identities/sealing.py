@@ -1,8 +1,8 @@
 """Encrypts secrets that have to be read again, so that a copy of the database alone reveals none.
 
 AES-256-GCM, with a key derived from the server's secret for each purpose. The owner's id is authenticated as
-associated data, so a ciphertext cannot be moved to another row. What `RotatingSealer` seals begins with a
-label that says under which secret, so that rows can be resealed when the secret changes.
+associated data, so a ciphertext cannot be moved to another row. While the secret is rotated, what
+`RotatingSealer` seals begins with a label that says under which one, so that rows can be resealed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tenants.key_secrets import ID_LEN, KeySecrets, secret_id
 
 NONCE_LEN = 12
 _MARK = b"rs\x01\x7e"
-"""Begins every label. Values of earlier releases begin with a random nonce instead."""
+"""Begins every label. What was sealed while there was one secret begins with a random nonce instead."""
 LABEL_LEN = len(_MARK) + ID_LEN
 
 
@@ -55,10 +55,14 @@ class RotatingSealer:
         accepted = KeySecrets.of(secret).accepted
         self._by_label = {label_of(one): Sealer(one, purpose) for one in accepted}
         self.label = label_of(accepted[0])
-        """Begins what was sealed under the current secret."""
+        """Begins what was sealed under the current secret while there was another."""
 
     def seal(self, text: bytes, whose: str) -> bytes:
-        return self.label + self._by_label[self.label].seal(text, whose)
+        """Encrypts; with a label only while there are two secrets to tell apart, since 0.3.0 reads none: its
+        processes serve beside newer ones during an upgrade.
+        """
+        sealed = self._by_label[self.label].seal(text, whose)
+        return self.label + sealed if len(self._by_label) > 1 else sealed
 
     def open(self, sealed: bytes, whose: str) -> bytes:
         """Decrypts. Raises ValueError if it was encrypted under a secret that is not accepted, for another

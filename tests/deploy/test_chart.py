@@ -18,6 +18,7 @@ from cli.checks.findings import Status
 from cli.checks.process import Process
 from cli.main import app
 from db.settings import OwnerSettings
+from engine.client import CONNECT_LIMIT
 from tests.deploy.chart import (
     CHART,
     HELM,
@@ -234,6 +235,9 @@ def test_updates_take_no_serving_pod_away_before_another_serves(name: str) -> No
     for manifest in rendered(name):
         if manifest["kind"] == "Deployment":
             assert manifest["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+        if manifest["kind"] == "StatefulSet" and "engine" in manifest["metadata"]["name"]:
+            # API processes connect to the new engine before the next one ends.
+            assert manifest["spec"]["minReadySeconds"] > 2 * CONNECT_LIMIT
     probes = own_containers(rendered(name))["api"]
     assert probes["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert probes["livenessProbe"]["httpGet"]["path"] == "/livez"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 
 import pytest
 import structlog
@@ -125,6 +126,19 @@ async def test_a_drained_replica_loses_nothing(start_replica: StartEngine, conne
     assert await asyncio.to_thread(processes[1].wait) == 0
     assert engines.num_serving == 2
     assert not engines._open
+
+
+async def test_an_idle_replica_that_drains_answers_what_is_on_its_way(
+    start_replica: StartEngine, connect: Connect
+) -> None:
+    processes = [start_replica(number) for number in range(2)]
+    engines = await connect(*processes)
+    drained = int(home_of(engines, ADAPTERS[0])[-1])
+    processes[drained].signal(signal.SIGTERM)
+    time.sleep(0.3)  # noqa: ASYNC251 - so that this process cannot hear that the engine drains
+    assert len(await answered(engines, "late", adapter=ADAPTERS[0])) == 5
+    assert await asyncio.to_thread(processes[drained].wait) == 0
+    assert (engines.num_serving, engines.counts.rerouted) == (1, 1)
 
 
 async def test_a_draining_replica_is_not_chosen_once_it_says_so(

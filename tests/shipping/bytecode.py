@@ -1,11 +1,12 @@
-"""Gives a new virtual environment the bytecode that this one has of the same packages.
+"""Gives copies of packages the bytecode that there is of the originals.
 
-uv compiles nothing when it installs. Each of the demo's processes would compile torch, SQLAlchemy and all
-else anew, at the same time as the others.
+uv compiles nothing when it installs, and neither does Git. Each of the demo's processes would compile torch,
+SQLAlchemy and all else anew, at the same time as the others.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -31,6 +32,24 @@ def share_bytecode(environment: Path, source: Path = OURS) -> int:
             if not (target / file.name).exists():
                 _link(file, target / file.name)
                 shared += 1
+    return shared
+
+
+def share_unchanged(copy: Path, source: Path) -> int:
+    """Links bytecode from `source` to the modules in the packages of `copy` that have the same text; returns
+    how many. They get the same time, too: Python uses bytecode only with the time it was compiled for.
+    """
+    shared = 0
+    for module in copy.glob("*/**/*.py"):
+        original = source / module.relative_to(copy)
+        compiled = Path(importlib.util.cache_from_source(str(original)))
+        if not compiled.exists() or original.read_bytes() != module.read_bytes():
+            continue
+        shutil.copystat(original, module)
+        target = Path(importlib.util.cache_from_source(str(module)))
+        target.parent.mkdir(exist_ok=True)
+        _link(compiled, target)
+        shared += 1
     return shared
 
 

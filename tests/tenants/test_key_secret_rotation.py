@@ -249,7 +249,8 @@ async def test_rotations_are_in_the_services_audit_log(database: Database) -> No
 def test_sealed_values_say_which_secret_they_need() -> None:
     old, new = RotatingSealer(OLD, "tests"), RotatingSealer(ROTATED, "tests")
     sealed = old.seal(b"text", "row_1")
-    assert sealed.startswith(old.label)
+    assert Sealer(OLD, "tests").open(sealed, "row_1") == b"text", "as a release does that knows no labels"
+    assert RotatingSealer(BEGUN, "tests").seal(b"text", "row_1").startswith(old.label)
     assert new.open(sealed, "row_1") == b"text"
     resealed = new.seal(b"text", "row_1")
     assert resealed.startswith(new.label)
@@ -263,8 +264,6 @@ def test_sealed_values_say_which_secret_they_need() -> None:
     ):
         with pytest.raises(ValueError, match="cannot be decrypted"):
             sealer.open(value, whose)
-    unlabelled = Sealer(OLD, "tests").seal(b"text", "row_1")
-    assert new.open(unlabelled, "row_1") == old.open(unlabelled, "row_1") == b"text"
     assert OLD not in repr(new)
     assert OLD not in repr(ROTATED)
 
