@@ -71,7 +71,7 @@ async def finish(services: Services, data: Path | None, *, loses: bool) -> int:
     Raises `CliError` if there are any, unless `loses`; and while a worker has yet to store what was sealed
     under the old secret.
     """
-    from adapters.imports.sealed_credentials import imports_behind
+    from adapters.imports.repository import imports_behind
     from billing.request_metadata.sealed_columns import is_stream_behind
 
     _require_two(services)

@@ -1,4 +1,4 @@
-"""Says which imports hold credentials that are sealed under another key secret than the current one."""
+"""Finds imports whose credentials are sealed under another key secret than the current one."""
 
 from __future__ import annotations
 
