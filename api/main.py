@@ -25,6 +25,7 @@ from adapters.storage import StorageSettings
 from api.app import create_app
 from api.assembly.services import open_services
 from api.connections import connections_with
+from api.request_reader import DrainingState
 from api.settings import ApiSettings, ConnectionSettings
 from api.site.routes import SITE
 from db.errors import UnusableDatabase
@@ -128,7 +129,12 @@ class DrainingServer(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.server_state: DrainingState = DrainingState()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.server_state.is_draining = True
         await self._accept_those_that_wait()
         for server in self.servers:
             server.close()

@@ -12,6 +12,7 @@ import asyncio
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from api.errors import (
     ApiError,
@@ -34,6 +35,12 @@ would make its system discard the response.
 """
 
 log = structlog.get_logger(__name__)
+
+
+class DrainingState(ServerState):
+    """What the connections of a process share."""
+
+    is_draining = False
 
 
 class RequestReader(HttpToolsProtocol):
@@ -90,7 +97,7 @@ class RequestReader(HttpToolsProtocol):
         self._num_pending = 0
         self._stop_deadline()
         super().on_headers_complete()
-        if self._is_draining:
+        if self._is_draining or self._process_drains:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
@@ -114,6 +121,11 @@ class RequestReader(HttpToolsProtocol):
     def _close_if_idle(self) -> None:
         if self._is_idle and not self._num_pending:
             self.transport.close()
+
+    @property
+    def _process_drains(self) -> bool:
+        """Also before this connection is told: it may have been accepted in between."""
+        return isinstance(self.server_state, DrainingState) and self.server_state.is_draining
 
     @property
     def _is_idle(self) -> bool:

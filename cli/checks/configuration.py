@@ -20,6 +20,7 @@ from adapters.imports.settings import ImportSettings
 from adapters.published_artifacts.settings import ArtifactSource
 from adapters.published_bases.settings import BaseSource
 from adapters.served_bases import FurtherBases
+from adapters.sharing.settings import SharingSettings
 from adapters.storage.settings import StorageSettings
 from admin.settings import ConsoleSettings
 from api.batches.settings import BatchSettings
@@ -62,6 +63,7 @@ USERS: Mapping[type[BaseSettings], set[Process]] = {
     DatabaseSettings: _API | _WORKERS,
     TenantSettings: _API | _JOBS,
     ImportSettings: _API | _JOBS,
+    SharingSettings: _API,
     ApiSettings: _API,
     ConnectionSettings: _API,
     BatchSettings: _API,

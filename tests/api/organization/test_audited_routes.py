@@ -19,6 +19,7 @@ import redis.asyncio
 from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import succeed
 from adapters.object_keys import CONFIG_FILE
+from adapters.shares import Offer
 from db.session import Database
 from tests.api.everything import MUTATING, Everything, everything
 from tests.api.organization.site import Party, Site
@@ -200,6 +201,16 @@ async def keys(call: Caller) -> None:
     await call("deleteProjectKey", api_key_id=rotated["id"])
 
 
+async def shared(call: Caller) -> None:
+    partner, sharing = call.world.ours.ids["organization_id"], call.world.place.onboarding.sharing
+    await call("endShare")
+    await call("createShare", {"organization_id": partner, "output_surcharge": 1_000_000})
+    theirs = (await call("leaveShare"))["adapter_id"]
+    for answer in ("declineShare", "acceptShare"):
+        offered = await sharing.offer(partner, theirs, Offer(call.world.ours.tenant_id, 1, 1))
+        await call(answer, received_share_id=offered.row.id)
+
+
 async def projects(call: Caller) -> None:
     account = await call("createServiceAccount", {"name": "robot"})
     assert account["api_key"]["value"]
@@ -257,6 +268,7 @@ PARTS: tuple[Callable[[Caller], Awaitable[None]], ...] = (
     limits,
     told,
     paid,
+    shared,
     projects,
 )
 
