@@ -124,7 +124,7 @@ class RequestReader(HttpToolsProtocol):
 
     @property
     def _process_drains(self) -> bool:
-        """Also before this connection is told: it may have been accepted in between."""
+        """Also before this connection learns of it, when it was accepted in between."""
         return isinstance(self.server_state, DrainingState) and self.server_state.is_draining
 
     @property

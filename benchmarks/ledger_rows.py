@@ -53,7 +53,8 @@ FROM (
 """
 _OF_RECORDS = """(
     SELECT tenant_id, submitted_at AS at, key_id, model, service_tier, project_id, user_id, adapter_id,
-           1 AS num_requests, prompt_tokens, cached_tokens, completion_tokens, cost, cached_cost, output_cost
+           1 AS num_requests, prompt_tokens, cached_tokens, completion_tokens, cost, cached_cost, output_cost,
+           surcharge
     FROM usage_records WHERE submitted_at >= :begins AND submitted_at < :ends
 ) AS records"""
 

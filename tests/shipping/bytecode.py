@@ -43,7 +43,7 @@ def share_unchanged(copy: Path, source: Path) -> int:
     for module in copy.glob("*/**/*.py"):
         original = source / module.relative_to(copy)
         compiled = Path(importlib.util.cache_from_source(str(original)))
-        if not compiled.exists() or original.read_bytes() != module.read_bytes():
+        if not (compiled.exists() and original.exists()) or original.read_bytes() != module.read_bytes():
             continue
         shutil.copystat(original, module)
         target = Path(importlib.util.cache_from_source(str(module)))
