@@ -11,7 +11,7 @@ from engine.protocol import Grammar, SamplingParams, Submit
 from engine.vocabulary import Vocabulary
 from tests.engine.parallel.group import engine_of
 from tests.engine.runner.bases import write_adapters, write_base
-from tests.engine.runner.rig import Run
+from tests.engine.runner.rig import assert_alike
 
 SAPLING = Path(__file__).resolve().parents[3] / "examples" / "sapling" / "weights" / "base"
 SIZES = {"max_rows": 8, "max_batch_tokens": 64, "context_length": 128, "num_slots": 3}
@@ -33,22 +33,6 @@ def _requests(adapters: list) -> list[Submit]:
         adapter = adapters[index % len(adapters)]
         submits.append(Submit(f"r{index}", "t", prompt, asked[index % 6], adapter, n=1 + index % 2))
     return submits
-
-
-def _assert_alike(there: Run, here: Run) -> None:
-    assert there.tokens() == here.tokens()
-    for key, answer in here.answers.items():
-        found = there.answers[key]
-        assert found.finish_reason == answer.finish_reason
-        assert [entry.logprob for entry in found.logprobs] == pytest.approx(
-            [entry.logprob for entry in answer.logprobs], abs=1e-4
-        )
-    assert there.scores.keys() == here.scores.keys()
-    for key, scores in here.scores.items():
-        assert [entry.token_id for entry in there.scores[key]] == [entry.token_id for entry in scores]
-        assert [entry.logprob for entry in there.scores[key]] == pytest.approx(
-            [entry.logprob for entry in scores], abs=1e-4
-        )
 
 
 @pytest.mark.parametrize(
@@ -74,8 +58,8 @@ def test_every_kind_of_request(architecture: str, ranks: int, changes: dict, tmp
         there = group.run(submits)
         cached = group.run(submits)
         assert group.core.stats.cached_tokens > 0 < group.core.stats.adapter_evictions
-    _assert_alike(there, here)
-    _assert_alike(cached, again)
+    assert_alike(there, here)
+    assert_alike(cached, again)
 
 
 def test_preempted_rows_continue(tmp_path: Path) -> None:
@@ -88,7 +72,7 @@ def test_preempted_rows_continue(tmp_path: Path) -> None:
     with engine_of(2, base, tmp_path, **sizes) as group:
         there = group.run(submits)
         assert group.core.stats.preemptions > 0
-    _assert_alike(there, here)
+    assert_alike(there, here)
 
 
 def test_sapling_in_eight_bits_and_held_to_a_grammar(tmp_path: Path) -> None:

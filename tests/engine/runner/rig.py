@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from engine.core import EngineCore
 from engine.device.cpu_runner import ModelRunner
 from engine.environment import EngineEnvironment
@@ -111,3 +113,22 @@ def run(core: EngineCore, submits: Iterable[Submit], *, every: int = 0) -> Run:
         result.usage |= {finished.request_id: event for finished, event in outputs.finished}
     core.check_integrity()
     return result
+
+
+def assert_alike(there: Run, here: Run) -> None:
+    """The same tokens and reasons; log-probabilities but for their last digits, which depend on how many rows
+    a product has: when grammars are compiled and adapters loaded decides who runs together.
+    """
+    assert there.tokens() == here.tokens()
+    for key, answer in here.answers.items():
+        found = there.answers[key]
+        assert found.finish_reason == answer.finish_reason
+        assert [entry.logprob for entry in found.logprobs] == pytest.approx(
+            [entry.logprob for entry in answer.logprobs], abs=1e-4
+        )
+    assert there.scores.keys() == here.scores.keys()
+    for key, scores in here.scores.items():
+        assert [entry.token_id for entry in there.scores[key]] == [entry.token_id for entry in scores]
+        assert [entry.logprob for entry in there.scores[key]] == pytest.approx(
+            [entry.logprob for entry in scores], abs=1e-4
+        )
