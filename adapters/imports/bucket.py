@@ -14,10 +14,11 @@ from urllib.parse import quote
 
 from adapters.imports.client import ImportClient, SourceRequest
 from adapters.imports.policy import bucket_url
-from adapters.imports.remote import PICKLED, SOURCE_FILES, Pinned, RemoteFile, check_present
+from adapters.imports.remote import PICKLED, Pinned, RemoteFile, check_present
 from adapters.imports.s3_signing import signed_headers
 from adapters.imports.sources import BucketSource
 from adapters.jobs.errors import JobFailed
+from adapters.object_keys import SOURCE_FILES
 from tenants.outbound.errors import EndpointUnreachable
 
 _ABSENT = (403, 404)

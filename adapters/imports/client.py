@@ -55,7 +55,7 @@ class ImportClient:
     ) -> None:
         self.policy = policy
         self._resolve = resolve
-        self._trusted = trusted or ssl.create_default_context()  # once: it reads all authorities
+        self._trusted = trusted
 
     @asynccontextmanager
     async def send(self, request: SourceRequest) -> AsyncIterator[StreamedAnswer]:

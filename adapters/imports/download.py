@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import structlog
@@ -192,8 +192,7 @@ class FileDownload:
 
 
 def _from_byte(request: SourceRequest, start: int) -> SourceRequest:
-    headers: Mapping[str, str] = {**request.headers, "range": f"bytes={start}-"}
-    return SourceRequest(request.url, headers, request.credentials, request.method, request.max_redirects)
+    return replace(request, headers={**request.headers, "range": f"bytes={start}-"})
 
 
 def _length(opened: BinaryIO) -> int:

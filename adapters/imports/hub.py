@@ -14,9 +14,10 @@ from urllib.parse import quote
 import msgspec
 
 from adapters.imports.client import ImportClient, SourceRequest
-from adapters.imports.remote import SOURCE_FILES, Pinned, RemoteFile, check_present, is_pickle
+from adapters.imports.remote import Pinned, RemoteFile, check_present, is_pickle
 from adapters.imports.sources import HubSource
 from adapters.jobs.errors import JobFailed
+from adapters.object_keys import SOURCE_FILES
 from tenants.outbound.errors import EndpointUnreachable
 from tenants.outbound.pinned import read_beginning
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from adapters.imports.client import SourceRequest
 from adapters.jobs.errors import JobFailed
-from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 
 PICKLED = "adapter_model.bin"
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
@@ -82,6 +82,3 @@ def check_present(found: Iterable[str], pickles: Iterable[str], where: str) -> N
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if name not in names:
             raise JobFailed("source_not_found", f"{where} has no {name}, which PEFT saves.", name)
-
-
-__all__ = ["PICKLED", "SOURCE_FILES", "Pinned", "Remote", "RemoteFile", "check_present", "is_pickle"]

@@ -30,16 +30,11 @@ class OwnShares(TenantRepository):
         return page.scalars().all()
 
     async def find(self, adapter_id: str, share_id: str) -> AdapterShare | None:
-        query = self.select_own(AdapterShare).where(
-            AdapterShare.adapter_id == adapter_id, AdapterShare.id == share_id
-        )
-        return (await self.session.execute(query)).scalar_one_or_none()
+        return (await self.session.execute(self._one(adapter_id, share_id))).scalar_one_or_none()
 
     async def lock(self, adapter_id: str, share_id: str) -> AdapterShare | None:
-        query = self.select_own(AdapterShare).where(
-            AdapterShare.adapter_id == adapter_id, AdapterShare.id == share_id
-        )
-        return (await self.session.execute(query.with_for_update())).scalar_one_or_none()
+        query = self._one(adapter_id, share_id).with_for_update()
+        return (await self.session.execute(query)).scalar_one_or_none()
 
     async def end_all(self, adapter_id: str, at: datetime) -> Sequence[AdapterShare]:
         """Ends the adapter's live shares; returns them as they are now."""
@@ -62,6 +57,11 @@ class OwnShares(TenantRepository):
         return (
             await self.session.execute(taken.returning(SharingHandle.handle))
         ).scalar_one_or_none() is not None
+
+    def _one(self, adapter_id: str, share_id: str) -> Select[AdapterShare]:
+        return self.select_own(AdapterShare).where(
+            AdapterShare.adapter_id == adapter_id, AdapterShare.id == share_id
+        )
 
 
 class ReceivedShares:
