@@ -230,6 +230,34 @@ def credit_add(
     print(dollars(call(data, work)))
 
 
+@credit_app.command("pay-back")
+def credit_pay_back(
+    tenant: Tenant,
+    amount: Dollars,
+    reference: Annotated[
+        str, typer.Option(help="The payment made outside; a repeated reference counts once.")
+    ],
+    reason: Annotated[str, typer.Option(help="Shown to the tenant.")] = "",
+    data: Data = None,
+) -> None:
+    """Record a payment to a tenant out of its balance, such as its earnings; print the new balance."""
+
+    async def work(services: Services) -> int:
+        from billing.invoices.credits import CreditService
+        from tenants.actors import OPERATOR
+
+        owner = await services.accounts.tenants.find_tenant(tenant)
+        credits = CreditService(services.database, services.redis)
+        await credits.pay_back(
+            owner.id, _amount(amount, 6), reference, OPERATOR, now=datetime.now(UTC), reason=reason
+        )
+        return (await credits.balance(owner.id)).amount
+
+    from billing.invoices.views import dollars
+
+    print(dollars(call(data, work)))
+
+
 @credit_app.command("list")
 def credit_list(tenant: Tenant, data: Data = None) -> None:
     """List the entries of a tenant's balance; the last line is what is left."""

@@ -28,6 +28,8 @@ from tenants.quotas.balance import set_balance
 CreditKind = Literal["top_up", "grant", "credit_note", "kept", "applied", "refund", "expiry"]
 MAX_AMOUNT = 10**15
 """Micro-USD, that is a thousand million dollars."""
+MAX_REFERENCE = 200
+"""Characters."""
 EXPIRY_PATIENCE = timedelta(days=40)
 """How long after a credit expires it is still taken back, in case no worker ran for a while."""
 
@@ -139,8 +141,8 @@ class CreditService:
         """Adds money to a balance, once per reference. Raises ValueError naming the field."""
         if not 0 < amount <= MAX_AMOUNT:
             raise ValueError(f"amount must be from 1 to {MAX_AMOUNT}, not {amount}")
-        if not 0 < len(reference) <= 200:
-            raise ValueError("reference must have from 1 to 200 characters")
+        if not 0 < len(reference) <= MAX_REFERENCE:
+            raise ValueError(f"reference must have from 1 to {MAX_REFERENCE} characters")
         if expires_at is not None and expires_at <= now:
             raise ValueError("expires_at must be in the future")
         async with self._database.write(tenant_id) as session:
@@ -152,11 +154,21 @@ class CreditService:
     async def pay_back(
         self, tenant_id: str, amount: int, reference: str, actor: Actor, *, now: datetime, reason: str = ""
     ) -> CreditEntry:
-        """Takes out what is paid back to the tenant. Raises CreditNotAllowed if the balance is less."""
+        """Takes out what is paid back to the tenant, once per reference, and returns the entry.
+
+        `amount` in micro-USD. Raises CreditNotAllowed if the balance is less, ValueError naming the reference
+        if it is unusable or was used for another amount.
+        """
+        if not 0 < len(reference) <= MAX_REFERENCE:
+            raise ValueError(f"reference must have from 1 to {MAX_REFERENCE} characters")
         async with self._database.write(tenant_id) as session:
             await AccountRepository(session, tenant_id).hold()
             known = await AccountRepository(session, tenant_id).credit("refund", reference)
             if known is not None:
+                if known.amount != -amount:
+                    raise ValueError(
+                        f"reference {reference!r} was paid back before with another amount; use a new one"
+                    )
                 return known
             left = (await balance_of(session, tenant_id)).amount
             if not 0 < amount <= left:

@@ -95,3 +95,18 @@ def test_a_tenant_pays_in_advance(environment: Mapping[str, str]) -> None:
     assert [row.split()[-1] for row in rows[-2:]] == ["-1.000000", "4.000000"]
     assert "is not an amount in dollars" in refusal("credit", "add", "acme", "five", "--reference", "x")
     assert "amount" in refusal("credit", "add", "acme", "0", "--reference", "x")
+
+
+def test_a_balance_is_paid_back(environment: Mapping[str, str]) -> None:
+    run("tenant", "create", "acme")
+    run("credit", "add", "acme", "5", "--reference", "earned")
+    for _ in range(2):
+        assert run("credit", "pay-back", "acme", "3.5", "--reference", "bank-7") == "1.500000\n"
+    assert run("credit", "list", "acme").splitlines()[2].split()[2:] == ["refund", "-3.500000", "never", "bank-7"]
+    assert "'bank-7' was paid back before" in refusal(
+        "credit", "pay-back", "acme", "1", "--reference", "bank-7"
+    )
+    for amount in ("1.500001", "0"):
+        assert "amount" in refusal("credit", "pay-back", "acme", amount, "--reference", "bank-8")
+    assert "reference" in refusal("credit", "pay-back", "acme", "1", "--reference", "")
+    assert run("credit", "list", "acme").splitlines()[-1].split()[-1] == "1.500000"
