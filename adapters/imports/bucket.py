@@ -19,7 +19,6 @@ from adapters.imports.s3_signing import signed_headers
 from adapters.imports.sources import BucketSource
 from adapters.jobs.errors import JobFailed
 from adapters.object_keys import SOURCE_FILES
-from tenants.outbound.errors import EndpointUnreachable
 
 _ABSENT = (403, 404)
 """A key that may not list the bucket gets 403 for an object that is not there."""
@@ -75,8 +74,6 @@ class BucketRemote:
         """Returns the status, the headers, and the object if it is there."""
         request = self._request("HEAD", name, {"x-amz-checksum-mode": "ENABLED"})
         async with self._client.send(request) as answer:
-            if answer.status >= 500 or answer.status == 429:
-                raise EndpointUnreachable(f"it answered {answer.status}")
             if answer.status != 200:
                 return answer.status, answer.headers, None
             headers = answer.headers

@@ -25,6 +25,8 @@ MAX_URL = 8192
 _SAFE = "%/:=&?~#+!$,;'@()*[]"
 """Characters of a redirect's location that have a meaning; others, which URLs cannot have, are escaped."""
 _REDIRECTS = (301, 302, 303, 307, 308)
+_PASSING = (408, 429)
+"""Statuses, besides those from 500 on, of which another try may have another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class ImportClient:
 
     @asynccontextmanager
     async def send(self, request: SourceRequest) -> AsyncIterator[StreamedAnswer]:
-        """Yields the response, after redirects. Raises EndpointUnreachable; AddressRefused if a host must not
-        be contacted.
+        """Yields the response, after redirects. Raises EndpointUnreachable, also for a status that another
+        try may change; AddressRefused if a host must not be contacted.
         """
         url = request.url
         first = _read(url, http_allowed=True)
@@ -84,6 +86,8 @@ class ImportClient:
             )
             async with answer_to as answer:
                 location = answer.headers.get("location")
+                if answer.status in _PASSING or answer.status >= 500:
+                    raise EndpointUnreachable(f"it answered {answer.status}")
                 if answer.status not in _REDIRECTS or location is None or not request.max_redirects:
                     yield answer
                     return

@@ -146,9 +146,7 @@ class FileDownload:
                 await self._append(gathered)
 
     def _check_status(self, answer: StreamedAnswer) -> None:
-        """Raises EndpointUnreachable for what may change, JobFailed for the rest."""
-        if answer.status in (408, 429) or answer.status >= 500:
-            raise EndpointUnreachable(f"it answered {answer.status}")
+        """Raises EndpointUnreachable for a range that was not asked for, JobFailed for other faults."""
         if answer.status not in (200, 206):
             raise self._remote.refusal(answer.status, answer.headers, self._file.name)
         if answer.status == 206:

@@ -18,7 +18,6 @@ from adapters.imports.remote import Pinned, RemoteFile, check_present, is_pickle
 from adapters.imports.sources import HubSource
 from adapters.jobs.errors import JobFailed
 from adapters.object_keys import SOURCE_FILES
-from tenants.outbound.errors import EndpointUnreachable
 from tenants.outbound.pinned import read_beginning
 
 MAX_LISTING = 8 << 20
@@ -63,8 +62,6 @@ class HubRemote:
         )
         request = SourceRequest(url, {"accept": "application/json"}, self._credentials)
         async with self._client.send(request) as answer:
-            if answer.status >= 500 or answer.status == 429:
-                raise EndpointUnreachable(f"it answered {answer.status}")
             if answer.status != 200:
                 raise self.refusal(answer.status, answer.headers, "source")
             read = await read_beginning(answer, MAX_LISTING)

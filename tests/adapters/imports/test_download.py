@@ -58,6 +58,21 @@ async def test_a_dropped_connection_is_followed_by_a_request_for_the_rest(
     assert ranges == [None, "bytes=200000-", "bytes=250000-"]
 
 
+@pytest.mark.parametrize("status", [408, 429, 500])
+async def test_a_status_that_may_pass_is_followed_by_another_try(
+    hub: FakeHub, tmp_path: Path, status: int
+) -> None:
+    remote = remote_of(hub)
+    pinned = await remote.pin()
+    hub.statuses = [status]
+    with (tmp_path / "partial").open("a+b") as opened:
+        file = pinned.files[0]
+        download = FileDownload(client_of(hub), remote, file, pinned, opened, lambda present: None, (0.0,))
+        await download.run()
+    assert not hub.statuses
+    assert (tmp_path / "partial").read_bytes() == PIRATE[file.name]
+
+
 async def test_a_server_without_ranges_sends_it_all_again(hub: FakeHub, tmp_path: Path) -> None:
     hub.drop_after, hub.knows_ranges = [200_000], False
     assert await download(hub, tmp_path) == PIRATE[WEIGHTS_FILE]

@@ -142,6 +142,19 @@ async def test_an_interrupted_import_goes_on_at_its_byte_with_its_commit(importi
     assert sum(one.path.startswith("/api/") for one in importing.hub.asked) == 1
 
 
+async def test_a_hub_that_cannot_answer_now_is_asked_again(importing: Importing) -> None:
+    importing.hub.statuses = [429, 408]
+    _, version = await importing.imported(importing.source())
+    await importing.assert_pirate(version)
+
+
+async def test_a_hub_that_keeps_failing_ends_the_import(importing: Importing) -> None:
+    importing.hub.statuses = [503] * 3
+    refused = await importing.refused(importing.source())
+    assert refused.code == "source_unavailable"
+    assert "it answered 503" in str(refused)
+
+
 async def test_sizes_are_bounded_before_and_during_the_download(importing: Importing) -> None:
     place, hub = importing.place, importing.hub
     limit = Limit("tenant", place.tenants[0], "", Metric.STORAGE_BYTES, SIZE - 1)
