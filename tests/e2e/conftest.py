@@ -10,7 +10,8 @@ import pytest
 from tests.e2e.stack import Stack
 
 
-@pytest.fixture(scope="session")
+# Of this folder: it would otherwise idle, with ten processes, until the last test of all ends.
+@pytest.fixture(scope="package")
 def running_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack = Stack(tmp_path_factory.mktemp("up") / "data")
     try:
