@@ -23,6 +23,10 @@ def loads(engines: ReplicaSet) -> int:
     return sum(stats.adapter_loads for stats in engines.latest_stats())
 
 
+def num_spilled(engines: ReplicaSet) -> int:
+    return sum(times for (_, reason), times in engines.counts.chosen.items() if reason == "spill")
+
+
 def home_of(engines: ReplicaSet, adapter: AdapterRef) -> str:
     return engines._router.placement.homes(adapter.digest)[0]
 
@@ -214,7 +218,8 @@ async def test_a_replica_loads_its_adapters_before_it_takes_requests(
     for number, adapter in enumerate(ADAPTERS):
         await answered(engines, f"s-{number}", adapter=adapter)
     await asyncio.sleep(0.8)  # a heartbeat
-    assert loads(engines) == before, engines.counts
+    # On a busy machine a home may be late: its request is spilled, and the adapter loaded twice, there later.
+    assert loads(engines) - before <= num_spilled(engines), engines.counts
 
 
 async def test_pins_are_where_the_homes_are(start_replica: StartEngine, connect: Connect) -> None:
