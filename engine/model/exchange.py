@@ -2,7 +2,8 @@
 rows, and logits.
 
 Where their GPUs read one another's memory, a product stays where it was computed and the next norm reads all
-ranks' parts of it; tokens and logits are read and written where rank 0 has them. Elsewhere torch.distributed
+ranks' parts of it; what adapters make of rows is sent to all ranks' mailboxes, in steps of few rows; tokens
+and logits are read and written where rank 0 has them. Elsewhere torch.distributed
 sums and gathers. Every rank makes the same calls in the same order.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from engine.model.collectives import ShardGroup
 from engine.model.shards import vocabulary_part
 from kernels.activation import Activation, Projection
+from kernels.lora.mailbox import Mailbox
 from kernels.peer_sum import sum_norm, sum_parts
 from kernels.workspace import Workspace
 
@@ -33,6 +35,7 @@ class Exchange:
         self._peers = group.peers
         self._vocab_size = vocab_size
         self._adapter_sums = 0
+        self._mailboxes: list[Mailbox] = []
         self.first_id, self.end_id = vocabulary_part(vocab_size, group.shard)
         """This rank's part of the vocabulary."""
 
@@ -109,6 +112,21 @@ class Exchange:
             sum_parts(self._peers.addresses(part), self._peers.side_meeting, out)
         else:
             self.group.sum(out.copy_(part))
+
+    def open_mailboxes(self, num_places: int, width: int) -> None:
+        """Allocates two mailboxes, used in turn: between two uses of one there is a sum of a layer's product,
+        where all ranks meet. All ranks call it.
+        """
+        if self._peers is not None:
+            shape = (num_places, width)
+            self._mailboxes = [self._peers.mailbox(f"mailbox-{turn}", shape) for turn in range(2)]
+
+    def mailbox(self) -> Mailbox | None:
+        """Returns the mailbox of the next sum over what adapters make of rows; None without peers."""
+        if not self._mailboxes:
+            return None
+        self._adapter_sums += 1
+        return self._mailboxes[self._adapter_sums % 2]
 
     def logits(self, hidden_SH: Tensor, product: Product) -> Tensor:
         """Returns [S, V] fp32 on rank 0, [S, 0] on the others. `product` is called once."""

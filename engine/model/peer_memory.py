@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory
 from torch.distributed import _symmetric_memory as symmetric_memory
 
 from engine.model.shards import Shard
+from kernels.lora.mailbox import Mailbox
 from kernels.peer_sum import MAX_PROGRAMS, Meeting, meet
 from kernels.workspace import Workspace
 
@@ -42,7 +43,7 @@ class PeerMemory(Workspace):
         # Multicast needs a fabric manager that hands out groups; nothing here uses it.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         _register_process_group(name, group)
-        self._name, self._size = name, shard.size
+        self._name, self._size, self._rank = name, shard.size, shard.rank
         self._handles: dict[int, Any] = {}
         self._addresses: dict[int, Tensor] = {}
         self.meeting = self._new_meeting("signals", shard)
@@ -51,13 +52,25 @@ class PeerMemory(Workspace):
         """Of kernels that run beside them."""
 
     def _new_meeting(self, name: str, shard: Shard) -> Meeting:
-        signals = self.take(name, (MAX_PROGRAMS, shard.size), torch.int32)
-        signals.zero_()
+        signals = self._zeros(name, (MAX_PROGRAMS, shard.size), torch.int32)
         counts = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=self.device)
-        torch.cuda.synchronize(self.device)
-        self._handles[signals.data_ptr()].barrier()  # no rank signals into memory that is still to be zeroed
-        torch.cuda.synchronize(self.device)
         return Meeting(shard.rank, self.addresses(signals), counts)
+
+    def mailbox(self, name: str, shape: tuple[int, int]) -> Mailbox:
+        """Allocates a mailbox for rows and ranks of A, numbered by the meetings: between two of its uses all
+        ranks must meet, and before the first.
+        """
+        inbox_RPW = self._zeros(name, (self._size, *shape), torch.int64)
+        outboxes_R = self.addresses(inbox_RPW) + self._rank * inbox_RPW[0].nbytes
+        return Mailbox(outboxes_R, inbox_RPW, self.meeting.counts)
+
+    def _zeros(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Takes memory that is zero on all ranks before one of them writes to another's."""
+        taken = self.take(name, shape, dtype).zero_()
+        torch.cuda.synchronize(self.device)
+        self._handles[taken.data_ptr()].barrier()
+        torch.cuda.synchronize(self.device)
+        return taken
 
     def meet(self) -> None:
         """Queues a wait until all ranks have come here: what they queued before is then done."""

@@ -14,7 +14,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from kernels.backend import uses_triton
+from kernels.lora import tiling
 from kernels.lora.device_work import DeviceWork
+from kernels.lora.mailbox import Mailbox
 from kernels.lora.scratch import Scratch
 from kernels.lora.table import MAX_MODULES, AdapterTable
 from kernels.lora.table_reference import expand_reference, shrink_reference
@@ -30,6 +32,16 @@ class RankSums(Protocol):
 
     def sum_parts(self, part: Tensor, out: Tensor) -> None:
         """Queues out = the sum of all ranks' parts."""
+        ...
+
+    def open_mailboxes(self, num_places: int, width: int) -> None:
+        """Allocates mailboxes for so many rows, where the ranks read one another's memory. All ranks call it,
+        before the first step.
+        """
+        ...
+
+    def mailbox(self) -> Mailbox | None:
+        """Returns the next mailbox; None where parts are summed by `sum_parts` alone."""
         ...
 
 
@@ -67,8 +79,10 @@ class DeviceLora:
         self._widths_in = frozenset(widths_in)
         self._early = early
         self._sums = sums
-        self._shrunk: int | None = None
-        """Place of the last shrink."""
+        if sums is not None:
+            sums.open_mailboxes(min(max_tokens, tiling.TILES_FROM), self._scratch.rank_stride)
+        self._shrunk: tuple[int, Tensor | Mailbox] | None = None
+        """Place of the last shrink, and where it left what it computed."""
 
     @property
     def active(self) -> bool:
@@ -97,17 +111,17 @@ class DeviceLora:
         if x_TK.shape[1] not in self._widths_in or x_TK.shape[0] > self._work.max_tokens:
             raise ValueError(f"lora: x {tuple(x_TK.shape)}")
         place = self._place(layer, group)
-        self._shrunk = place
         whole = self._scratch.shrunk[: len(x_TK)]
-        shrunk = whole if self._sums is None else self._sums.part((len(whole), whole.shape[1]))
-        if uses_triton(x_TK):
-            from kernels.lora.kernel import shrink_triton
-
-            shrink_triton(x_TK, self._work, self._table, place, self._scratch, shrunk, self._early)
+        mailbox = self._mailbox(x_TK)
+        self._shrunk = place, mailbox or whole
+        if mailbox is not None:
+            self._run_shrink(x_TK, place, mailbox)
+        elif self._sums is None:
+            self._run_shrink(x_TK, place, whole)
         else:
-            shrink_reference(x_TK, self._work, self._table, place, shrunk)
-        if self._sums is not None:
-            self._sums.sum_parts(shrunk, whole)
+            part = self._sums.part((len(whole), whole.shape[1]))
+            self._run_shrink(x_TK, place, part)
+            self._sums.sum_parts(part, whole)
 
     def expand(
         self,
@@ -127,15 +141,33 @@ class DeviceLora:
         if sum(widths) != out_TN.shape[1] or len(widths) > MAX_MODULES:
             raise ValueError(f"lora: out {tuple(out_TN.shape)}, widths {tuple(widths)}")
         place = self._place(layer, group)
-        assert self._shrunk == place, f"expand of {layer, group} at {place} after shrink at {self._shrunk}"
-        self._shrunk = None
+        assert self._shrunk is not None, f"expand of {layer, group} at {place}, but not after shrink"
+        (begun, shrunk), self._shrunk = self._shrunk, None
+        assert begun == place, f"expand of {layer, group} at {place} after shrink at {begun}"
         arguments = (widths, scale_T, self._work, self._table, place, self._scratch)
         if uses_triton(out_TN):
             from kernels.lora.kernel import expand_triton
 
-            expand_triton(out_TN, *arguments, self._early)
+            expand_triton(out_TN, *arguments, shrunk, self._early)
         else:
             expand_reference(out_TN, *arguments)
+
+    def _mailbox(self, x_TK: Tensor) -> Mailbox | None:
+        """Where the ranks send their parts; None where a launch between shrink and expand sums them, or where
+        there is nothing to sum.
+        """
+        if self._sums is None or not uses_triton(x_TK) or len(x_TK) > tiling.TILES_FROM:
+            return None
+        return self._sums.mailbox()
+
+    def _run_shrink(self, x_TK: Tensor, place: int, shrunk: Tensor | Mailbox) -> None:
+        if uses_triton(x_TK):
+            from kernels.lora.kernel import shrink_triton
+
+            shrink_triton(x_TK, self._work, self._table, place, self._scratch, shrunk, self._early)
+        else:
+            assert isinstance(shrunk, Tensor)
+            shrink_reference(x_TK, self._work, self._table, place, shrunk)
 
     def _place(self, layer: int, group: str) -> int:
         return layer * len(self._table.groups) + self._table.group_index(group)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.lora.device import DeviceLora
+from kernels.lora.device import DeviceLora, RankSums
 from kernels.lora.table import ALIGNMENT, BF16, E4M3, MAX_MODULES, RANK_SCALES, A, AdapterTable, B
 from kernels.lora_work import NO_SLOT
 from kernels.step_inputs import StepInputs
@@ -135,10 +135,17 @@ class DeviceRun:
         *,
         batch_invariant: bool = False,
         early: bool = True,
+        sums: RankSums | None = None,
     ) -> None:
         self.inputs = StepInputs(table.device)
         self.lora = DeviceLora(
-            table, self.inputs, max_tokens, [width_in], batch_invariant=batch_invariant, early=early
+            table,
+            self.inputs,
+            max_tokens,
+            [width_in],
+            batch_invariant=batch_invariant,
+            early=early,
+            sums=sums,
         )
         self.inputs.freeze()
         self.lora._scratch.shrunk.fill_(float("nan"))

@@ -6,7 +6,7 @@ Tuning constants and the list of what must compile are here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,6 +24,7 @@ from kernels.lora.kernels.expand import expand_rows
 from kernels.lora.kernels.shrink import shrink_rows
 from kernels.lora.kernels.tiles import expand_tiles, shrink_tiles
 from kernels.lora.kernels.wide_pairs import shrink_wide_pairs
+from kernels.lora.mailbox import Mailbox
 from kernels.lora.scratch import Scratch
 from kernels.lora.table import DEFAULT_MAX_RANK, MAX_MODULES, AdapterTable
 from kernels.overlap import starts_early
@@ -34,6 +35,10 @@ MAX_PARTS = 48
 """A row of A each, of three modules of rank 16."""
 WIDE_OUTPUT = 8192
 """Columns of a module from which a unit of a block is two tiles: looking a slot up takes a tile's time."""
+
+
+NARROW_OUTPUT = 4096
+"""Columns of all modules up to which 32 adapters have no more units of 128 columns than programs run."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,12 @@ class Plan:
     max_registers: int | None = None
 
 
-def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int) -> Plan:
-    """A whole row of A at a time where that fits the registers, 16 or 32 of its columns a thread."""
+def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int, num_ranks: int = 1) -> Plan:
+    """A whole row of A at a time where that fits the registers, 16 or 32 of its columns a thread.
+
+    In a group the rows are short, and their time is that of one program after another: they are to run beside
+    the base product's programs, which leave 27 KB of shared memory, all at once.
+    """
     step, medium = triton.next_power_of_2(width_in), bucket <= tiling.MEDIUM_BUCKET
     constants = {
         "K": width_in,
@@ -56,6 +65,7 @@ def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int) -> Plan:
         "MAX_PARTS": MAX_PARTS,
         "STEP": step if step <= 16384 else 4096,
         "AHEAD": 4,
+        "TOGETHER": 1,
         "CHUNK": tiling.chunk_size(width_in),
         "CHUNKS": tiling.num_chunks(width_in),
         "BLOCK_R": 32,
@@ -64,6 +74,10 @@ def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int) -> Plan:
         "FETCHES": bucket <= tiling.SMALL_BUCKET and width_in % 16 == 0,
         "WITH_PAIRS": not pairs_are_wide(width_in, bucket),
     }
+    if num_ranks > 1 and tiling.SMALL_BUCKET < bucket <= tiling.MEDIUM_BUCKET and step <= 8192:
+        together = 8 if step <= 2048 else 4 if step <= 4096 else 2
+        constants |= {"TOGETHER": together, "MAX_PARTS": MAX_PARTS // together, "BLOCK_K": 64}
+        return Plan(constants, 8, 2, 2, 80 if step <= 4096 else 96)
     if step <= 4096:
         return Plan(constants, 8, 3, 3, 80) if medium else Plan(constants, 4, 3, 4, 128)
     if not constants["WITH_PAIRS"]:
@@ -91,14 +105,19 @@ def plan_shrink_wide_pairs(width_in: int, rank_stride: int) -> Plan:
     return Plan(constants, 1, 3, 8)
 
 
-def plan_expand_rows(widths: Sequence[int], bucket: int, rank_stride: int) -> Plan:
-    """Measured likewise. 16 columns a thread, so that every thread sums over ranks by itself."""
-    small = bucket <= tiling.SMALL_BUCKET
-    pair_n = 128 if small else 1024
+def plan_expand_rows(widths: Sequence[int], bucket: int, rank_stride: int, num_ranks: int = 1) -> Plan:
+    """Measured likewise. 16 columns a thread, so that every thread sums over ranks by itself; fewer where
+    many small programs are best, which is also where a group's rank has a few columns of many adapters.
+    """
+    of_group = num_ranks > 1 and bucket <= tiling.MEDIUM_BUCKET
+    small = bucket <= tiling.SMALL_BUCKET or of_group
+    pair_r, pair_n = (16, 128) if small else (4, 1024)
+    if of_group and bucket > tiling.SMALL_BUCKET and sum(widths) > NARROW_OUTPUT:
+        pair_r, pair_n = 8, 256  # all programs at once
     constants = {
         **_columns(widths),
         "RANK_STRIDE": rank_stride,
-        "PAIR_R": 16 if small else 4,
+        "PAIR_R": pair_r,
         "PAIR_N": pair_n,
         "BLOCK_R": 16,
         "BLOCK_N": 64 if small else 128,
@@ -176,28 +195,37 @@ def shrink_triton(
     table: AdapterTable,
     place: int,
     scratch: Scratch,
-    shrunk: Tensor,
+    shrunk: Tensor | Mailbox,
     early: bool,
 ) -> None:
-    """As `shrink_reference`. `early`: kernels may start before the last kernel of the stream has ended."""
+    """As `shrink_reference`. `shrunk`: a mailbox sends what is computed to all ranks. `early`: kernels may
+    start before the last kernel of the stream has ended.
+    """
     bucket, width_in = x_TK.shape
     limits, arena = work.limits(bucket), table.arena
+    target, number, size = shrunk, None, 1
+    if isinstance(shrunk, Mailbox):
+        target, number, size = shrunk.outboxes_R, shrunk.number, len(shrunk.outboxes_R)
     given = (
-        *(x_TK, shrunk, scratch.partials, scratch.counters),
+        *(x_TK, target, scratch.partials, scratch.counters),
         *(arena, arena.view(torch.bfloat16), arena.view(torch.float32), table.offsets, table.ranks),
         work.counts.device,
     )
     where = (work.order.device, place, table.num_slots)
     stride = {"X_STRIDE": x_TK.stride(0)}
-    plan = plan_shrink_rows(width_in, bucket, scratch.rank_stride)
+    sized = stride | {"SIZE": size}
+    plan = plan_shrink_rows(width_in, bucket, scratch.rank_stride, size)
     units = limits.pairs * MAX_PARTS + limits.blocks * plan.constants["CHUNKS"]
     lists = (work.pairs.device, work.blocks.device)
-    _launch(shrink_rows, plan, units, early, (*given, *lists, *where), **stride)
+    _launch(shrink_rows, plan, units, early, (*given, *lists, *where, number), **sized)
     if limits.pairs and pairs_are_wide(width_in, bucket):
         plan = plan_shrink_wide_pairs(width_in, scratch.rank_stride)
         units = limits.pairs * tiling.WIDE_PAIR_CHUNKS
-        _launch(shrink_wide_pairs, plan, units, early, (*given, work.pairs.device, *where[1:]), **stride)
+        _launch(
+            shrink_wide_pairs, plan, units, early, (*given, work.pairs.device, *where[1:], number), **sized
+        )
     if limits.tiles:
+        assert size == 1, "buckets with tiles sum their parts by launches of their own"
         plan = plan_shrink_tiles(width_in, bucket, scratch.rank_stride)
         grid = (limits.tiles, plan.constants["SPLITS"])
         _launch(shrink_tiles, plan, grid, early, (*given, work.tiles.device, *where), **stride)
@@ -211,22 +239,27 @@ def expand_triton(
     table: AdapterTable,
     place: int,
     scratch: Scratch,
+    shrunk: Tensor | Mailbox,
     early: bool,
 ) -> None:
-    """As `expand_reference`."""
+    """As `expand_reference`. `shrunk`: what ranks sent to a mailbox is waited for and summed."""
     bucket = out_TN.shape[0]
     limits, arena = work.limits(bucket), table.arena
+    source, number, sizes = shrunk, None, {"SIZE": 1, "PART_SIZE": 0}
+    if isinstance(shrunk, Mailbox):
+        source, number = shrunk.inbox_RPW, shrunk.number
+        sizes = {"SIZE": len(source), "PART_SIZE": source[0].numel()}
     given = (
-        *(out_TN, scale_T, scratch.shrunk, arena, arena.view(torch.bfloat16), table.offsets, table.ranks),
+        *(out_TN, scale_T, source, arena, arena.view(torch.bfloat16), table.offsets, table.ranks),
         work.counts.device,
     )
     where = (work.order.device, place, table.num_slots)
     stride = {"OUT_STRIDE": out_TN.stride(0)}
-    plan = plan_expand_rows(widths, bucket, scratch.rank_stride)
+    plan = plan_expand_rows(widths, bucket, scratch.rank_stride, sizes["SIZE"])
     units = limits.pairs * _num_tiles(widths, plan.constants["PAIR_N"])
     units += limits.blocks * _num_tiles(widths, plan.constants["STRETCH"] * plan.constants["BLOCK_N"])
     lists = (work.pairs.device, work.blocks.device)
-    _launch(expand_rows, plan, units, early, (*given, *lists, *where), **stride)
+    _launch(expand_rows, plan, units, early, (*given, *lists, *where, number), **stride, **sizes)
     if limits.tiles:
         plan = plan_expand_tiles(widths, scratch.rank_stride)
         units = limits.tiles * _num_tiles(widths, plan.constants["STRETCH"] * plan.constants["BLOCK_N"])
@@ -248,7 +281,16 @@ _SHAPES = (
 """(columns in, columns out, buckets) of the groups of an 8B model and of sapling; not every pair of them."""
 
 
-def _compilation(kernel: Any, plan: Plan, architecture: int) -> Compilation:
+_RANK_SHAPES = (
+    (4, 2048, (2048, 256, 256), (1, 32)),
+    (4, 2048, (7168, 7168), (32, 256)),
+    (4, 7168, (2048,), (32,)),
+    (2, 14336, (4096,), (256,)),
+)
+"""(ranks, columns in, columns out, buckets) of one rank of a 70B model."""
+
+
+def _compilation(kernel: Any, plan: Plan, architecture: int, num_ranks: int = 1) -> Compilation:
     types = {
         **{f"{name}_ptr": "*bf16" for name in ("x", "out", "bf16")},
         **{f"{name}_ptr": "*fp32" for name in ("scale", "shrunk", "partials", "fp32")},
@@ -257,6 +299,8 @@ def _compilation(kernel: Any, plan: Plan, architecture: int) -> Compilation:
         **{"bytes_ptr": "*u8", "offsets_ptr": "*i64"},
         **dict.fromkeys(("place", "num_slots"), "i32"),
     }
+    if num_ranks > 1:
+        types |= {"shrunk_ptr": "*i64", "number_ptr": "*i32"}
     signature = {name: types[name] for name in kernel.arg_names if name in types}
     modern = architecture >= 90  # e4m3 conversion, dependent launch, bulk prefetch
     sizes = plan.constants
@@ -267,6 +311,11 @@ def _compilation(kernel: Any, plan: Plan, architecture: int) -> Compilation:
         constants["OUT_STRIDE"] = sum(sizes[f"N{module}"] for module in range(MAX_MODULES))
     if "FETCHES" in sizes:
         constants["FETCHES"] = modern and sizes["FETCHES"]
+    stride = sizes["RANK_STRIDE"]
+    of_group = {"SIZE": num_ranks, "PART_SIZE": 0 if num_ranks == 1 else tiling.TILES_FROM * stride}
+    constants |= {name: value for name, value in of_group.items() if name in kernel.arg_names}
+    if num_ranks == 1 and "number_ptr" in kernel.arg_names:
+        constants["number_ptr"] = None
     return Compilation(
         kernel,
         signature,
@@ -274,26 +323,38 @@ def _compilation(kernel: Any, plan: Plan, architecture: int) -> Compilation:
         plan.num_warps,
         plan.num_stages,
         (architecture,),
-        local_bytes=0 if architecture == 90 else 32,  # one number for architectures that are not tuned yet
+        # One number for architectures that are not tuned yet; in groups the program that adds up 16 chunks
+        # spills 16 bytes, once a unit.
+        local_bytes=0 if architecture == 90 and num_ranks == 1 else 32,
     )
 
 
 def _compilations() -> list[Compilation]:
-    stride = MAX_MODULES * DEFAULT_MAX_RANK
-    wanted: list[tuple[Any, Plan]] = []
+    found: list[Compilation] = []
     for width_in, widths, buckets in _SHAPES:
         for bucket in buckets:
-            if bucket > tiling.TILES_FROM:
-                wanted.append((shrink_tiles, plan_shrink_tiles(width_in, bucket, stride)))
-                wanted.append((expand_tiles, plan_expand_tiles(widths, stride)))
-            else:
-                wanted.append((shrink_rows, plan_shrink_rows(width_in, bucket, stride)))
-                if pairs_are_wide(width_in, bucket):
-                    wanted.append((shrink_wide_pairs, plan_shrink_wide_pairs(width_in, stride)))
-                wanted.append((expand_rows, plan_expand_rows(widths, bucket, stride)))
-    return [
-        _compilation(kernel, plan, architecture) for architecture in ARCHITECTURES for kernel, plan in wanted
-    ]
+            for kernel, plan in _launches(width_in, widths, bucket, num_ranks=1):
+                found += [_compilation(kernel, plan, architecture) for architecture in ARCHITECTURES]
+    for num_ranks, width_in, widths, buckets in _RANK_SHAPES:
+        for bucket in buckets:
+            for kernel, plan in _launches(width_in, widths, bucket, num_ranks):
+                found.append(_compilation(kernel, plan, 90, num_ranks))
+    return found
+
+
+def _launches(
+    width_in: int, widths: Sequence[int], bucket: int, num_ranks: int
+) -> Iterator[tuple[Any, Plan]]:
+    """Of one group in one bucket; beyond `TILES_FROM` those of tiles alone."""
+    stride = MAX_MODULES * DEFAULT_MAX_RANK
+    if bucket > tiling.TILES_FROM:
+        yield shrink_tiles, plan_shrink_tiles(width_in, bucket, stride)
+        yield expand_tiles, plan_expand_tiles(widths, stride)
+        return
+    yield shrink_rows, plan_shrink_rows(width_in, bucket, stride, num_ranks)
+    if pairs_are_wide(width_in, bucket):
+        yield shrink_wide_pairs, plan_shrink_wide_pairs(width_in, stride)
+    yield expand_rows, plan_expand_rows(widths, bucket, stride, num_ranks)
 
 
 COMPILATIONS = _compilations()

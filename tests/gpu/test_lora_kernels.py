@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from kernels.lora.device_cases import CASES, DeviceCase, DeviceRun, Slot, make_table
 from kernels.lora.table import E4M3
 from kernels.lora_work import NO_SLOT
-from tests.kernels.lora_rows import run_case
+from tests.kernels.lora_rows import Group, run_case, run_group
 
 pytestmark = pytest.mark.gpu
 
@@ -60,6 +61,31 @@ def padded(row_slots: tuple[int, ...], bucket: int) -> np.ndarray:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_the_naive_statement(case: DeviceCase) -> None:
     run_case(case, "cuda", torch.bfloat16, tolerance=8e-3)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("case", [case for case in CASES if case.num_tokens <= 256], ids=str)
+def test_parts_of_a_groups_ranks_are_summed(case: DeviceCase, size: int, device: torch.device) -> None:
+    run_group(case, size, device, torch.bfloat16, tolerance=8e-3)
+
+
+def test_expand_waits_for_the_words_of_all_ranks(device: torch.device) -> None:
+    case = DeviceCase(
+        2048, (2048, 256), tuple(Slot((16, 16)) for _ in range(32)), (*tuple(range(32)), 3, 3), bucket=40
+    )
+    group = Group.make(case, 2, device, torch.bfloat16)
+    expected = group.exchange()[0]
+    group.shrink(0)
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        out = group.expand(0)
+        expanded = beside.record_event()
+    time.sleep(0.05)
+    assert not expanded.query(), "the second rank has sent nothing"
+    group.shrink(1)
+    beside.synchronize()
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("bucket", [64, 320])

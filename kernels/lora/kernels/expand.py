@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.lora.kernels.handover import exchange_number, take_over
 from kernels.lora.kernels.slots import (
     fetch_ahead,
     find_columns,
@@ -23,7 +24,7 @@ from kernels.lora.kernels.slots import (
 def _expand_pair(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, offset, first, rows, row0, row1, rank, columns,
     begin, OUT_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
-    EVEN_N: tl.constexpr, IS_E4M3: tl.constexpr,
+    EVEN_N: tl.constexpr, IS_E4M3: tl.constexpr, number, SIZE: tl.constexpr, PART_SIZE: tl.constexpr,
 ):  # fmt: skip
     """One or two rows. Both sums in any case: behind a branch, all of B would stay in fp32 registers."""
     n = begin + tl.arange(0, BLOCK_N)
@@ -43,8 +44,8 @@ def _expand_pair(
         mask = inside[:, None] if EVEN_N else inside[:, None] & valid[None, :]
         index = r[:, None] * columns + n[None, :]
         b = load_weights(bytes_ptr, bf16_ptr, offset, index, mask, IS_E4M3, tl.float32)
-        shrunk0 = tl.load(from_ptr + r, mask=inside, other=0.0)
-        shrunk1 = tl.load(from_ptr + RANK_STRIDE + r, mask=inside & two, other=0.0)
+        shrunk0 = take_over(from_ptr + r, inside, number, SIZE, PART_SIZE)
+        shrunk1 = take_over(from_ptr + RANK_STRIDE + r, inside & two, number, SIZE, PART_SIZE)
         delta0 += tl.sum(b * shrunk0[:, None], 0)
         delta1 += tl.sum(b * shrunk1[:, None], 0)
     if scale_ptr is not None:
@@ -60,7 +61,7 @@ def expand_block(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, columns, begin,
     OUT_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr, STRETCH: tl.constexpr, EVEN_N: tl.constexpr, IS_E4M3: tl.constexpr,
-    COMPUTE: tl.constexpr,
+    COMPUTE: tl.constexpr, number=0, SIZE: tl.constexpr = 1, PART_SIZE: tl.constexpr = 0,
 ):  # fmt: skip
     """Up to BLOCK_ROWS rows of a slot and STRETCH tiles of BLOCK_N columns on the tensor cores."""
     m = tl.arange(0, BLOCK_ROWS)
@@ -83,7 +84,8 @@ def expand_block(
             mask = inside[:, None] if EVEN_N else inside[:, None] & valid[None, :]
             index = r[:, None] * columns + n[None, :]
             b = load_weights(bytes_ptr, bf16_ptr, offset, index, mask, IS_E4M3, COMPUTE)
-            shrunk = tl.load(from_ptr + r[None, :], mask=live[:, None] & inside[None, :], other=0.0)
+            there = live[:, None] & inside[None, :]
+            shrunk = take_over(from_ptr + r[None, :], there, number, SIZE, PART_SIZE)
             delta = tl.dot(shrunk.to(COMPUTE), b, delta)
         new = old.to(tl.float32) + delta * inverse[:, None]
         tl.store(out_at, new.to(out_ptr.dtype.element_ty), mask=out_mask)
@@ -92,18 +94,20 @@ def expand_block(
 @triton.jit(do_not_specialize=["place", "num_slots"])
 def expand_rows(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, offsets_ptr, ranks_ptr, counts_ptr, pairs_ptr,
-    blocks_ptr, order_ptr, place, num_slots,
+    blocks_ptr, order_ptr, place, num_slots, number_ptr,
     OUT_STRIDE: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, ALIGN: tl.constexpr,
     RANK_STRIDE: tl.constexpr, PAIR_R: tl.constexpr, PAIR_N: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr, STRETCH: tl.constexpr, BLOCK_ROWS: tl.constexpr, FETCHES: tl.constexpr,
-    WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    SIZE: tl.constexpr, PART_SIZE: tl.constexpr, WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: out[order[p], n] += sum over r of shrunk[p, r] * B[slot][r, n] / (scale[order[p]] or 1), r
         running over the ranks of n's module.
 
     Args:
         out_ptr: [T, N0 + N1 + N2], rows OUT_STRIDE apart; the modules' columns side by side.
-        scale_ptr: fp32 [T] or None. shrunk_ptr: fp32 [places, RANK_STRIDE].
+        scale_ptr: fp32 [T] or None. shrunk_ptr: fp32 [places, RANK_STRIDE]; of a group of SIZE ranks their
+            words, int64 [SIZE, PART_SIZE], and number_ptr int32 (`kernels.lora.mailbox`).
         bytes_ptr, bf16_ptr: the arena, twice. The rest as in `shrink_rows`.
         ALIGN: a power of two that divides N0, N1 and N2.
         PAIR_R, PAIR_N, BLOCK_R, BLOCK_N: ranks and columns at a time, of pairs and of blocks.
@@ -135,6 +139,7 @@ def expand_rows(
             fetch_ahead(bytes_ptr + offset + (r * columns + tile * PAIR_N) * size, PAIR_N * size)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
+    number = exchange_number(number_ptr, SIZE)
     for unit in tl.range(program, pair_units, programs):
         slot, first, rows, row0, row1 = load_pair(pairs_ptr, unit // PAIR_TILES)
         module, tile, columns, start = find_columns(unit % PAIR_TILES, N0, N1, N2, PAIR_N, ALIGN)
@@ -146,13 +151,13 @@ def expand_rows(
                 _expand_pair(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, offset, first,
                     rows, row0, row1, rank, columns, tile * PAIR_N, OUT_STRIDE, RANK_STRIDE, PAIR_R, PAIR_N,
-                    EVEN_PAIRS, False,
+                    EVEN_PAIRS, False, number, SIZE, PART_SIZE,
                 )  # fmt: skip
             elif WITH_E4M3:
                 _expand_pair(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, offset, first,
                     rows, row0, row1, rank, columns, tile * PAIR_N, OUT_STRIDE, RANK_STRIDE, PAIR_R, PAIR_N,
-                    EVEN_PAIRS, True,
+                    EVEN_PAIRS, True, number, SIZE, PART_SIZE,
                 )  # fmt: skip
     for unit in tl.range((program + programs - pair_units % programs) % programs, block_units, programs):
         slot, first, rows = load_piece(blocks_ptr, unit // TILES)
@@ -165,11 +170,11 @@ def expand_rows(
                 expand_block(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
                     offset, first, rows, rank, columns, tile * WIDE, OUT_STRIDE, RANK_STRIDE, BLOCK_ROWS,
-                    BLOCK_R, BLOCK_N, STRETCH, EVEN_BLOCKS, False, COMPUTE,
+                    BLOCK_R, BLOCK_N, STRETCH, EVEN_BLOCKS, False, COMPUTE, number, SIZE, PART_SIZE,
                 )  # fmt: skip
             elif WITH_E4M3:
                 expand_block(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
                     offset, first, rows, rank, columns, tile * WIDE, OUT_STRIDE, RANK_STRIDE, BLOCK_ROWS,
-                    BLOCK_R, BLOCK_N, STRETCH, EVEN_BLOCKS, True, COMPUTE,
+                    BLOCK_R, BLOCK_N, STRETCH, EVEN_BLOCKS, True, COMPUTE, number, SIZE, PART_SIZE,
                 )  # fmt: skip

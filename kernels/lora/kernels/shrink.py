@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.lora.kernels.handover import exchange_number, hand_over
 from kernels.lora.kernels.slots import (
     add_up_chunks,
     fetch_ahead,
@@ -31,15 +32,29 @@ def _add_both(a0, a1, b0, b1):
 def _shrink_pair(
     x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, factors_ptr, offset, first, rows, row0, row1, rank, part, parts,
     K: tl.constexpr, X_STRIDE: tl.constexpr, STEP: tl.constexpr, AHEAD: tl.constexpr,
-    RANK_STRIDE: tl.constexpr, IS_E4M3: tl.constexpr,
+    RANK_STRIDE: tl.constexpr, IS_E4M3: tl.constexpr, TOGETHER: tl.constexpr, number, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Every `parts`-th row of A, times one or two rows of x."""
+    """Every `parts`-th row of A, or TOGETHER of them, times one or two rows of x."""
     STEPS: tl.constexpr = (K + STEP - 1) // STEP
     x0_ptr = x_ptr + row0.to(tl.int64) * X_STRIDE
     x1_ptr = x_ptr + row1.to(tl.int64) * X_STRIDE
-    out_ptr = shrunk_ptr + first.to(tl.int64) * RANK_STRIDE
+    at = first.to(tl.int64) * RANK_STRIDE
     two = rows > 1
-    if STEPS == 1:
+    if TOGETHER > 1:
+        k = tl.arange(0, STEP)
+        x0 = tl.load(x0_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        x1 = tl.load(x1_ptr + k, mask=two & (k < K), other=0.0).to(tl.float32)
+        for start in tl.range(part * TOGETHER, rank, parts * TOGETHER, num_stages=1):
+            r = start + tl.arange(0, TOGETHER)
+            inside = r < rank
+            mask = inside[:, None] if K == STEP else inside[:, None] & (k < K)[None, :]
+            index = r[:, None] * K + k[None, :]
+            a = load_weights(bytes_ptr, bf16_ptr, offset, index, mask, IS_E4M3, tl.float32)
+            sums0, sums1 = tl.reduce((a * x0[None, :], a * x1[None, :]), 1, _add_both)
+            factor = tl.load(factors_ptr + r, mask=inside, other=0.0)
+            hand_over(shrunk_ptr, number, at + r, sums0 * factor, inside, SIZE)
+            hand_over(shrunk_ptr, number, at + RANK_STRIDE + r, sums1 * factor, inside & two, SIZE)
+    elif STEPS == 1:
         k = tl.arange(0, STEP)
         x0 = tl.load(x0_ptr + k, mask=k < K, other=0.0)
         x1 = tl.load(x1_ptr + k, mask=two & (k < K), other=0.0)
@@ -48,8 +63,8 @@ def _shrink_pair(
             sum0, sum1 = tl.reduce((a * x0.to(tl.float32), a * x1.to(tl.float32)), 0, _add_both)
             if rows > 0:  # always; without it a factor would travel through shared memory, as A does
                 factor = tl.load(factors_ptr + r)
-                tl.store(out_ptr + r, sum0 * factor)
-                tl.store(out_ptr + RANK_STRIDE + r, sum1 * factor, mask=two)
+                hand_over(shrunk_ptr, number, at + r, sum0 * factor, None, SIZE)
+                hand_over(shrunk_ptr, number, at + RANK_STRIDE + r, sum1 * factor, two, SIZE)
     else:
         sums0 = tl.zeros([STEP], tl.float32)
         sums1 = tl.zeros([STEP], tl.float32)
@@ -65,8 +80,8 @@ def _shrink_pair(
             if step % STEPS == STEPS - 1:
                 sum0, sum1 = tl.reduce((sums0, sums1), 0, _add_both)
                 factor = tl.load(factors_ptr + r)
-                tl.store(out_ptr + r, sum0 * factor)
-                tl.store(out_ptr + RANK_STRIDE + r, sum1 * factor, mask=two)
+                hand_over(shrunk_ptr, number, at + r, sum0 * factor, None, SIZE)
+                hand_over(shrunk_ptr, number, at + RANK_STRIDE + r, sum1 * factor, two, SIZE)
 
 
 @triton.jit
@@ -99,16 +114,18 @@ def _shrink_block(
 @triton.jit(do_not_specialize=["place", "num_slots"])
 def shrink_rows(
     x_ptr, shrunk_ptr, partials_ptr, counters_ptr, bytes_ptr, bf16_ptr, fp32_ptr, offsets_ptr, ranks_ptr,
-    counts_ptr, pairs_ptr, blocks_ptr, order_ptr, place, num_slots,
+    counts_ptr, pairs_ptr, blocks_ptr, order_ptr, place, num_slots, number_ptr,
     K: tl.constexpr, X_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, MAX_PARTS: tl.constexpr,
     STEP: tl.constexpr, AHEAD: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_ROWS: tl.constexpr, FETCHES: tl.constexpr,
-    WITH_PAIRS: tl.constexpr, WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    WITH_PAIRS: tl.constexpr, TOGETHER: tl.constexpr, SIZE: tl.constexpr, WITH_E4M3: tl.constexpr,
+    COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: shrunk[p, r] = f[slot][r] * sum over k of x[order[p], k] * A[slot][r, k].
 
     Args:
-        x_ptr: [T, K], rows X_STRIDE apart. shrunk_ptr: fp32 [places, RANK_STRIDE].
+        x_ptr: [T, K], rows X_STRIDE apart. shrunk_ptr: fp32 [places, RANK_STRIDE]; of a group of SIZE ranks
+            int64 [SIZE], where each reads its words, and number_ptr int32 (`kernels.lora.mailbox`).
         partials_ptr: fp32 [places, CHUNKS, RANK_STRIDE]. counters_ptr: int32 [blocks], zeros.
         bytes_ptr, bf16_ptr, fp32_ptr: the arena, thrice.
         offsets_ptr, ranks_ptr: AdapterTable; `place` is layer * G + group.
@@ -116,6 +133,7 @@ def shrink_rows(
         MAX_PARTS: units of a pair at most; they are as many as there are programs for. However many, a row of
             A is summed by one program.
         STEP: columns at a time. AHEAD: one more than there are such stretches on their way.
+        TOGETHER: rows of A at a time; more than one needs a STEP of at least K, and no shared memory.
         CHUNK, CHUNKS: of K; a block's units. BLOCK_R, BLOCK_K: of one product.
         WITH_PAIRS: whether this launch works off pairs too, or `shrink_wide_pairs` does.
         FETCHES: whether weights are asked for before the launch before this one ends; K is a multiple of 16.
@@ -136,6 +154,7 @@ def shrink_rows(
             fetch_ahead(bytes_ptr + offset + program % parts * row_bytes, row_bytes)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
+    number = exchange_number(number_ptr, SIZE)
     if WITH_PAIRS:
         # Nothing of a slot is carried from unit to unit. A pass of Triton 3.6 and 3.7 drops what a loop
         # carries if its only use is as the bound of an inner loop: all units would have the first one's rank.
@@ -146,11 +165,13 @@ def shrink_rows(
                 _shrink_pair(
                     x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, fp32_ptr + factors, offset, first, rows, row0,
                     row1, rank, unit % parts, parts, K, X_STRIDE, STEP, AHEAD, RANK_STRIDE, False,
+                    TOGETHER, number, SIZE,
                 )  # fmt: skip
             elif WITH_E4M3:
                 _shrink_pair(
                     x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, fp32_ptr + factors, offset, first, rows, row0,
                     row1, rank, unit % parts, parts, K, X_STRIDE, STEP, AHEAD, RANK_STRIDE, True,
+                    TOGETHER, number, SIZE,
                 )  # fmt: skip
             # The next unit's weights may be of the other type, and lie in shared memory where sums are now.
             tl.debug_barrier()
@@ -173,5 +194,5 @@ def shrink_rows(
             )  # fmt: skip
         add_up_chunks(
             partials_ptr, shrunk_ptr, fp32_ptr + factors, counters_ptr + unit // CHUNKS, first, rows,
-            rank, CHUNKS, 16, BLOCK_ROWS, RANK_STRIDE,
+            rank, CHUNKS, 16, BLOCK_ROWS, RANK_STRIDE, number, SIZE,
         )  # fmt: skip

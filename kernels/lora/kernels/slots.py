@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.lora.kernels.handover import hand_over
+
 _FETCH = tl.constexpr("""
 {
  .reg .pred first;
@@ -94,6 +96,7 @@ def find_columns(
 def add_up_chunks(
     partials_ptr, shrunk_ptr, factors_ptr, counter_ptr, first, rows, rank,
     CHUNKS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr, RANK_STRIDE: tl.constexpr,
+    number=0, SIZE: tl.constexpr = 1,
 ):  # fmt: skip
     """Semantics: shrunk[p, r] = f[r] * sum over c of partials[p, c, r], by the program that computed the last
     chunk.
@@ -115,4 +118,5 @@ def add_up_chunks(
             for chunk in tl.static_range(1, CHUNKS):
                 total += tl.load(at + chunk * RANK_STRIDE, mask=mask, other=0.0, cache_modifier=".cg")
             factor = tl.load(factors_ptr + r, mask=r < rank, other=0.0)
-            tl.store(shrunk_ptr + place * RANK_STRIDE + r[None, :], total * factor[None, :], mask=mask)
+            to = place * RANK_STRIDE + r[None, :]
+            hand_over(shrunk_ptr, number, to, total * factor[None, :], mask, SIZE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.lora.kernels.handover import exchange_number
 from kernels.lora.kernels.slots import add_up_chunks, load_pair, load_weights, look_up
 
 COLUMNS = tl.constexpr(8)
@@ -44,10 +45,10 @@ def _shrink_chunk(
 @triton.jit(do_not_specialize=["place", "num_slots"])
 def shrink_wide_pairs(
     x_ptr, shrunk_ptr, partials_ptr, counters_ptr, bytes_ptr, bf16_ptr, fp32_ptr, offsets_ptr, ranks_ptr,
-    counts_ptr, pairs_ptr, place, num_slots,
+    counts_ptr, pairs_ptr, place, num_slots, number_ptr,
     K: tl.constexpr, X_STRIDE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     RANK_STRIDE: tl.constexpr, PAIR_ROWS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
-    WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    SIZE: tl.constexpr, WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: as `shrink_rows`, of pairs.
 
@@ -58,6 +59,7 @@ def shrink_wide_pairs(
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    number = exchange_number(number_ptr, SIZE)
     for unit in tl.range(tl.program_id(0), tl.load(counts_ptr) * CHUNKS, tl.num_programs(0)):
         pair, chunk = unit // CHUNKS, unit % CHUNKS
         slot, first, rows, row0, row1 = load_pair(pairs_ptr, pair)
@@ -75,5 +77,5 @@ def shrink_wide_pairs(
             )  # fmt: skip
         add_up_chunks(
             partials_ptr, shrunk_ptr, fp32_ptr + factors, counters_ptr + pair, first, rows, rank,
-            CHUNKS, 16, PAIR_ROWS, RANK_STRIDE,
+            CHUNKS, 16, PAIR_ROWS, RANK_STRIDE, number, SIZE,
         )  # fmt: skip
