@@ -361,6 +361,10 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "serving": serving_table,
     "cold-start": cold_start_table,
     "tensor-parallel-70b": tensor_parallel_table("../h200-x2/tensor-parallel-llama-3.1-70b-fp8.json"),
+    "tensor-parallel-70b-four": tensor_parallel_table("../h100-x4/tensor-parallel-llama-3.1-70b-fp8.json"),
+    "tensor-parallel-70b-before": tensor_parallel_table(
+        "../h100-x4/tensor-parallel-llama-3.1-70b-fp8-before.json"
+    ),
     "tensor-parallel-8b": tensor_parallel_table("../h200-x2/tensor-parallel-llama-3.1-8b-fp8.json"),
     "peer-sums": peer_sum_table,
     "prefill-apart": prefill_apart_table,

@@ -64,8 +64,10 @@ class Reports:
         self._lock = threading.Lock()
 
     def send(self, report: FromRank) -> None:
+        """Sends a report; once this is closed, nothing: the thread that says it is alive may outlast it."""
         with self._lock:
-            self._socket.send(encode(report))
+            if not self._socket.closed:
+                self._socket.send(encode(report))
 
     def close(self) -> None:
         with self._lock:

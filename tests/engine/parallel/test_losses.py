@@ -9,11 +9,14 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import pytest
+import zmq
 
-from engine.parallel.messages import UnloadAdapter
+from engine.parallel.messages import Alive, FromRank, UnloadAdapter, decoder
+from engine.parallel.rank import Reports
 from engine.parallel.ranks import RankLost
 from engine.protocol import SamplingParams, Submit
 from tests.engine.parallel.group import Group, engine_of
@@ -91,3 +94,19 @@ def test_ranks_end_with_rank_0(base: Path, tmp_path: Path) -> None:
         process.kill()
         process.wait()
     until(lambda: not Path(f"/proc/{pid}").exists(), 5, "the rank ends")
+
+
+def test_a_rank_that_ends_reports_no_more() -> None:
+    context = zmq.Context()
+    receiver = context.socket(zmq.PULL)
+    endpoint = f"inproc://{uuid.uuid4()}"
+    receiver.bind(endpoint)
+    reports = Reports(context, endpoint)
+    reports.send(Alive(1))
+    reports.close()
+    reports.send(Alive(2))
+    assert decoder(FromRank).decode(receiver.recv()) == Alive(1)
+    with pytest.raises(zmq.Again):
+        receiver.recv(zmq.NOBLOCK)
+    receiver.close()
+    context.term()
