@@ -158,7 +158,7 @@ class SingleSignOnRoutes:
             connection=connection,
             certificates=[(one, one.expires_at <= now) for one in certificates],
             errors=errors,
-            fields=_shown(connection) if fields is None else fields,
+            fields=_shown(connection) | dict(fields or {}),
         )
 
 
