@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -175,7 +175,7 @@ def metadata(*certificates: str, entity_id: str = ENTITY_ID, sso_url: str = SSO_
     binding = "urn:oasis:names:tc:SAML:2.0:bindings:HTTP"
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f'<EntityDescriptor xmlns="urn:oasis:names:tc:SAML:2.0:metadata" entityID="{entity_id}">'
+        f'<EntityDescriptor xmlns="urn:oasis:names:tc:SAML:2.0:metadata" entityID={quoteattr(entity_id)}>'
         f'<IDPSSODescriptor protocolSupportEnumeration="{SAMLP}">{keys}'
         f'<SingleSignOnService Binding="{binding}-POST" Location="{sso_url}/post"/>'
         f'<SingleSignOnService Binding="{binding}-Redirect" Location="{sso_url}"/>'

@@ -82,7 +82,10 @@ class SamlRoutes:
     # The way out --------------------------------------------------------------------------------------------
 
     async def show(self, request: Request) -> Response:
-        return self._form(request, await self._opened(request))
+        opened = await self._opened(request)
+        if opened.session.user_id is not None:
+            return self._with_session(request, opened, self._console.redirect(request, "/"))
+        return self._form(request, opened)
 
     async def find(self, request: Request) -> Response:
         """Leads to the identity provider of the member with an address."""
@@ -149,7 +152,9 @@ class SamlRoutes:
 
     async def finish(self, request: Request) -> Response:
         provider = self._provider(request)
-        verified = await self._flows.kept(request.query_params.get("proof", ""))
+        if "proof" not in request.query_params:
+            return self._console.redirect(request, "/sign-in")
+        verified = await self._flows.kept(request.query_params["proof"])
         connection = await self._connections.enabled(provider.tenant_id)
         if verified is None or connection is None or verified.connection_id != connection.id:
             return self._told(request, "Sign-in expired", _STALE, 400)
