@@ -132,8 +132,7 @@ class SingleSignOnRoutes:
     async def _with_error(
         self, request: Request, principal: TenantUser, error: Exception, fields: Mapping[str, str]
     ) -> Response:
-        told = ValueError(f"certificates: the {error}") if str(error).startswith("certificate ") else error
-        status, errors = form_errors.explain(told, FIELDS, self._error_mapping)
+        status, errors = form_errors.explain(error, FIELDS, self._error_mapping)
         return await self._page(request, principal, status, errors, fields)
 
     async def _page(

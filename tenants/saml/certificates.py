@@ -59,10 +59,13 @@ def read_certificate(given: str) -> x509.Certificate:
 
 
 def checked_certificates(given: list[str]) -> list[str]:
-    """Returns certificates in PEM format, each once. Raises ValueError."""
+    """Returns certificates in PEM format, each once. Raises ValueError naming the field."""
     found: dict[str, None] = {}
     for one in given:
-        found[pem_of(read_certificate(one))] = None
+        try:
+            found[pem_of(read_certificate(one))] = None
+        except ValueError as error:
+            raise ValueError(f"certificates: the {error}") from error
     if not 1 <= len(found) <= MAX_CERTIFICATES:
         raise ValueError(f"certificates must be 1 or {MAX_CERTIFICATES}, not {len(found)}")
     return [*found]
