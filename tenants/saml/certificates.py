@@ -7,12 +7,12 @@ nothing, as the metadata interoperability profile of SAML 2.0 says.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from dataclasses import dataclass
 from datetime import datetime
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -44,10 +44,10 @@ def read_certificate(given: str) -> x509.Certificate:
     try:
         found = x509.load_der_x509_certificate(base64.b64decode(inner, validate=True))
         key = found.public_key()
-    except (ValueError, binascii.Error, TypeError) as error:
-        raise ValueError("certificate must be an X.509 certificate in PEM format") from error
-    except Exception as error:  # cryptography has errors of its own for keys that it does not know
+    except UnsupportedAlgorithm as error:
         raise ValueError("certificate has a key of an unknown kind") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError("certificate must be an X.509 certificate in PEM format") from error
     if isinstance(key, rsa.RSAPublicKey) and key.key_size >= MIN_RSA_BITS:
         return found
     if isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in CURVES:

@@ -33,8 +33,8 @@ _REQUIRED = ("entity_id", "sso_url", "certificates")
 
 
 class SamlConnections:
-    """The connections of all organizations, one each. Only owners change them: whoever can sign a member in
-    can sign an owner in.
+    """The connections of all organizations, one each. Only owners change them: a provider that signs members
+    in can sign owners in.
     """
 
     def __init__(self, database: Database) -> None:
