@@ -7,6 +7,7 @@ only if the organization allows that.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import re
@@ -138,7 +139,10 @@ class SamlRoutes:
             return self._told(request, "Single sign-on isn't available", _NONE, 404)
         try:
             document = _decoded(form.get("SAMLResponse", ""))
-            assertion = read_assertion(document, connection.identity_provider, provider)
+            # In a thread: a large document takes milliseconds that other requests would wait for.
+            assertion = await asyncio.to_thread(
+                read_assertion, document, connection.identity_provider, provider
+            )
             if assertion.in_response_to is None and not connection.allows_idp_initiated:
                 raise SamlRefused(_NOT_ASKED)
             if not await self._flows.is_new(connection.id, assertion):
