@@ -24,8 +24,13 @@ NAMESPACES: Final = {
 _DECLARED = re.compile(r"<\?xml\b[^>]{0,200}?\bencoding\s*=\s*[\"']([^\"'>]{1,40})[\"']")
 
 
-def parse(document: bytes) -> etree._Element:
-    """Returns the root element. Raises ValueError, which says what is wrong with the document."""
+def parse(document: bytes, *, drops_comments: bool = False) -> etree._Element:
+    """Returns the root element. Raises ValueError, which says what is wrong with the document.
+
+    Args:
+        drops_comments: leaves out comments and processing instructions instead of refusing them, for
+            documents in which no signature is verified.
+    """
     if len(document) > MAX_BYTES:
         raise ValueError(f"the document has {len(document)} bytes, more than {MAX_BYTES}")
     try:
@@ -38,7 +43,7 @@ def parse(document: bytes) -> etree._Element:
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise ValueError("the document has a document type, which is not accepted")
     try:
-        root = etree.fromstring(document, parser())
+        root = etree.fromstring(document, parser(drops_comments=drops_comments))
     except etree.XMLSyntaxError as error:
         raise ValueError("the document is not well-formed XML") from error
     tree = root.getroottree()
@@ -54,7 +59,7 @@ def parse(document: bytes) -> etree._Element:
     return root
 
 
-def parser() -> etree.XMLParser:
+def parser(*, drops_comments: bool = False) -> etree.XMLParser:
     """Returns a parser that expands no entity, fetches nothing, and keeps the parser's own limits."""
     return etree.XMLParser(
         encoding="utf-8",
@@ -64,6 +69,8 @@ def parser() -> etree.XMLParser:
         attribute_defaults=False,
         no_network=True,
         huge_tree=False,
+        remove_comments=drops_comments,
+        remove_pis=drops_comments,
         recover=False,
     )
 

@@ -26,7 +26,7 @@ def read_idp_metadata(document: str) -> IdpMetadata:
     vouched for the document by uploading it. Raises ValueError naming the field `metadata`.
     """
     try:
-        root = parse(document.strip().removeprefix("\ufeff").encode())
+        root = parse(document.strip().removeprefix("\ufeff").encode(), drops_comments=True)
         descriptor = _descriptor(root)
         entity = descriptor.getparent()
         if entity is None or entity.tag != name("md", "EntityDescriptor"):

@@ -163,6 +163,18 @@ class SamlRoutes:
         if verified is None or connection is None or verified.connection_id != connection.id:
             return self._told(request, "Sign-in expired", _STALE, 400)
         opened = await self._sessions.find(security.session_id(request))
+        response = await self._finished(request, opened, connection, verified)
+        if opened is not None and "set-cookie" not in response.headers:
+            self._with_session(request, opened, response)
+        return response
+
+    async def _finished(
+        self,
+        request: Request,
+        opened: OpenSession | None,
+        connection: SamlConnection,
+        verified: VerifiedResponse,
+    ) -> Response:
         asked = verified.assertion.in_response_to
         began_at = verified.verified_at
         if asked is not None:
