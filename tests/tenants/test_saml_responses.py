@@ -7,7 +7,8 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,8 @@ from tests.support.saml_provider import (
 SP = ServiceProvider("https://rootstock.example/console", "tnt_1")
 IDP = IdentityProvider(ENTITY_ID, (certificate("idp"),), groups_attribute="groups")
 REQUEST = "id-1234"
+SAMPLES = Path(__file__).parent / "saml_samples"
+SIGNED_AT = datetime(2026, 11, 26, 13, 57, 17, tzinfo=UTC)
 
 
 def said(**changes: Any) -> Statement:
@@ -112,6 +115,24 @@ def test_groups_are_none_unless_an_attribute_is_named() -> None:
     with_groups = SamlProvider().respond(said(attributes={"groups": ["a"]}))
     assert read(with_groups, replace(IDP, groups_attribute=None)).groups is None
     assert read(SamlProvider().respond(said(attributes={}))).groups == ()
+
+
+@pytest.mark.parametrize(
+    ("sample", "issuer", "email"),
+    [
+        ("xmlsec.xml", ENTITY_ID, "grace@acme.example"),  # indented, with a list of inclusive namespaces
+        ("samlify.xml", "https://idp.samlify.example/", "ada@acme.example"),
+    ],
+)
+def test_responses_that_other_libraries_signed_are_read(sample: str, issuer: str, email: str) -> None:
+    """Signed once, response and assertion, by libxmlsec1 1.3 and by samlify 2.13."""
+    idp = IdentityProvider(issuer, ((SAMPLES / "certificate.pem").read_text(),))
+    document = (SAMPLES / sample).read_bytes()
+    assert read_assertion(document, idp, SP, SIGNED_AT).email == email
+    with pytest.raises(SamlRefused):
+        read_assertion(document.replace(email.encode(), b"eve@acme.example"), idp, SP, SIGNED_AT)
+    with pytest.raises(SamlRefused):
+        read_assertion(document, idp, SP, SIGNED_AT + timedelta(hours=1))
 
 
 # Conditions -----------------------------------------------------------------------------------------------
