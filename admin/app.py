@@ -35,11 +35,14 @@ from admin.sign_in.join_routes import JoinRoutes
 from admin.sign_in.oidc.routes import OidcRoutes
 from admin.sign_in.password_reset_routes import RecoveryRoutes
 from admin.sign_in.routes import SignInRoutes
+from admin.sign_in.saml.routes import SamlRoutes
+from admin.single_sign_on.routes import SingleSignOnRoutes
 from admin.usage.routes import UsageRoutes
 from admin.web import security
 from admin.web.assets import console_assets
 from admin.web.console import Console
 from admin.webhooks.routes import WebhookRoutes
+from admin.workload_identity.routes import WorkloadIdentityRoutes
 
 __all__ = ["AdapterServices", "BillingServices", "ConsoleServices", "ErrorMapping", "create_console"]
 
@@ -72,11 +75,14 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *WebhookRoutes(console, services).routes(),
             *OrganizationRoutes(console, services).routes(),
             *ProvisioningRoutes(console, services).routes(),
+            *SingleSignOnRoutes(console, services).routes(),
+            *WorkloadIdentityRoutes(console, services).routes(),
             *AuditRoutes(console, services).routes(),
             *ServiceLevelRoutes(console, services).routes(),
             *JoinRoutes(console, services).routes(),
             *RecoveryRoutes(console, services).routes(),
             *OidcRoutes(console, services).routes(),
+            *SamlRoutes(console, services).routes(),
             *AccountRoutes(console, services).routes(),
             *SecondFactorRoutes(console, services).routes(),
             *operator_routes(console, services),

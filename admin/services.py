@@ -38,6 +38,7 @@ from sla.service import SlaReports
 from tenants.accounts import UserAccounts
 from tenants.context import KeyKind
 from tenants.object_names import NameService
+from tenants.outbound.addresses import read_url
 from tenants.quotas import Quotas
 from tenants.refusals.service import RefusedRequests
 from tenants.service import AccountServices
@@ -129,3 +130,5 @@ class ConsoleServices:
     """Of a base that is served; raises one of `error_mapping.known` while there is no engine to ask."""
     error_mapping: ErrorMapping
     sign_in: SignInServices = field(default_factory=SignInServices)
+    check_issuer_url: Callable[[str], object] = read_url
+    """Raises ValueError for an address that no issuer of workloads' tokens can have."""

@@ -7,15 +7,17 @@ from typing import Any, Literal
 
 from tenants.context import TenantContext
 
-ActorKind = Literal["api_key", "user", "operator", "scim_token", "workload_identity", "system"]
+ActorKind = Literal[
+    "api_key", "user", "operator", "scim_token", "saml_connection", "workload_identity", "system"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
     kind: ActorKind
     id: str
-    """Id of the key, the user, the identity provider's token or the workload's issuer; a fixed name for the
-    operator and the system.
+    """Id of the key, the user, the identity provider's token or connection, or the workload's issuer; a fixed
+    name for the operator and the system.
     """
     address: str | None = None
     """The client's IP address, as seen through trusted proxies."""

@@ -35,6 +35,8 @@ from tenants.provisioning.users import UserProvisioning
 from tenants.quotas.service import LimitService
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import KeyResolver, publish_key_changes
+from tenants.saml.service import SamlConnections
+from tenants.saml.sign_in import SamlSignIn
 from tenants.validation import checked_name
 from tenants.workload_identity.service import WorkloadIdentities
 
@@ -136,6 +138,8 @@ class AccountServices:
     scim_tokens: ScimTokens
     provisioned_users: UserProvisioning
     provisioned_groups: GroupProvisioning
+    saml_connections: SamlConnections
+    saml_sign_in: SamlSignIn
     workload_identities: WorkloadIdentities
 
 
@@ -146,6 +150,9 @@ def account_services(
     stored.
     """
     key_service = KeyService(database, redis_client, secret)
+    users = UserAccounts(database)
+    provisioned_users = UserProvisioning(database, redis_client)
+    provisioned_groups = GroupProvisioning(database, redis_client)
     return AccountServices(
         tenants=TenantService(database, redis_client),
         plans=PlanService(database, redis_client),
@@ -154,7 +161,7 @@ def account_services(
         invites=InviteService(database, secret),
         service_accounts=ServiceAccountService(database, redis_client),
         keys=key_service,
-        users=UserAccounts(database),
+        users=users,
         second_factors=SecondFactors(database, secret),
         credentials=Credentials(database, secret),
         identities=Identities(database),
@@ -162,7 +169,9 @@ def account_services(
         limits=LimitService(database, redis_client),
         data_retention=DataRetention(database, redis_client),
         scim_tokens=ScimTokens(database, secret),
-        provisioned_users=UserProvisioning(database, redis_client),
-        provisioned_groups=GroupProvisioning(database, redis_client),
+        provisioned_users=provisioned_users,
+        provisioned_groups=provisioned_groups,
+        saml_connections=SamlConnections(database),
+        saml_sign_in=SamlSignIn(database, users, provisioned_users, provisioned_groups),
         workload_identities=WorkloadIdentities(database, redis_client, key_service),
     )

@@ -82,10 +82,15 @@ class AccountPage:
             factor,
             [_session(known, this, now) for known in sessions],
             [
-                IdentityRow(one.id, self._providers.get(one.issuer, one.issuer), one.email, one.created_at)
+                IdentityRow(one.id, self._provider(one.issuer), one.email, one.created_at)
                 for one in identities
             ],
         )
+
+    def _provider(self, issuer: str) -> str:
+        if issuer.startswith("saml:"):
+            return "Single sign-on (SAML)"
+        return self._providers.get(issuer, issuer)
 
 
 def picture(uri: str) -> Markup:

@@ -46,6 +46,9 @@ KNOWN_TYPES = (
     "project.updated",
     "role.assignment.created",
     "role.assignment.deleted",
+    "saml_connection.created",
+    "saml_connection.deleted",
+    "saml_connection.updated",
     "scim_token.created",
     "scim_token.deleted",
     "second_factor.added",
@@ -152,13 +155,15 @@ def _who(actor: Mapping[str, Any]) -> str:
     if actor["type"] == "operator":
         name = f"operator {email}" if email else "operator"
         return f"{name} for {actor['user_id']}" if "user_id" in actor else name
-    if actor["type"] in ("scim_token", "workload_identity"):
-        return f"{actor['type'].replace('_', ' ').replace('scim', 'SCIM')} {actor['id']}"
+    if actor["type"] in ("scim_token", "saml_connection", "workload_identity"):
+        kind = actor["type"].replace("_", " ").replace("scim", "SCIM").replace("saml", "SAML")
+        return f"{kind} {actor['id']}"
     return str(email or (actor["id"] if actor["type"] in ("user", "api_key") else actor["type"]))
 
 
 def _words(kind: str) -> str:
     text = kind.replace("_", " ").replace(".", " ").replace("api key", "API key").replace("scim", "SCIM")
+    text = text.replace("saml", "SAML")
     return text[:1].upper() + text[1:]
 
 

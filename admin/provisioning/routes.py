@@ -6,6 +6,7 @@ A token is shown once, in answer to the form that created it. Only owners change
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -19,6 +20,7 @@ from admin.web import authorization, form_errors
 from admin.web.console import Console
 from admin.web.principals import TenantUser
 from admin.web.request_info import after_of, origin_of
+from tenants.provisioning.profiles import GroupProfile
 from tenants.roles import ROLES, Right
 
 PATH = f"{SETTINGS.path}/provisioning"
@@ -47,7 +49,9 @@ class ProvisioningRoutes:
             Route(PATH, view(self.show, "members.read"), methods=["GET"]),
             Route(f"{PATH}/tokens", create, methods=["POST"]),
             Route(f"{PATH}/tokens/{{scim_token}}/revoke", action(self.revoke_token, write), methods=["POST"]),
+            Route(f"{PATH}/groups", action(self.add_group, write), methods=["POST"]),
             Route(f"{PATH}/groups/{{group}}", action(self.set_role, write), methods=["POST"]),
+            Route(f"{PATH}/groups/{{group}}/delete", action(self.delete_group, write), methods=["POST"]),
         ]
 
     async def show(self, request: Request, principal: TenantUser) -> Response:
@@ -70,15 +74,36 @@ class ProvisioningRoutes:
         await self._tokens.revoke(principal.tenant_id, token_id, principal.acting(request))
         return await self._console.redirect_with_message(request, principal, PATH, "Token revoked.")
 
+    async def add_group(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
+        """Adds a group for sign-ins to name, with its role."""
+        authorization.require_owner(principal)
+        wanted = _wanted_role(form)
+        actor = principal.acting(request)
+        try:
+            group = await self._groups.create(
+                principal.tenant_id, GroupProfile(form.get("group_name", "").strip()), actor, by_hand=True
+            )
+        except self._expected_errors as error:
+            told = ValueError(str(error).replace("displayName", "group_name"))
+            status, errors = form_errors.explain(told, ("group_name",), self._error_mapping)
+            return await self._page(request, principal, status, errors, form)
+        if wanted is not None:
+            await self._groups.set_role(principal.tenant_id, group.id, wanted, actor)
+        message = f"{group.profile.display_name} added."
+        return await self._console.redirect_with_message(request, principal, PATH, message)
+
+    async def delete_group(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
+        authorization.require_owner(principal)
+        group_id = request.path_params["group"]
+        await self._groups.delete(principal.tenant_id, group_id, principal.acting(request), by_hand=True)
+        return await self._console.redirect_with_message(request, principal, PATH, "Group deleted.")
+
     async def set_role(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         authorization.require_owner(principal)
-        wanted = form.get("role", "")
-        if wanted not in dict(_ROLES):
-            raise HTTPException(400, "Choose one of the roles.")
         group = await self._groups.set_role(
             principal.tenant_id,
             request.path_params["group"],
-            None if wanted == _NO_ROLE else wanted,
+            _wanted_role(form),
             principal.acting(request),
         )
         name = group.profile.display_name
@@ -118,3 +143,11 @@ class ProvisioningRoutes:
         return self._console.render(
             request, template, status, principal=principal, section=SETTINGS.id, base_url=base_url, **context
         )
+
+
+def _wanted_role(form: Mapping[str, str]) -> str | None:
+    """Returns the chosen role; None for no role."""
+    wanted = form.get("role", "")
+    if wanted not in dict(_ROLES):
+        raise HTTPException(400, "Choose one of the roles.")
+    return None if wanted == _NO_ROLE else wanted

@@ -18,7 +18,14 @@ from admin.services import ConsoleServices
 from admin.web import authorization, security
 from admin.web.authentication import Authenticator
 from admin.web.authorization import operator_of
-from admin.web.forms import MAX_FIELDS, FormWithFiles, read_files, read_form
+from admin.web.forms import (
+    MAX_FIELD_BYTES,
+    MAX_FIELDS,
+    MAX_FORM_BYTES,
+    FormWithFiles,
+    read_files,
+    read_form,
+)
 from admin.web.principals import Operator, Principal, TenantUser
 from admin.web.rendering import OPERATOR_HOME, Renderer, is_by_script
 from admin.web.request_info import path_to_return_to
@@ -74,7 +81,12 @@ class Console(Renderer):
         return self._authenticated(answer)
 
     def action(
-        self, change: Action, right: Right = "adapters.write", *, members_alone: bool = False
+        self,
+        change: Action,
+        right: Right = "adapters.write",
+        *,
+        members_alone: bool = False,
+        max_bytes: int = MAX_FORM_BYTES,
     ) -> Endpoint:
         """An endpoint for a form of a user whose role has `right`. `members_alone`: refuses operators who act
         for a member, as it spends the tenant's money or creates credentials.
@@ -82,7 +94,7 @@ class Console(Renderer):
 
         async def serve(request: Request, user: TenantUser) -> Response:
             authorization.require_same_origin(request)
-            form = await read_form(request)
+            form = await read_form(request, max_bytes=max_bytes)
             authorization.require_token(user, form.get("csrf_token", ""))
             authorization.require_change(user, right, members_alone=members_alone)
             return await change(request, user, form)
@@ -104,7 +116,9 @@ class Console(Renderer):
 
         return self.view(serve)
 
-    def file_action(self, change: FileAction, right: Right, *, max_files: int) -> Endpoint:
+    def file_action(
+        self, change: FileAction, right: Right, *, max_files: int, max_field_bytes: int = MAX_FIELD_BYTES
+    ) -> Endpoint:
         """An endpoint for a form with files, for members only. The role is checked before the files are
         read.
         """
@@ -112,7 +126,7 @@ class Console(Renderer):
         async def serve(request: Request, user: TenantUser) -> Response:
             authorization.require_same_origin(request)
             authorization.require_change(user, right, members_alone=True)
-            async with read_files(request, max_files) as form:
+            async with read_files(request, max_files, max_field_bytes) as form:
                 authorization.require_token(user, form.fields.get("csrf_token", ""))
                 return await change(request, user, form)
 

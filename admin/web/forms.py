@@ -25,7 +25,9 @@ class FormWithFiles:
     """Those that were chosen; closed when the request ends."""
 
 
-async def read_form(request: Request, max_fields: int = MAX_FIELDS) -> dict[str, str]:
+async def read_form(
+    request: Request, max_fields: int = MAX_FIELDS, *, max_bytes: int = MAX_FORM_BYTES
+) -> dict[str, str]:
     """The fields of a form, so many at most; of repeated ones the last. Raises `HTTPException` 413, 415 or
     400.
     """
@@ -34,7 +36,7 @@ async def read_form(request: Request, max_fields: int = MAX_FIELDS) -> dict[str,
         != "application/x-www-form-urlencoded"
     ):
         raise HTTPException(415, "This form must be sent URL-encoded.")
-    body = await read_body(request, MAX_FORM_BYTES)
+    body = await read_body(request, max_bytes)
     try:
         return dict(
             parse_qsl(
@@ -56,11 +58,13 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 @asynccontextmanager
-async def read_files(request: Request, max_files: int) -> AsyncIterator[FormWithFiles]:
+async def read_files(
+    request: Request, max_files: int, max_field_bytes: int = MAX_FIELD_BYTES
+) -> AsyncIterator[FormWithFiles]:
     """Reads a form with files, which Starlette keeps on disk. Raises `HTTPException` 415 or 400."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise HTTPException(415, "This form must be sent as multipart/form-data.")
-    async with request.form(max_files=max_files, max_fields=8, max_part_size=MAX_FIELD_BYTES) as form:
+    async with request.form(max_files=max_files, max_fields=8, max_part_size=max_field_bytes) as form:
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
         files = {name: value for name, value in form.items() if isinstance(value, UploadFile)}
         yield FormWithFiles(fields, {name: file for name, file in files.items() if file.filename})

@@ -47,6 +47,13 @@ def origin_of(request: Request) -> str:
     return f"{request.url.scheme}://{request.url.netloc}"
 
 
+def console_url_of(request: Request, origin: str) -> str:
+    """Returns where browsers find the console, without a slash at the end. `origin`: the configured one;
+    empty: the request's.
+    """
+    return f"{origin or origin_of(request)}{request.scope.get('root_path', '')}"
+
+
 def link_with_token(request: Request, origin: str, path: str, token: str) -> str:
     """Returns a link to a page of the console with the token behind its #, which browsers do not send, so
     that no log has it. `origin`: the configured one; empty: the request's.

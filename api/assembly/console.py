@@ -36,6 +36,7 @@ def console_over(
     assert accounts is not None
     assert onboarding is not None
     assert services.batches is not None
+    assert services.token_exchange is not None
 
     def base_digest(base: str) -> str:
         return services.pools[base].info().base_digest
@@ -62,5 +63,6 @@ def console_over(
             base_digest=base_digest,
             error_mapping=ERROR_MAPPING,
             sign_in=sign_in,
+            check_issuer_url=services.token_exchange.published.check_url,
         )
     )

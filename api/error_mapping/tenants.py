@@ -53,6 +53,7 @@ from tenants.provisioning.errors import (
     TooManyScimTokens,
 )
 from tenants.quotas.redis_connection import RedisDown, ReplyError
+from tenants.saml.errors import SamlConnectionNotFound
 from tenants.workload_identity.errors import (
     FederationRuleNotFound,
     IdentityProviderNotFound,
@@ -114,6 +115,7 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     FederationRuleNotFound: NOT_FOUND,
     TooManyProviders: ErrorResponse(409, "conflict_error", "too_many", retry=False),
     TokenNotAccepted: ErrorResponse(400, INVALID, "invalid_grant", retry=False, param="subject_token"),
+    SamlConnectionNotFound: NOT_FOUND,
     InvalidScimToken: BAD_KEY,
     ScimTokenNotFound: NOT_FOUND,
     TooManyScimTokens: ErrorResponse(409, "conflict_error", "too_many_tokens", retry=False),

@@ -44,6 +44,7 @@ TAGS = {
     "Projects": "Projects, their members, service accounts and rules.",
     "Keys": "API keys of projects and of administrators.",
     "Users": "Members, invitations and roles.",
+    "Single sign-on": "The identity provider that members sign in with by SAML 2.0.",
     "Provisioning": "SCIM tokens of your identity provider, and the roles of its groups.",
     "Workload identity": "CI systems and other workloads that get short-lived keys for tokens of their own.",
     "Limits": "Rate limits, budgets, spend limits and spend alerts.",
@@ -58,7 +59,7 @@ GROUPS = {
     "Inference": ["Responses", "Conversations", "Chat", "Completions", "Batches", "Tokens", "Models"],
     "Adapters": ["Files", "Uploads", "Adapters", "Shared adapters", "Calibration"],
     "Organization": ["Organization", "Projects", "Keys", "Users", "Audit"],
-    "Identity": ["Provisioning", "Workload identity"],
+    "Identity": ["Single sign-on", "Provisioning", "Workload identity"],
     "Money and limits": ["Usage", "Limits", "Billing", "Webhooks", "SLA"],
     "Server": ["Operations"],
 }
@@ -77,7 +78,7 @@ SUMMARIES = {
     "metrics": "Retrieve metrics",
 }
 """Of operations whose id does not read as a sentence."""
-SPELLINGS = {"api": "API", "sla": "SLA", "pdf": "PDF", "scim": "SCIM"}
+SPELLINGS = {"api": "API", "sla": "SLA", "pdf": "PDF", "scim": "SCIM", "saml": "SAML"}
 PATH_PARAMETERS = {
     "adapter": "The adapter's id or name.",
     "version": "The version's number.",

@@ -41,6 +41,7 @@ SOURCES: dict[str, dict[str, str]] = {
     "listModels": {"model": FIRST},
     "listUsers": {"user_id": FIRST},
     "listRoles": {"role_id": FIRST},
+    "createGroup": {"group_id": ID},
     "listGroups": {"group_id": FIRST},
     "listInvoices": {"invoice_id": FIRST},
     "listRateLimits": {"rate_limit_id": FIRST},

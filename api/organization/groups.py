@@ -1,6 +1,6 @@
 """`/v1/organization/groups`: the groups of the identity provider, and the role that each is mapped to.
 
-Groups come and go by SCIM; here owners map them.
+Groups come and go by SCIM; here owners map them, and add those that only SAML sign-ins name.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from fastapi import Request
 from api.authentication import READ_MEMBERS, WRITE_MEMBERS
 from api.errors import RouteNotFound
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.admin_requests import authenticated_admin, read_body
-from api.organization.request_bodies import AssignRoleRequest
-from api.organization.response_objects import RuleDeletedObject
+from api.organization.admin_requests import authenticated_admin, naming_fields, read_body
+from api.organization.request_bodies import AssignRoleRequest, CreateGroupRequest
+from api.organization.response_objects import DeletedObject, RuleDeletedObject, deleted
 from api.organization.roles import RoleList, RoleObject, role_object, role_of_id
 from api.pagination import Paged
-from tenants.errors import LastOwner, OwnersOnly, RightsNotHeld
+from tenants.errors import LastOwner, NameTaken, OwnersOnly, RightsNotHeld
 from tenants.provisioning.errors import GroupNotFound
-from tenants.provisioning.profiles import ProvisionedGroup
+from tenants.provisioning.profiles import GroupProfile, ProvisionedGroup
 
 router = Router(prefix="/v1/organization/groups", tags=["Provisioning"])
 
@@ -33,7 +33,8 @@ class GroupObject(TypedDict):
     created_at: int
     """Unix seconds."""
     group_type: Literal["group"]
-    is_scim_managed: Literal[True]
+    is_scim_managed: bool
+    """False: an owner added it, so that SAML sign-ins can name it."""
     num_members: int
     role: str | None
     """The role that members of the group have; null for none."""
@@ -57,7 +58,7 @@ class GroupSummaryObject(TypedDict):
     name: str
     created_at: int
     """Unix seconds."""
-    scim_managed: Literal[True]
+    scim_managed: bool
 
 
 class GroupRoleObject(TypedDict):
@@ -75,7 +76,7 @@ def group_object(group: ProvisionedGroup) -> GroupObject:
         "name": group.profile.display_name,
         "created_at": int(group.created_at.timestamp()),
         "group_type": "group",
-        "is_scim_managed": True,
+        "is_scim_managed": not group.is_added_by_hand,
         "num_members": group.num_members,
         "role": group.role,
     }
@@ -91,6 +92,37 @@ async def list_groups(request: Request, query: Paged) -> GroupList:
     shown = [group_object(group) for group in found[: query.limit]]
     more = len(found) > query.limit
     return {"object": "list", "data": shown, "has_more": more, "next": shown[-1]["id"] if more else None}
+
+
+@router.post("", operation_id="createGroup", openapi_extra=json_body("CreateGroupRequest"))
+@fails_with(
+    OwnersOnly(), RightsNotHeld("role", ["organization.billing.write"]), NameTaken("displayName", "Makers")
+)
+async def create_group(request: Request) -> GroupObject:
+    """Adds a group for SAML sign-ins to name, in their groups attribute. Only owners can."""
+    who = await authenticated_admin(request, WRITE_MEMBERS)
+    body = await read_body(request, CreateGroupRequest)
+    with naming_fields():
+        made = await who.accounts.provisioned_groups.create(
+            who.tenant_id, GroupProfile(body.name.strip()), who.actor, by_hand=True
+        )
+    return group_object(made)
+
+
+@router.delete("/{group_id}", operation_id="deleteGroup")
+@fails_with(
+    OwnersOnly(),
+    RightsNotHeld("role", ["organization.billing.write"]),
+    GroupNotFound("group_1"),
+    LastOwner("user_1"),
+)
+async def delete_group(request: Request, group_id: str) -> DeletedObject:
+    """Deletes a group; its members lose the role that it gave them. One that came by SCIM comes back when the
+    identity provider sends it again.
+    """
+    who = await authenticated_admin(request, WRITE_MEMBERS)
+    await who.accounts.provisioned_groups.delete(who.tenant_id, group_id, who.actor, by_hand=True)
+    return deleted("group", group_id)
 
 
 @router.get("/{group_id}/roles", operation_id="listGroupRoles")
@@ -127,7 +159,7 @@ async def assign_group_role(request: Request, group_id: str) -> GroupRoleObject:
             "object": "group",
             "name": group.profile.display_name,
             "created_at": int(group.created_at.timestamp()),
-            "scim_managed": True,
+            "scim_managed": not group.is_added_by_hand,
         },
         "role": role_object(role),
     }

@@ -16,6 +16,7 @@ from tenants.context import KeyKind
 from tenants.ip_networks import NETWORK
 from tenants.limits.kinds import COVERED_MODEL, MAX_AMOUNT, MAX_RATE, Metric
 from tenants.roles import ROLES
+from tenants.validation import PRINTABLE
 from tenants.web_origins import ORIGIN
 
 
@@ -139,6 +140,34 @@ class CreateScimTokenRequest(Body, frozen=True, kw_only=True):
     name: Name
 
 
+_LINE = {"pattern": f"^{PRINTABLE}$", "not": {"pattern": "^ *$"}}
+_Attribute = Annotated[str, Meta(min_length=1, max_length=254, extra_json_schema=_LINE)]
+_EntityId = Annotated[str, Meta(min_length=1, max_length=1024, extra_json_schema=_LINE)]
+_SsoUrl = Annotated[str, Meta(min_length=1, max_length=2000, extra_json_schema={"format": "uri"})]
+_Certificate = Annotated[str, Meta(min_length=1, max_length=16_000)]
+
+
+class CreateGroupRequest(Body, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=254, extra_json_schema=_LINE)]
+
+
+class SetSamlConnectionRequest(Body, frozen=True, kw_only=True):
+    metadata: Annotated[str, Meta(min_length=1, max_length=262_144)] | UnsetType = UNSET
+    """The identity provider's metadata, in XML: in place of the next three fields."""
+    entity_id: _EntityId | UnsetType = UNSET
+    sso_url: _SsoUrl | UnsetType = UNSET
+    """Where it signs people in, with the HTTP-Redirect binding."""
+    certificates: Annotated[list[_Certificate], Meta(min_length=1, max_length=2)] | UnsetType = UNSET
+    """Its signing certificates, in PEM format: the one in use and the next."""
+    email_attribute: _Attribute | UnsetType | None = UNSET
+    """Null: one of the usual names, else the NameID."""
+    groups_attribute: _Attribute | UnsetType | None = UNSET
+    """Null: assertions say nothing of groups."""
+    enabled: bool | UnsetType = UNSET
+    allows_idp_initiated: bool | UnsetType = UNSET
+    creates_members: bool | UnsetType = UNSET
+
+
 class AssignRoleRequest(Body, frozen=True, kw_only=True):
     role_id: Annotated[str, _ROLE_ID]
 
@@ -231,6 +260,8 @@ BODIES = (
     AcceptInviteRequest,
     UpdateUserRequest,
     CreateScimTokenRequest,
+    CreateGroupRequest,
+    SetSamlConnectionRequest,
     AssignRoleRequest,
     CreateProjectRequest,
     UpdateProjectRequest,

@@ -10,25 +10,21 @@ import asyncio
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from api.errors import IssuerUnavailable
 from tenants.outbound.addresses import Resolve, pinned_address, read_url, system_resolve
 from tenants.outbound.errors import EndpointUnreachable
 from tenants.outbound.pinned import request_pinned
+from tenants.workload_identity.key_sets import read_keys
 
 KEEP_S = 3600.0
 ASK_AGAIN_S = 30.0
 """Least time between two fetches of the same issuer's keys, also after a failure."""
 MAX_BYTES = 256 * 1024
-MAX_KEYS = 50
-_KINDS = ("RSA", "EC", "OKP")
-"""Kinds of keys that have a public half; with a shared secret, the tenant could sign tokens itself."""
 MAX_ISSUERS = 1000
 """Of which keys are cached; the ones used longest ago are dropped."""
 
@@ -123,19 +119,3 @@ class PublishedKeys:
         if not isinstance(found, dict):
             raise EndpointUnreachable("it did not answer with an object")
         return found
-
-
-def read_keys(jwks: Mapping[str, Any]) -> KeySet:
-    """Returns the keys of a JSON Web Key Set: public ones. Raises ValueError."""
-    listed = jwks.get("keys")
-    if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_KEYS:
-        raise ValueError(f"keys must be a list of 1 to {MAX_KEYS} keys")
-    if not all(isinstance(one, dict) for one in listed):
-        raise ValueError("keys must be objects")
-    signing = [one for one in listed if one.get("use", "sig") == "sig"]
-    if not signing or any(one.get("kty") not in _KINDS or "d" in one for one in signing):
-        raise ValueError("keys must be public keys for signatures")
-    try:
-        return KeySet.import_key_set({"keys": signing})
-    except (JoseError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"not a JSON Web Key Set: {error}") from error

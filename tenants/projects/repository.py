@@ -112,6 +112,16 @@ class ProjectRepository(TenantRepository):
         )
         return page.scalars().all()
 
+    async def named_accounts(self, limit: int) -> list[tuple[str, ServiceAccount]]:
+        """Returns the accounts of projects that are not archived, each after the project's name."""
+        query = (
+            self.select_own(ServiceAccount, Project.name, ServiceAccount)
+            .join(Project, Project.id == ServiceAccount.project_id)
+            .where(ServiceAccount.deleted_at.is_(None), Project.archived_at.is_(None))
+            .order_by(Project.name, ServiceAccount.name, ServiceAccount.id)
+        )
+        return [(name, row) for name, row in await self.session.execute(query.limit(limit))]
+
     async def account_uses(self, account_ids: Collection[str]) -> Sequence[Row[str, int, datetime | None]]:
         """Returns for each account with keys the number that are not revoked, and when one was last used."""
         query = (

@@ -71,6 +71,11 @@ class ServiceAccountService:
         uses = {account_id: AccountUse(count, used) for account_id, count, used in rows}
         return [(one, uses.get(one.id, AccountUse())) for one in page]
 
+    async def of_every_project(self, tenant_id: str, *, limit: int) -> Sequence[tuple[str, ServiceAccount]]:
+        """Returns accounts of projects that are not archived, each after the project's name."""
+        async with self._database.read(tenant_id) as session:
+            return await ProjectRepository(session, tenant_id).named_accounts(limit)
+
     async def get(self, tenant_id: str, project_id: str, account_id: str) -> ServiceAccount:
         """Returns an account. Raises ServiceAccountNotFound if the project or the account does not exist."""
         async with self._database.read(tenant_id) as session:

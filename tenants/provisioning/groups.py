@@ -19,6 +19,7 @@ from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken
 from tenants.members.changes import MemberChanges, require_may_appoint
+from tenants.members.repository import MemberRepository
 from tenants.models import User
 from tenants.provisioning.errors import GroupNotFound, NotAMember
 from tenants.provisioning.filters import Filter
@@ -71,8 +72,12 @@ class GroupProvisioning:
             (found,) = await _described(repository, [row], with_members)
         return found
 
-    async def create(self, tenant_id: str, profile: GroupProfile, actor: Actor) -> ProvisionedGroup:
-        """Raises NameTaken, NotAMember, ValueError naming the attribute."""
+    async def create(
+        self, tenant_id: str, profile: GroupProfile, actor: Actor, *, by_hand: bool = False
+    ) -> ProvisionedGroup:
+        """Creates a group. `by_hand`: an owner adds it, so that sign-ins can name it. Raises NameTaken,
+        NotAMember, ValueError naming the attribute; by hand also OwnersOnly, RightsNotHeld.
+        """
         profile.check()
         now = datetime.now(UTC)
         row = ScimGroup(
@@ -80,12 +85,15 @@ class GroupProvisioning:
             tenant_id=tenant_id,
             display_name=profile.display_name,
             external_id=profile.external_id,
+            is_added_by_hand=by_hand,
             created_at=now,
             updated_at=now,
         )
         try:
             async with self._database.write(tenant_id) as session:
                 repository = ProvisioningRepository(session, tenant_id)
+                if by_hand:
+                    await require_may_appoint(MemberRepository(session, tenant_id), actor, "owner")
                 if await repository.group_name_taken(profile.display_name):
                     raise NameTaken("displayName", profile.display_name)
                 repository.add_own(row)
@@ -118,12 +126,16 @@ class GroupProvisioning:
             raise NameTaken("displayName", group_id) from error
         return provisioned_group(row, after.member_ids, len(after.member_ids))
 
-    async def delete(self, tenant_id: str, group_id: str, actor: Actor) -> None:
-        """Deletes a group; its members lose the role that it gave them. Raises GroupNotFound, LastOwner."""
+    async def delete(self, tenant_id: str, group_id: str, actor: Actor, *, by_hand: bool = False) -> None:
+        """Deletes a group; its members lose the role that it gave them. Raises GroupNotFound, LastOwner; by
+        hand also OwnersOnly, RightsNotHeld.
+        """
         async with self._database.write(tenant_id) as session:
             repository = ProvisioningRepository(session, tenant_id)
             row = await self._locked(repository, group_id)
             roles = await self._affected(session, repository, actor, group_id)
+            if by_hand:
+                await require_may_appoint(roles.changes.members, actor, "owner")
             await repository.delete_group(group_id)
             await _record(session, actor, "group.deleted", row, {"name": row.display_name})
             await roles.apply()
@@ -146,6 +158,33 @@ class GroupProvisioning:
                 await _record(session, actor, "group.updated", row, {"role": wanted})
                 await roles.apply()
         return provisioned_group(row, frozenset(roles.users), len(roles.users))
+
+    async def set_groups_of(self, tenant_id: str, user_id: str, names: Collection[str], actor: Actor) -> None:
+        """Has a user be in those groups that have one of these names, or ids of the identity provider, and in
+        no other; names of no group are ignored. Changes the user's role accordingly. Raises LastOwner.
+        """
+        async with self._database.write(tenant_id) as session:
+            repository = ProvisioningRepository(session, tenant_id)
+            wanted, current = await repository.named_groups(names, user_id)
+            if wanted == current:
+                return
+            changes = MemberChanges(session, self._redis, tenant_id, actor)
+            roles = await _RoleChanges.of(changes, repository, [user_id])
+            if user_id not in roles.users:
+                return
+            for group_id in sorted(wanted ^ current):
+                row = await self._locked(repository, group_id)
+                is_joining = group_id in wanted
+                if is_joining:
+                    _add_members(repository, row, [user_id])
+                else:
+                    await repository.remove_members(group_id, [user_id])
+                row.updated_at = datetime.now(UTC)
+                joined, left = ([user_id], []) if is_joining else ([], [user_id])
+                details = {"name": row.display_name, "joined": joined, "left": left}
+                await _record(session, actor, "group.updated", row, details)
+            await session.flush()
+            await roles.apply()
 
     async def _write(
         self, session: WriteSession, row: ScimGroup, before: GroupProfile, after: GroupProfile, actor: Actor

@@ -127,6 +127,7 @@ class ProvisionedGroup:
     num_members: int
     created_at: datetime
     updated_at: datetime
+    is_added_by_hand: bool = False
 
 
 def profile_of(user: User, row: ScimUser | None) -> UserProfile:
@@ -153,7 +154,15 @@ def provisioned_user(user: User, row: ScimUser | None, groups: Sequence[GroupNam
 
 def provisioned_group(row: ScimGroup, member_ids: frozenset[str], num_members: int) -> ProvisionedGroup:
     profile = GroupProfile(row.display_name, row.external_id, member_ids)
-    return ProvisionedGroup(row.id, profile, row.role, num_members, row.created_at, row.updated_at)
+    return ProvisionedGroup(
+        row.id,
+        profile,
+        row.role,
+        num_members,
+        row.created_at,
+        row.updated_at,
+        bool(row.is_added_by_hand),
+    )
 
 
 def _check_external_id(external_id: str | None) -> None:

@@ -189,6 +189,19 @@ class ProvisioningRepository(TenantRepository):
         )
         return page.scalars().all()
 
+    async def named_groups(self, names: Collection[str], user_id: str) -> tuple[set[str], set[str]]:
+        """Returns the ids of the groups with these names, or ids of the identity provider, and those of the
+        groups that the user is in. All of them are locked until the transaction ends.
+        """
+        lower = {one.lower() for one in names}
+        named = or_(func.lower(ScimGroup.display_name).in_(lower), ScimGroup.external_id.in_([*names]))
+        member = self.select_own(ScimGroupMember, ScimGroupMember.group_id)
+        member = member.where(ScimGroupMember.user_id == user_id)
+        query = self.select_own(ScimGroup).where(or_(named, ScimGroup.id.in_(member)))
+        rows = (await self.session.execute(query.order_by(ScimGroup.id).with_for_update())).scalars().all()
+        found = {row.id for row in rows if row.display_name.lower() in lower or row.external_id in names}
+        return found, set((await self.session.execute(member)).scalars())
+
     async def group_name_taken(self, display_name: str, but: str | None = None) -> bool:
         query = self.select_own(ScimGroup).where(func.lower(ScimGroup.display_name) == display_name.lower())
         if but is not None:

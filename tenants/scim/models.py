@@ -85,6 +85,8 @@ class ScimGroup(TenantOwned, Base):
     external_id: Mapped[str | None]
     role: Mapped[str | None]
     """The role that its members have, set by an owner. None: the group gives none."""
+    is_added_by_hand: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether an owner added it, for sign-ins to name; otherwise it came by SCIM."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
 

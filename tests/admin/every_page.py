@@ -38,12 +38,15 @@ from tests.admin.reports import finish_with_report, report_of
 from tests.admin.test_billing import invoiced
 from tests.support.booked import Booked, book, request
 from tests.support.onboarding import BASE_DIGEST, SAPLING
+from tests.support.saml_provider import certificate, metadata
 
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 OPERATORS = "/operator"
 """Below it are the pages of those who run the service."""
-LEAD_ELSEWHERE = {"/sign-in", "/sign-in/code", "/operator"}
+LEAD_ELSEWHERE = {"/sign-in", "/sign-in/code", "/sign-in/sso", "/operator"}
 """Whoever is signed in already is sent on."""
+SAML_START, SAML_METADATA = "/saml/{organization}/start", "/saml/{organization}/metadata"
+_SAML_FINISH = "/saml/{organization}/finish"
 
 Naming = Callable[[str], str]
 
@@ -55,6 +58,10 @@ class Furnished:
     things: dict[str, str] = field(default_factory=dict)
     """By the name of a path's parameter."""
     failed_adapter: str = ""
+
+    @property
+    def leading_elsewhere(self) -> set[str]:
+        return LEAD_ELSEWHERE | {self.path(SAML_START), self.path(_SAML_FINISH)}
 
     def path(self, template: str) -> str:
         def stand_in(found: re.Match[str]) -> str:
@@ -111,7 +118,18 @@ async def _organisation(site: Site, named: Naming, made: Furnished) -> None:
     await account.invites.create(tenant, email, "developer", OPERATOR)
     token = await account.scim_tokens.create(tenant, named("SCIM token"), OPERATOR)
     group = await account.provisioned_groups.create(tenant, GroupProfile(named("group")), OPERATOR)
-    made.things |= {"scim_token": token.row.id, "group": group.id}
+    made.things |= {"scim_token": token.row.id, "group": group.id, "organization": tenant}
+    saml = {"metadata": metadata(certificate("idp"), entity_id=named("SAML entity"))}
+    attributes = {name: named(name) for name in ("email_attribute", "groups_attribute")}
+    await account.saml_connections.set(tenant, saml | attributes, OPERATOR)
+    await account.provisioned_groups.create(tenant, GroupProfile(named("own")), OPERATOR, by_hand=True)
+    issuer = {"name": named("issuer"), "issuer": "https://ci.example", "audience": named("audience")}
+    trusted = await account.workload_identities.create_provider(tenant, issuer, OPERATOR)
+    matching = {"matchers": {named("claim"): named("value")}, "name": named("rule")}
+    rule = await account.workload_identities.create_rule(
+        tenant, trusted.id, (project.id, robot.id), matching, OPERATOR
+    )
+    made.things |= {"issuer": trusted.id, "rule": rule.id}
     made.things |= {"project": project.id, "user": user.id, "key": key.id, "tenant": tenant}
 
 

@@ -16,7 +16,16 @@ from sqlalchemy import text
 from admin.web.rendering import HERE
 from db.session import EVERY_TENANT
 from tests.admin.conftest import Site, csrf_token, sign_in
-from tests.admin.every_page import LEAD_ELSEWHERE, OPERATORS, PARAMETER, Furnished, furnish, pages, routes
+from tests.admin.every_page import (
+    OPERATORS,
+    PARAMETER,
+    SAML_METADATA,
+    SAML_START,
+    Furnished,
+    furnish,
+    pages,
+    routes,
+)
 from tests.admin.operators import operate
 
 MAX_TRANSFERRED = 100_000
@@ -80,7 +89,7 @@ async def test_asking_is_answered_changes_nothing_and_is_light(
     for path in paths:
         answer = await everybody.get(path)
         if answer.is_redirect:
-            assert path in LEAD_ELSEWHERE, f"{path} leads to {answer.headers['location']}"
+            assert path in furnished.leading_elsewhere, f"{path} leads to {answer.headers['location']}"
             continue
         assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:300]}"
         assert answer.headers["cache-control"] == "no-store", path
@@ -197,4 +206,5 @@ async def test_after_signing_out_there_is_nothing_to_see(
             seen.append(path)
         else:
             assert answer.headers["location"] == "/console/sign-in", path
-    assert {*seen} == FOR_EVERYBODY | {"/sign-in"}
+    of_saml = {furnished.path(SAML_START), furnished.path(SAML_METADATA)}
+    assert {*seen} == FOR_EVERYBODY | {"/sign-in", "/sign-in/sso"} | of_saml

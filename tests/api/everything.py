@@ -61,6 +61,7 @@ from tests.api.conftest import build
 from tests.support import booked
 from tests.support.documented import Documented
 from tests.support.onboarding import SECRET, Scene, scene
+from tests.support.saml_provider import certificate, metadata
 from tests.support.silent_gateway import SilentGateway
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
@@ -235,6 +236,8 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     token = await accounts.scim_tokens.create(tenant, "provider", OPERATOR)
     group = await accounts.provisioned_groups.create(tenant, GroupProfile("team"), OPERATOR)
     await accounts.provisioned_groups.set_role(tenant, group.id, "viewer", OPERATOR)
+    saml = {"metadata": metadata(certificate("idp"), entity_id=f"https://idp.{name}.example")}
+    await accounts.saml_connections.set(tenant, saml, OPERATOR)
     issuer = await accounts.workload_identities.create_provider(
         tenant, {"name": "ci", "issuer": f"https://{name}.example", "audience": name}, OPERATOR
     )

@@ -40,6 +40,7 @@ FIELDS_NOT_IDS = {
     "tax_id",  # as a tax office knows a company: text on invoices
     "access_key_id",  # of an S3 bucket that an adapter is imported from
     "role_id",  # of the five roles
+    "entity_id",  # the name of an identity provider, which several organizations may have in common
     "models",  # names that a key may ask for: kept as they are written, looked up when it asks
     "model_ids",  # the same, of a project
     "base_model",  # the base, which everybody has

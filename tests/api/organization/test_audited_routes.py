@@ -188,6 +188,10 @@ async def people(call: Caller) -> None:
     await call("deleteScimToken", scim_token_id=token["id"])
     await call("assignGroupRole", {"role_id": "role-developer"})
     await call("unassignGroupRole", role_id="role-developer")
+    group = await call("createGroup", {"name": "Makers"})
+    await call("deleteGroup", group_id=group["id"])
+    await call("setSamlConnection", {"enabled": False})
+    await call("deleteSamlConnection")
 
 
 async def keys(call: Caller) -> None:

@@ -1,0 +1,1 @@
+"""Signing in with an organization's identity provider by SAML 2.0."""
