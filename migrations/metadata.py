@@ -6,6 +6,7 @@ import adapters.files.models
 import adapters.jobs.models
 import adapters.models
 import adapters.sharing.models
+import adapters.signing.models
 import batches.models
 import billing.event_numbers.models
 import billing.invoices.models
@@ -24,6 +25,7 @@ import tenants.limits.models
 import tenants.models
 import tenants.refusals.models
 import tenants.scim.models
+import tenants.signing_keys.models
 import tenants.workload_identity.models
 from db.base import Base
 
@@ -33,6 +35,7 @@ DOMAINS = (
     adapters.jobs.models,
     adapters.models,
     adapters.sharing.models,
+    adapters.signing.models,
     batches.models,
     billing.event_numbers.models,
     billing.invoices.models,
@@ -51,6 +54,7 @@ DOMAINS = (
     tenants.models,
     tenants.scim.models,
     tenants.refusals.models,
+    tenants.signing_keys.models,
     tenants.workload_identity.models,
 )
 """Modules imported for their tables."""

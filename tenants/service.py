@@ -35,6 +35,7 @@ from tenants.provisioning.users import UserProvisioning
 from tenants.quotas.service import LimitService
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import KeyResolver, publish_key_changes
+from tenants.signing_keys.service import SigningKeys
 from tenants.validation import checked_name
 from tenants.workload_identity.service import WorkloadIdentities
 
@@ -137,6 +138,7 @@ class AccountServices:
     provisioned_users: UserProvisioning
     provisioned_groups: GroupProvisioning
     workload_identities: WorkloadIdentities
+    signing_keys: SigningKeys
 
 
 def account_services(
@@ -165,4 +167,5 @@ def account_services(
         provisioned_users=UserProvisioning(database, redis_client),
         provisioned_groups=GroupProvisioning(database, redis_client),
         workload_identities=WorkloadIdentities(database, redis_client, key_service),
+        signing_keys=SigningKeys(database),
     )

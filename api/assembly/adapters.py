@@ -23,6 +23,7 @@ from adapters.recalibration import Recalibration
 from adapters.reports import ReportReader
 from adapters.service import AdapterService
 from adapters.shares import DEFAULT_PLATFORM_PERCENT, SharingService
+from adapters.signing.uploads import UploadSignatures
 from adapters.source_copies import SourceCopies
 from adapters.storage import ObjectStore
 from adapters.submission import AdapterSubmission, GivenFiles
@@ -63,7 +64,7 @@ async def open_onboarding(
         await pinning.start()
         opened.push_async_callback(pinning.close)
         announcer = Announcer(redis_client, pinning)
-        copies = SourceCopies(store, files, sandbox, base_configs)
+        copies = SourceCopies(store, files, sandbox, UploadSignatures(database, store), base_configs)
         waiting = PendingUploads(database, announcer, uploads, copies, outbox)
         uploads.follower = waiting
         yield Onboarding(

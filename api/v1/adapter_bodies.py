@@ -79,8 +79,10 @@ class BucketSourceFields(Body, frozen=True, kw_only=True, tag="s3", tag_field="t
 
 
 class VersionFields(Body, frozen=True, kw_only=True):
-    file_ids: Annotated[list[Id], Meta(min_length=2, max_length=2)] | None = None
-    upload_ids: Annotated[list[Id], Meta(min_length=2, max_length=2)] | None = None
+    file_ids: Annotated[list[Id], Meta(min_length=2, max_length=3)] | None = None
+    """Weights and configuration, and the signature (`model.sig`) if there is one, in any order."""
+    upload_ids: Annotated[list[Id], Meta(min_length=2, max_length=3)] | None = None
+    """The same, of uploads that may be unfinished."""
     source: HubSourceFields | BucketSourceFields | None = None
     """Where the files are imported from, in place of file_ids and upload_ids."""
     calibration: CalibrationFields | None = None
