@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKeyConstraint, Index, Integer, func
+from sqlalchemy import ForeignKeyConstraint, Index, Integer
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.base import Base
@@ -36,6 +36,5 @@ class AdapterSignature(TenantOwned, Base):
     """The content of `model.sig`."""
     report_key: Mapped[str | None]
     """The object of the calibration report that was signed."""
-    signed_at: Mapped[datetime] = mapped_column(server_default=func.now())
     checked_at: Mapped[datetime | None]
     """When all stored files were last compared with it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from adapters import events
 from adapters.models import AdapterVersion
@@ -16,7 +16,7 @@ async def note_signed(
 ) -> None:
     """Records that a version was signed, also one that was refused before."""
     await SignatureRepository(session, version.tenant_id).put(version.adapter_id, version.version, made)
-    version.signature_problem = None
+    version.signature_problem, version.signed_at = None, datetime.now(UTC)
     events.record(
         session,
         version.tenant_id,

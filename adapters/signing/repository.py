@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from sqlalchemy import ColumnElement, Row, and_, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
@@ -43,7 +43,6 @@ class SignatureRepository(TenantRepository):
             "key_id": made.key_id,
             "bundle": made.bundle,
             "report_key": made.report_key,
-            "signed_at": datetime.now(UTC),
             "checked_at": None,
         }
         row = insert(AdapterSignature).values(

@@ -137,6 +137,9 @@ class TrustedKeys:
         return len(self._keys)
 
 
+NO_KEYS = TrustedKeys(())
+
+
 def pem_blocks(text: str) -> list[str]:
     """Returns the PEM blocks of a text."""
     return [match.group(0) for match in _BLOCK.finditer(text)]

@@ -29,7 +29,6 @@ def upgrade() -> None:
         sa.Column("key_id", TEXT, nullable=False),
         sa.Column("bundle", TEXT, nullable=False),
         sa.Column("report_key", TEXT),
-        sa.Column("signed_at", INSTANT, server_default=NOW, nullable=False),
         sa.Column("checked_at", INSTANT),
         sa.PrimaryKeyConstraint("adapter_id", "version", name="pk_adapter_signatures"),
         sa.ForeignKeyConstraint(
@@ -65,6 +64,7 @@ def upgrade() -> None:
         unique=True,
         postgresql_where=sa.text("revoked_at IS NULL"),
     )
+    op.add_column("adapter_versions", sa.Column("signed_at", INSTANT))
     op.add_column("adapter_versions", sa.Column("signature_problem", TEXT))
     op.add_column("adapter_versions", sa.Column("uploader_key", JSONB()))
     signed = sa.Column("signed_adapters_only", sa.Boolean(), server_default=sa.text("false"), nullable=False)
@@ -75,7 +75,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_column("tenants", "signed_adapters_only")
-    for column in ("uploader_key", "signature_problem"):
+    for column in ("uploader_key", "signature_problem", "signed_at"):
         op.drop_column("adapter_versions", column)
     for table in ("signing_keys", "adapter_signatures"):
         op.drop_table(table)
