@@ -35,6 +35,7 @@ from admin.sign_in.join_routes import JoinRoutes
 from admin.sign_in.oidc.routes import OidcRoutes
 from admin.sign_in.password_reset_routes import RecoveryRoutes
 from admin.sign_in.routes import SignInRoutes
+from admin.signing.routes import SigningRoutes
 from admin.usage.routes import UsageRoutes
 from admin.web import security
 from admin.web.assets import console_assets
@@ -72,6 +73,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *WebhookRoutes(console, services).routes(),
             *OrganizationRoutes(console, services).routes(),
             *ProvisioningRoutes(console, services).routes(),
+            *SigningRoutes(console, services).routes(),
             *AuditRoutes(console, services).routes(),
             *ServiceLevelRoutes(console, services).routes(),
             *JoinRoutes(console, services).routes(),

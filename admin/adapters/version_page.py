@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from redis.exceptions import RedisError
 
 from adapters.calibration.measures import BASE, ModuleError, SampleMeasures
 from adapters.calibration.plots import charts
@@ -26,9 +27,10 @@ from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.regression import Regression, regression_of
 from adapters.reports import ReportReader
 from admin import formatting
-from admin.adapters.page import MAX_JOBS, version_state
+from admin.adapters.page import ENGINE_PATIENCE, MAX_JOBS, version_state
 from admin.adapters.work import Work, work_of
 from admin.badge import Badge
+from admin.operator.engines.report import EngineReport, Engines
 from telemetry.svg import without_style
 
 MAX_ROWS = 400
@@ -108,12 +110,19 @@ class VersionDetail:
     """File, the name it came under, size, SHA-256."""
     origin: list[tuple[str, str]]
     """Where they were imported from."""
+    refusals: list[tuple[str, str]]
+    """Engines that do not load it because it is not what was signed, and why."""
+    uploader: str | None
+    """Name of the organization's key that the upload was signed with."""
 
 
 class VersionPage:
     """Gathers the page."""
 
-    def __init__(self, catalogue: AdapterCatalogue, jobs: JobService, reports: ReportReader) -> None:
+    def __init__(
+        self, catalogue: AdapterCatalogue, jobs: JobService, reports: ReportReader, engines: Engines
+    ) -> None:
+        self._engines = engines
         self._catalogue = catalogue
         self._jobs = jobs
         self._reports = reports
@@ -146,7 +155,21 @@ class VersionPage:
                 for name, one in sorted(version.sources.items())
             ],
             origin=_origin(version.origin or {}),
+            refusals=await self._refusals(version),
+            uploader=(version.uploader_key or {}).get("name"),
         )
+
+    async def _refusals(self, version: AdapterVersion) -> list[tuple[str, str]]:
+        reports: list[EngineReport] = []
+        with contextlib.suppress(TimeoutError, RedisError):
+            reports = await asyncio.wait_for(self._engines.look(), ENGINE_PATIENCE)
+        return [
+            (report.key, refused.reason)
+            for report in reports
+            if report.view is not None
+            for refused in report.view.refused_adapters
+            if refused.digest == version.digest
+        ]
 
     async def regression(self, tenant_id: str, adapter: str, number: int) -> Regression | None:
         """What is lost if this version replaces the active one. Raises AdapterNotFound, VersionNotFound."""

@@ -1,4 +1,4 @@
-"""Signatures over the API: the platform's for owners and whom they share with; the organization's on uploads."""
+"""Signatures over the API: the platform's for owners and sharers; the organization's on uploads."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_signed_uploads_are_verified_and_can_be_required(world: Everything
     refusals = {
         "the file is missing": None,
         "is none that is accepted": signature(PIRATE, ANOTHER),
-        "it is no Sigstore bundle": b"{}",
+        "it is not a Sigstore bundle": b"{}",
     }
     for reason, signed in refusals.items():
         status, refused = await upload(signed)
