@@ -28,6 +28,7 @@ from billing.reconciliation.service import ReconciliationService
 from billing.spend.alerts import Threshold
 from db.session import EVERY_TENANT
 from engine.protocol import AdapterRef, Usage
+from engine.signing.keys import SigningKey
 from sla.incidents.service import Incidents
 from tenants.actors import OPERATOR
 from tenants.provisioning.profiles import GroupProfile
@@ -111,7 +112,9 @@ async def _organisation(site: Site, named: Naming, made: Furnished) -> None:
     await account.invites.create(tenant, email, "developer", OPERATOR)
     token = await account.scim_tokens.create(tenant, named("SCIM token"), OPERATOR)
     group = await account.provisioned_groups.create(tenant, GroupProfile(named("group")), OPERATOR)
-    made.things |= {"scim_token": token.row.id, "group": group.id}
+    pem = SigningKey.make().public.pem
+    signing_key = await account.signing_keys.add(tenant, named("signing key"), pem, OPERATOR)
+    made.things |= {"scim_token": token.row.id, "group": group.id, "signing_key": signing_key.id}
     made.things |= {"project": project.id, "user": user.id, "key": key.id, "tenant": tenant}
 
 
