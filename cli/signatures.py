@@ -1,4 +1,4 @@
-"""Verifies, makes and exports signatures of adapters for the operator's commands."""
+"""Verifies signatures of adapters for the operator's commands; signs and exports versions."""
 
 from __future__ import annotations
 

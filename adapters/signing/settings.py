@@ -10,9 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 class SigningSettings(BaseSettings):
     """For workers that run jobs, and for the operator's commands."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="ROOTSTOCK_SIGNING_", frozen=True, extra="ignore", env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_SIGNING_", frozen=True, env_ignore_empty=True)
 
     key_file: Path | None = None
     """The file with the private key that adapters are signed with, in PEM. While it is rotated it has two:

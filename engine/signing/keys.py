@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -148,5 +148,5 @@ def pem_blocks(text: str) -> list[str]:
 def _load(load: Any, pem: str, what: str) -> Any:
     try:
         return load(pem.encode("ascii"))
-    except Exception as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(f"it is not a {what} in PEM") from error

@@ -11,7 +11,7 @@ from engine.signing.keys import TrustedKeys
 class VerificationSettings(BaseSettings):
     """What a process that loads or shows adapters accepts."""
 
-    model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_SIGNING_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_SIGNING_", frozen=True)
 
     public_keys: str = ""
     """The platform's public keys, as `rootstock rotate signing-key` prints them: separated by commas, the
