@@ -62,7 +62,7 @@ def sign_version(data: Path | None, tenant: str, name: str, version: int) -> boo
             return False
         return await maintenance.check(*place, datetime.now(UTC)) is None
 
-    return _on_version(data, tenant, name, version, work)
+    return _on_version(data, tenant, name, version, work, is_signing=True)
 
 
 def export_version(data: Path | None, tenant: str, name: str, version: int, target: Path) -> None:
@@ -113,9 +113,13 @@ def _on_version(
     name: str,
     version: int,
     work: Callable[[SignatureMaintenance, AdapterVersion], Awaitable[T]],
+    *,
+    is_signing: bool = False,
 ) -> T:
     async def run(services: Services) -> T:
-        row, _ = await _read(services, tenant, name, version)
+        row, signature = await _read(services, tenant, name, version)
+        if signature is None and not is_signing:
+            raise CliError(f"version {version} of {name} is not signed yet")
         return await work(_maintenance(services), row)
 
     return call(data, run)
