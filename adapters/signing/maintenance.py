@@ -78,8 +78,10 @@ class SignatureMaintenance:
         made = await self._signer.sign(files, report, key)
         async with self._database.write(tenant_id) as session:
             locked = await _locked(session, tenant_id, adapter_id, version)
-            if locked is None or SignedFiles.of_version(locked) != files:
-                return False  # it changed meanwhile: the next run signs it
+            now = await SignatureRepository(session, tenant_id).find(adapter_id, version)
+            is_signed = (None if now is None else now.bundle) != (None if earlier is None else earlier.bundle)
+            if locked is None or is_signed or SignedFiles.of_version(locked) != files:
+                return False  # it changed meanwhile, or its job has signed it
             await note_signed(session, locked, made)
             self._on_changed(session, tenant_id)
         return True
