@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from redis.exceptions import RedisError
 
 from adapters.calibration.measures import BASE, ModuleError, SampleMeasures
 from adapters.calibration.plots import charts
@@ -27,10 +26,11 @@ from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.regression import Regression, regression_of
 from adapters.reports import ReportReader
 from admin import formatting
-from admin.adapters.page import ENGINE_PATIENCE, MAX_JOBS, version_state
+from admin.adapters.page import MAX_JOBS, version_state
+from admin.adapters.refusals import refusals_of
 from admin.adapters.work import Work, work_of
 from admin.badge import Badge
-from admin.operator.engines.report import EngineReport, Engines
+from admin.operator.engines.report import Engines
 from telemetry.svg import without_style
 
 MAX_ROWS = 400
@@ -155,21 +155,9 @@ class VersionPage:
                 for name, one in sorted(version.sources.items())
             ],
             origin=_origin(version.origin or {}),
-            refusals=await self._refusals(version),
+            refusals=await refusals_of(self._engines, version.digest),
             uploader=(version.uploader_key or {}).get("name"),
         )
-
-    async def _refusals(self, version: AdapterVersion) -> list[tuple[str, str]]:
-        reports: list[EngineReport] = []
-        with contextlib.suppress(TimeoutError, RedisError):
-            reports = await asyncio.wait_for(self._engines.look(), ENGINE_PATIENCE)
-        return [
-            (report.key, refused.reason)
-            for report in reports
-            if report.view is not None
-            for refused in report.view.refused_adapters
-            if refused.digest == version.digest
-        ]
 
     async def regression(self, tenant_id: str, adapter: str, number: int) -> Regression | None:
         """What is lost if this version replaces the active one. Raises AdapterNotFound, VersionNotFound."""

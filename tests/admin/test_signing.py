@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from playwright.async_api import expect
 from sqlalchemy import text
 
+from admin.operator.engines.report import EngineReport
+from engine.gauges import EngineView, RefusedAdapter
 from engine.signing import bundle
 from engine.signing.keys import SigningKey, TrustedKeys
 from tenants.actors import OPERATOR
@@ -21,6 +24,13 @@ from tests.support.onboarding import SIGNING_KEY
 PATH = "/settings/signing"
 SHOTS = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
 """A directory for pictures of the pages, for whoever wants to look at them."""
+EMPTY_VIEW = {
+    "stats": {"type": "stats", "engine_id": "engine-7", "incarnation": "1"},
+    **dict.fromkeys(("taken_at", "started_at", "step_p50", "step_p99"), 0.0),
+    **dict.fromkeys(("max_batch_tokens", "block_size", "blocks_cached", "num_shares"), 0),
+    **{name: [] for name in ("prefill_tokens", "decode_rows", "oldest_wait", "seconds", "slots", "shares")},
+    "memory": {},
+}
 SCREENS = (("light", 1280, ()), ("dark", 390, ("color-contrast", "link-in-text-block")))
 
 
@@ -84,6 +94,20 @@ async def test_a_version_shows_its_signature_and_why_it_is_refused(
     page = (await visitor.get(path)).text
     assert "Refused: not what was signed" in page
     assert "base.json: its SHA-256 is 1, the signature says 2" in page
+
+
+async def test_an_engines_refusal_is_shown_on_the_version_that_it_refused(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    path = await signed_version(site)
+    refused = [RefusedAdapter("5b" * 32, "signature: base.json"), RefusedAdapter("0" * 64, "of another")]
+    view = msgspec.convert({**EMPTY_VIEW, "type": "view"}, EngineView)
+    view = msgspec.structs.replace(view, refused_adapters=refused)
+    site.engines.reports = [EngineReport(key="engine-7", state="serving", reported_at=0, since=0, view=view)]
+    await sign_in(visitor)
+    page = (await visitor.get(path)).text
+    assert "Engine engine-7: signature: base.json" in page
+    assert "of another" not in page
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
