@@ -105,6 +105,9 @@ class SignatureMaintenance:
         problem = None
         try:
             await self._stored.check(row, signature)
+            if await self._stored.lacks_signature(row):
+                report, _ = await self._report(row, signature)
+                await self._signer.place(SignedFiles.of_version(row), signature.bundle, report)
         except SignatureError as error:
             problem = str(error)
             log.error("version is not what was signed", adapter_id=adapter_id, version=version, why=problem)
