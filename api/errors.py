@@ -265,7 +265,7 @@ REFUSED_ADAPTER = ErrorResponse(
     UNAVAILABLE,
     "adapter_unavailable",
     retry=False,
-    message="This model's adapter is refused, because it is not what was signed. Its version's page says why.",
+    message="This model's adapter is refused: it is not what was signed. Its version's page says why.",
     param="model",
 )
 """The response where the engine found another signature, or other weights, than were signed."""
