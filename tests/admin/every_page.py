@@ -136,6 +136,7 @@ async def _adapters(site: Site, named: Naming, made: Furnished) -> None:
     one = await create(place.caller(), "pirate", Submission(file_ids=ids), base_digest=BASE_DIGEST)
     adapter = one.adapter.id
     await finish_with_report(place, one, report_of(one, named("reason of the dtype")))
+    await place.sign()
     await site.adapters.update(site.tenant_id, adapter, AdapterChanges(description=named("description")))
     told = "jsonb_build_object('config', jsonb_build_object('base_model_name_or_path', CAST(:name AS text)))"
     await _execute(
