@@ -58,7 +58,7 @@ class Uploader:
         return answer.status_code, answer.json()
 
 
-async def test_the_platforms_signature_is_shown_to_owners_and_to_those_they_share_with(
+async def test_the_platforms_signature_is_shown_to_owners_and_sharers_and_its_key_to_everybody(
     world: Everything,
 ) -> None:
     ours, keys = world.ours, TrustedKeys([SIGNING_KEY.public])
@@ -78,9 +78,7 @@ async def test_the_platforms_signature_is_shown_to_owners_and_to_those_they_shar
     unsigned = await ours.inference.get(f"/v1/adapters/{ours.ids['adapter']}/versions/2/signature")
     assert (unsigned.status_code, "is not signed yet" in unsigned.text) == (404, True)
 
-
-async def test_the_public_key_needs_no_key(world: Everything) -> None:
-    anonymous = world.ours.inference
+    anonymous = ours.inference
     del anonymous.headers["authorization"]
     (listed,) = (await anonymous.get("/.well-known/adapter-signing-keys.json")).json()["data"]
     assert (listed["key_id"], listed["current"]) == (SIGNING_KEY.public.id, True)
@@ -114,6 +112,7 @@ async def test_signed_uploads_are_verified_and_can_be_required(world: Everything
     ]
     assert (await upload(signature(PIRATE, ANOTHER)))[0] == 201, "another's signature counts as none"
     assert (await upload(None))[0] == 201
+    await assert_a_registered_keys_signature_must_hold(upload)
 
     setting = {"signed_adapters_only": True}
     assert (await admin.post("/v1/organization/adapter_signing", json=setting)).json()["signed_adapters_only"]
@@ -132,10 +131,7 @@ async def test_signed_uploads_are_verified_and_can_be_required(world: Everything
     assert (await upload(signature(PIRATE)))[0] == 422
 
 
-async def test_a_registered_keys_signature_must_hold_for_every_file(world: Everything) -> None:
-    upload = Uploader(world)
-    body = {"name": "release", "public_key": TENANTS_KEY.public.pem}
-    await world.ours.admin.post("/v1/organization/signing_keys", json=body)
+async def assert_a_registered_keys_signature_must_hold(upload: Uploader) -> None:
     config = json.dumps(json.loads(PIRATE[CONFIG_FILE]), indent=3).encode()
     status, refused = await upload(signature(PIRATE), {**PIRATE, CONFIG_FILE: config})
     assert (status, refused["error"]["param"]) == (422, CONFIG_FILE)

@@ -143,7 +143,7 @@ def test_a_refusal_is_shown_until_the_adapter_is_loaded(site: Site) -> None:
     assert len(site.verifier.refusals()) == MAX_REFUSALS
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_one_flipped_bit_anywhere_is_refused(site: Site, data: st.DataObject) -> None:
     """In the weights, or in the file with signature, statement, and report."""
