@@ -14,7 +14,7 @@ TEST_PROCESSES ?= 4
 TRITON_TEST_CACHE ?= $(CURDIR)/var/triton
 PACKAGES := adapters admin api batches billing cli conversations db engine kernels routing sla telemetry tenants tokenization worker benchmarks examples
 # Installed for the examples of docs/clients.md, each apart, since some need other versions of packages than we do.
-CLIENTS := instructor langchain pydantic-ai
+CLIENTS := instructor langchain pydantic-ai model-signing
 DEMO_DATA ?= var/demo
 DEMO_PORT ?= 8000
 IMAGE ?= rootstock

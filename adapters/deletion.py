@@ -29,6 +29,7 @@ from adapters.sharing.repository import OwnShares
 from adapters.storage.objects import ObjectStore
 from db.session import EVERY_TENANT, Database
 from engine.lora.artifact import artifact_path
+from engine.lora.signatures import signature_path
 from engine.protocol import AdapterRef
 from tenants.actors import SYSTEM, Actor
 from tenants.audit.service import AuditLog
@@ -135,6 +136,7 @@ async def _drop_artifact(
         needed = await AdapterDirectory(session).is_needed(digest)
     if not needed:
         await asyncio.to_thread(_unlink_older, artifact_path(artifacts_dir, digest), before)
+        await asyncio.to_thread(_unlink_older, signature_path(artifacts_dir, digest), before)
         await withdraw(store, digest, before)
 
 

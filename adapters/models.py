@@ -126,6 +126,12 @@ class AdapterVersion(TenantOwned, Base):
     """Why it failed, written for the tenant."""
     error_field: Mapped[str | None]
     """The file, config field or tensor that is wrong."""
+    signed_at: Mapped[datetime | None]
+    """When the platform signed it last."""
+    signature_problem: Mapped[str | None]
+    """Why it is refused: a stored file, or the signature, is not what it was."""
+    uploader_key: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
+    """The organization's public key that its upload was signed with: `id`, `name`, `key_id`."""
     override_reason: Mapped[str | None]
     """Why an operator let it pass although the gate rejected it."""
     created_by: Mapped[str | None]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from engine.signing.statement import SIGNATURE_FILE
+
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 SOURCE_FILES = (WEIGHTS_FILE, CONFIG_FILE)
+GIVEN_FILES = (*SOURCE_FILES, SIGNATURE_FILE)
+"""Files that an upload or an import may have: the last one is optional."""
 
 
 def adapter_prefix(tenant_id: str, adapter_id: str) -> str:

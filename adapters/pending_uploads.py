@@ -34,15 +34,24 @@ from adapters.versions import locked_version
 from db.errors import DatabaseUnavailable
 from db.outbox import Outbox
 from db.session import EVERY_TENANT, Database, WriteSession
+from engine.signing.statement import SIGNATURE_FILE
 
 log = structlog.get_logger(__name__)
 
 PAGE = 100
+GIVE = f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}, and at most one {SIGNATURE_FILE}"
 
 
 def file_kind(filename: str) -> str:
-    """Returns which of a version's two files it is, by its suffix."""
+    """Returns which of a version's files it is, by its suffix."""
+    if filename.lower().endswith(".sig"):
+        return SIGNATURE_FILE
     return CONFIG_FILE if filename.lower().endswith(".json") else WEIGHTS_FILE
+
+
+def is_complete(found: Collection[str]) -> bool:
+    """Returns whether the files of these kinds make a version."""
+    return set(SOURCE_FILES) <= set(found)
 
 
 async def find_pending(
@@ -65,8 +74,8 @@ async def find_pending(
         found[file_kind(upload.filename)] = upload_id
     if UploadStatus.PENDING not in statuses:
         return None
-    if len(found) != len(SOURCE_FILES) or len(upload_ids) != len(SOURCE_FILES):
-        raise InvalidAdapter("upload_ids", f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
+    if len(found) != len(upload_ids) or not is_complete(found):
+        raise InvalidAdapter("upload_ids", GIVE)
     return found
 
 
@@ -185,7 +194,7 @@ class PendingUploads:
                 files[kind] = state.file
             elif state.upload.file_id is not None:
                 raise FileNotFound(state.upload.file_id)
-        return files if len(files) == len(SOURCE_FILES) else None
+        return files if len(files) == len(job.parameters[PENDING_UPLOADS]) else None
 
     async def _start(self, session: WriteSession, waiting: Job, copies: Copies) -> bool:
         """Gives the version its files and queues its job; returns False if another request was first."""
@@ -197,6 +206,7 @@ class PendingUploads:
         except VersionDeleted:
             return False
         version.sources, version.state = copies.sources, VersionState.VALIDATING
+        version.uploader_key = copies.uploader_key
         job.parameters = {name: value for name, value in job.parameters.items() if name != PENDING_UPLOADS}
         names = ", ".join(sorted(copies.sources))
         record_job_event(

@@ -29,6 +29,8 @@ from adapters.jobs.models import IMPORT, IMPORTING, Job
 from adapters.jobs.service import fail, succeed
 from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
+from adapters.signing.notes import note_signed
+from adapters.signing.signer import MadeSignature
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.versions import (
     PackedArtifact,
@@ -109,6 +111,8 @@ class Verdict:
     """Reasons for the tenant; empty when ready."""
     summary: Mapping[str, Any]
     """Stored with the version."""
+    report: bytes | None = None
+    """The report, as it is stored; its digest is signed."""
 
 
 Progress = Callable[[int, int], None]
@@ -141,7 +145,9 @@ class Steps(Protocol):
         ...
 
     async def ensure_artifacts(self, work: JobInput) -> None:
-        """Puts missing artifacts where the engine finds them. Raises ObjectNotFound, DigestMismatch."""
+        """Puts missing artifacts where the engine finds them, and signs those that are not. Raises
+        ObjectNotFound, DigestMismatch.
+        """
         ...
 
     async def calibrate(
@@ -150,6 +156,10 @@ class Steps(Protocol):
         """Measures the adapter and stores the report. Calls `waiting` with the reason when it waits for the
         engine. Raises JobFailed.
         """
+        ...
+
+    async def sign(self, work: JobInput, report: bytes | None) -> MadeSignature | None:
+        """Signs the version's files with the report. Returns None where the platform has no signing key."""
         ...
 
     async def forget(self, work: JobInput) -> None:
@@ -237,12 +247,13 @@ class _Attempt:
                 await self._validate(work)
                 work = replace(work, artifacts=await self._pack(work))
             verdict = await self._calibrate(work)
+            signature = await retry_unavailable(lambda: self._steps.sign(work, verdict.report))
         except InspectionRefused as refused:
             raise JobFailed("adapter_invalid", str(refused), refused.field) from refused
         except (ObjectNotFound, DigestMismatch) as damaged:
             reason = "A stored file of the version is missing or damaged; upload it again."
             raise JobFailed("file_damaged", reason) from damaged
-        await self._conclude(verdict)
+        await self._conclude(verdict, signature)
         with contextlib.suppress(StorageUnavailable):  # it is removed with its adapter later
             await self._steps.forget(work)
 
@@ -290,13 +301,15 @@ class _Attempt:
         self._enter("gate")
         return verdict
 
-    async def _conclude(self, verdict: Verdict) -> None:
+    async def _conclude(self, verdict: Verdict, signature: MadeSignature | None) -> None:
         """Ends the job and sets its version's state, in one transaction."""
 
         async def write(held: LeaseTransaction) -> None:
             _, version = await locked_version(held.session, held.job)
             held.job.phase = "gate"
             await note_calibrated(held.session, held.job, verdict.summary, verdict.dtype)
+            if signature is not None:
+                await note_signed(held.session, version, signature, job_id=held.job.id)
             if verdict.ready or version.override_reason is not None:
                 await finish_ready(held.session, held.job, self._announcer)
                 succeed(held.session, held.job, dict(verdict.summary))

@@ -40,6 +40,7 @@ from adapters.object_keys import (
 from adapters.packing import pack
 from adapters.pipeline import DTYPES, JobInput, Progress, Verdict
 from adapters.published_artifacts.publishing import publish_copy, publish_file, read_pieces
+from adapters.signing.signer import MadeSignature, SignedFiles, VersionSigner
 from adapters.storage import ObjectNotFound, ObjectStore
 from adapters.versions import PackedArtifact
 from engine.client import EngineClient
@@ -52,6 +53,7 @@ from tokenization.codec import TextCodec
 log = structlog.get_logger(__name__)
 
 SAMPLES_FILE = "calibration.jsonl"
+REPORT_FILE = "report.json"
 QUIET = 2.0
 """Seconds an engine may be away before the job reports that it waits."""
 PARTS = {"serving": 0.5, "reference": 0.5}
@@ -72,8 +74,17 @@ class Base:
 class AdapterSteps:
     """The steps of one process for adapters of one base. A `pipeline.Steps`."""
 
-    def __init__(self, store: ObjectStore, sandbox: Sandbox, base: Base, artifacts_dir: Path) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        sandbox: Sandbox,
+        base: Base,
+        artifacts_dir: Path,
+        signer: VersionSigner | None = None,
+    ) -> None:
+        """`signer`: None where the platform has no signing key."""
         self._store = store
+        self._signer = signer
         self._sandbox = sandbox
         self._base = base
         self._artifacts_dir = artifacts_dir
@@ -156,6 +167,8 @@ class AdapterSteps:
             # A release that published none may have packed it.
             path = artifact_path(self._artifacts_dir, artifact.digest)
             await publish_file(self._store, path, artifact.digest)
+        if self._signer is not None:
+            await self._signer.ensure(_signed_files(work))
 
     # Calibrating --------------------------------------------------------------------------------------------
 
@@ -171,7 +184,14 @@ class AdapterSteps:
             dtype=report.decision.dtype,
             why_not=" ".join(report.decision.why_not),
             summary=report.summary(),
+            report=report.to_json(),
         )
+
+    async def sign(self, work: JobInput, report: bytes | None) -> MadeSignature | None:
+        if self._signer is None:
+            return None
+        key = None if report is None else f"{_report_prefix(work)}{REPORT_FILE}"
+        return await self._signer.sign(_signed_files(work), report, key)
 
     async def forget(self, work: JobInput) -> None:
         await self._checkpoint(work).forget()
@@ -236,12 +256,12 @@ class AdapterSteps:
 
     async def _keep_report(self, work: JobInput, report: CalibrationReport) -> None:
         """Stores document, page and charts under the job that made them."""
-        prefix = report_prefix(work.tenant_id, work.adapter_id, work.job_id)
+        prefix = _report_prefix(work)
         page, plots = await asyncio.to_thread(lambda: (report.to_html(), report.to_plots()))
         for name, svg in plots.items():
             await self._store.put(f"{prefix}{name}.svg", svg.encode())
         await self._store.put(f"{prefix}report.html", page.encode())
-        await self._store.put(f"{prefix}report.json", report.to_json())
+        await self._store.put(f"{prefix}{REPORT_FILE}", report.to_json())
 
 
 async def ensure_artifact(store: ObjectStore, key: str, artifacts_dir: Path, digest: str) -> bool:
@@ -276,6 +296,15 @@ class _StoredCheckpoint:
     async def forget(self) -> None:
         async for stored in self._store.list(self._prefix.rstrip("/")):
             await self._store.delete(stored.key)
+
+
+def _report_prefix(work: JobInput) -> str:
+    return report_prefix(work.tenant_id, work.adapter_id, work.job_id)
+
+
+def _signed_files(work: JobInput) -> SignedFiles:
+    artifacts: dict[str | None, str] = {dtype: one.digest for dtype, one in work.artifacts.items()}
+    return SignedFiles.of(work.adapter_id, work.version, work.base_digest, work.sources, artifacts)
 
 
 def _source_dir(directory: Path) -> Path:

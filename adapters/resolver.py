@@ -23,6 +23,7 @@ from tenants.share_terms import ShareTerms
 
 MODELS_CHANNEL = "rootstock:invalidate:models"
 NO_ACTIVE_VERSION = "no version is active"
+REFUSED_SIGNATURE = "its files are not what was signed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,9 @@ class _Grant:
     def model(self, found: _Found, version: int | None) -> _Found:
         """Returns what the owner's entry means under the shared name."""
         if found.model is None or found.card is None:
-            return _Found(None, None, found.state)
+            # What is wrong with the owner's files is the owner's to know.
+            state = REFUSED_SIGNATURE if found.state.startswith(REFUSED_SIGNATURE) else found.state
+            return _Found(None, None, state)
         pinned = replace(self.name, version=found.model.version)
         card = replace(
             found.card,
@@ -207,6 +210,8 @@ class ModelResolver:
             return None
         if version.state != VersionState.READY:
             return _Found(None, None, version.state)
+        if version.signature_problem is not None:
+            return _Found(None, None, f"{REFUSED_SIGNATURE} ({version.signature_problem})")
         if name.version is None and adapter.active_version is None:
             return _Found(None, None, NO_ACTIVE_VERSION)
         pinned = ModelName(adapter.base, adapter.name, version.version)

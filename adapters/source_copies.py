@@ -19,6 +19,7 @@ from adapters.files.service import FileService
 from adapters.inspection.sandbox import Sandbox
 from adapters.models import Adapter
 from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE, source_key
+from adapters.signing.uploads import UploadSignatures
 from adapters.storage import ObjectNotFound, ObjectStore, StorageUnavailable, StoredObject
 from db.base import new_id
 from db.errors import DatabaseUnavailable
@@ -39,18 +40,26 @@ class Copies:
     sources: dict[str, dict[str, Any]]
     """By file name; empty while the version still waits for its uploads."""
     calibration: dict[str, Any] | None
+    uploader_key: dict[str, Any] | None = None
+    """The organization's public key that the files were signed with."""
 
 
 class SourceCopies:
     """Copies and inspects files for adapters."""
 
     def __init__(
-        self, store: ObjectStore, files: FileService, sandbox: Sandbox, base_configs: Mapping[str, Path]
+        self,
+        store: ObjectStore,
+        files: FileService,
+        sandbox: Sandbox,
+        signatures: UploadSignatures,
+        base_configs: Mapping[str, Path],
     ) -> None:
         """`base_configs`: by base model, the path of its `config.json`."""
         self._store = store
         self._files = files
         self._sandbox = sandbox
+        self._signatures = signatures
         self.base_configs = base_configs
 
     @asynccontextmanager
@@ -64,7 +73,9 @@ class SourceCopies:
         keys = {name: source_key(adapter.tenant_id, adapter.id, source_id, name) for name in files}
         try:
             made = {name: await self._copy(file, keys[name]) for name, file in files.items()}
+            uploader_key = None
             if WEIGHTS_FILE in files:
+                uploader_key = await self._signatures.check(adapter.tenant_id, files)
                 await self._inspect(files, keys, self.base_configs[adapter.base])
             described = {
                 name: {
@@ -77,7 +88,7 @@ class SourceCopies:
                 for name, stored in made.items()
             }
             calibration = described.pop(CALIBRATION_FILE, None)
-            yield Copies(described, calibration)
+            yield Copies(described, calibration, uploader_key)
         except DatabaseUnavailable:
             raise
         except Exception:

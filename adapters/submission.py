@@ -20,7 +20,7 @@ from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import queue_job
 from adapters.model_names import MAX_DESCRIPTION, ModelName, check_new_name, checked_text
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
-from adapters.object_keys import SOURCE_FILES, WEIGHTS_FILE
+from adapters.object_keys import GIVEN_FILES, SOURCE_FILES, WEIGHTS_FILE
 from adapters.pending_uploads import PendingUploads, lock_uploads
 from adapters.repository import AdapterRepository
 from adapters.source_copies import Copies, SourceCopies
@@ -160,7 +160,7 @@ class AdapterSubmission:
         meant = await self._given.find(caller.tenant_id, submission)
         if meant.uploads or meant.source is not None:
             return await self._add_waiting(caller, found, meant, submission, base_digest)
-        wanted = {name: meant.files[name].sha256 for name in SOURCE_FILES}
+        wanted = {name: meant.files[name].sha256 for name in GIVEN_FILES if name in meant.files}
         known = await self._known(caller, adapter_id, wanted, submission.activate)
         if known is not None:
             return known
@@ -283,6 +283,7 @@ class AdapterSubmission:
             base_digest=base_digest,
             sources=copies.sources,
             activate=submission.activate,
+            uploader_key=copies.uploader_key,
             origin=None if source is None else source.described(),
             state=VersionState.UPLOADING if uploads or source is not None else VersionState.VALIDATING,
             created_by=caller.created_by,

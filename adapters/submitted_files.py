@@ -12,8 +12,7 @@ from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
 from adapters.imports.admission import ImportAdmission
 from adapters.imports.sources import Source
-from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
-from adapters.pending_uploads import file_kind, find_pending
+from adapters.pending_uploads import GIVE, file_kind, find_pending, is_complete
 from adapters.source_copies import CALIBRATION_FILE
 
 DTYPES = ("auto", "bfloat16", "float8_e4m3")
@@ -33,7 +32,7 @@ class Calibration:
 @dataclass(frozen=True, slots=True)
 class Submission:
     """What a version is made of. Exactly one of the first three is given; a list has both files in any
-    order.
+    order, and the signature if there is one.
     """
 
     file_ids: Sequence[str] | None = None
@@ -70,7 +69,7 @@ class GivenFiles:
         given = (submission.file_ids, submission.upload_ids, submission.source)
         if sum(one is not None for one in given) != 1:
             raise InvalidAdapter(
-                "file_ids", "give one of file_ids and upload_ids, with both files, or a source to import from"
+                "file_ids", "give one of file_ids and upload_ids, with all files, or a source to import from"
             )
         if submission.source is not None:
             source = self.imports.admitted(submission.source)
@@ -89,10 +88,10 @@ class GivenFiles:
                 raise InvalidAdapter(param, f"{file_id} was uploaded for the purpose '{file.purpose}'")
             kind = file_kind(file.filename)
             if kind in found:
-                raise InvalidAdapter(param, f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
+                raise InvalidAdapter(param, GIVE)
             found[kind] = file
-        if len(found) != len(SOURCE_FILES):
-            raise InvalidAdapter(param, f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
+        if not is_complete(found):
+            raise InvalidAdapter(param, GIVE)
         return Meant(found | await self._samples(tenant_id, submission), {})
 
     async def _samples(self, tenant_id: str, submission: Submission) -> dict[str, StoredFile]:

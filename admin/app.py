@@ -36,6 +36,7 @@ from admin.sign_in.oidc.routes import OidcRoutes
 from admin.sign_in.password_reset_routes import RecoveryRoutes
 from admin.sign_in.routes import SignInRoutes
 from admin.sign_in.saml.routes import SamlRoutes
+from admin.signing.routes import SigningRoutes
 from admin.single_sign_on.routes import SingleSignOnRoutes
 from admin.usage.routes import UsageRoutes
 from admin.web import security
@@ -77,6 +78,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *ProvisioningRoutes(console, services).routes(),
             *SingleSignOnRoutes(console, services).routes(),
             *WorkloadIdentityRoutes(console, services).routes(),
+            *SigningRoutes(console, services).routes(),
             *AuditRoutes(console, services).routes(),
             *ServiceLevelRoutes(console, services).routes(),
             *JoinRoutes(console, services).routes(),

@@ -19,6 +19,7 @@ from adapters.reports import ReportReader
 from adapters.resolver import ModelResolver
 from adapters.service import AdapterService
 from adapters.shares import SharingService
+from adapters.signing.reader import SignatureReader
 from adapters.submission import AdapterSubmission
 from admin.operator.services import OperatorServices
 from admin.sign_in.services import SignInServices
@@ -61,6 +62,8 @@ class AdapterServices(Protocol):
     def jobs(self) -> JobService: ...
     @property
     def reports(self) -> ReportReader: ...
+    @property
+    def signatures(self) -> SignatureReader: ...
 
 
 class Playground(Protocol):

@@ -67,6 +67,7 @@ from api.v1 import generations as generation_routes
 from api.v1 import invoices as invoice_routes
 from api.v1 import jobs as job_routes
 from api.v1 import shares as share_routes
+from api.v1 import signatures as signature_routes
 from api.v1 import sla as sla_routes
 from api.v1 import spend_alerts as spend_alert_routes
 from api.v1 import token_exchange as token_exchange_routes
@@ -91,6 +92,7 @@ OPEN = (
     stripe_webhooks.router,
     invite_routes.open_router,
     token_exchange_routes.open_router,
+    signature_routes.open_router,
 )
 PROTECTED = (
     openai_routes.router,
@@ -104,6 +106,8 @@ PROTECTED = (
     adapter_routes.router,
     share_routes.owned,
     share_routes.received,
+    signature_routes.owned,
+    signature_routes.shared,
     job_routes.router,
     usage_routes.router,
     invoice_routes.router,

@@ -9,6 +9,7 @@ envelope:
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 
@@ -259,13 +260,25 @@ REJECTIONS: dict[RejectCode, ErrorResponse] = {
 }
 """The response to `RequestRejected`, by the engine's code."""
 
+REFUSED_ADAPTER = ErrorResponse(
+    503,
+    UNAVAILABLE,
+    "adapter_unavailable",
+    retry=False,
+    message="This model's adapter is refused: it is not what was signed. Its version's page says why.",
+    param="model",
+)
+"""The response where the engine found another signature, or other weights, than were signed."""
+_NOT_SIGNED = re.compile(r"packed adapter rejected: (signature|digest): ")
+
 
 def response_for(error: BaseException) -> ErrorResponse:
     """Returns the response to `error`: by the engine's code, else by the nearest class in the table, else an
     internal error.
     """
     if isinstance(error, RequestRejected):
-        return REJECTIONS.get(error.code, INTERNAL)
+        is_refused = error.code == "adapter_unavailable" and _NOT_SIGNED.search(str(error)) is not None
+        return REFUSED_ADAPTER if is_refused else REJECTIONS.get(error.code, INTERNAL)
     for parent in type(error).__mro__:
         if parent in ERROR_RESPONSES:
             return ERROR_RESPONSES[parent]

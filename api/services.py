@@ -18,6 +18,7 @@ from adapters.reports import ReportReader
 from adapters.resolver import ModelResolver
 from adapters.service import AdapterService
 from adapters.shares import SharingService
+from adapters.signing.reader import SignatureReader
 from adapters.storage import ObjectStore
 from adapters.submission import AdapterSubmission
 from api.deferred_work import DeferredWork
@@ -89,6 +90,7 @@ class Onboarding:
     jobs: JobService
     recalibration: Recalibration
     reports: ReportReader
+    signatures: SignatureReader
     outbox: Outbox
 
 

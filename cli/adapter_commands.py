@@ -174,6 +174,59 @@ def adapter_delete(tenant: Tenant, name: Name, data: Data = None) -> None:
     print(f"{adapters.delete_adapter(data, tenant, name)} is deleted")
 
 
+@adapter_app.command("verify")
+def adapter_verify(
+    folder: Annotated[Path, typer.Argument(help="A folder with a model.sig, such as an exported version.")],
+    public_key: Annotated[
+        Path | None, typer.Option(help="The signer's public key in PEM; default: the platform's.")
+    ] = None,
+    data: Data = None,
+) -> None:
+    """Verify every file of a folder with its signature, without a running service."""
+    from cli.signatures import verify_folder
+
+    key_id, num_files = verify_folder(folder, public_key, data)
+    print(f"{num_files} files are what {key_id} signed")
+
+
+@adapter_app.command("check")
+def adapter_check(tenant: Tenant, name: Name, version: Version, data: Data = None) -> None:
+    """Compare all stored files of a version with its signature; one that differs is refused."""
+    from cli.errors import CliError
+    from cli.signatures import check_version
+
+    problem = check_version(data, tenant, name, version)
+    if problem is not None:
+        raise CliError(f"version {version} of {name} is refused: {problem}")
+    print(f"all stored files of version {version} of {name} are what was signed")
+
+
+@adapter_app.command("sign")
+def adapter_sign(tenant: Tenant, name: Name, version: Version, data: Data = None) -> None:
+    """Sign a version as it is recorded, also one that is refused: after its files were restored."""
+    from cli.errors import CliError
+    from cli.signatures import sign_version
+
+    if not sign_version(data, tenant, name, version):
+        raise CliError(f"version {version} of {name} is not whole: `rootstock adapter check` says why")
+    print(f"version {version} of {name} is signed")
+
+
+@adapter_app.command("export")
+def adapter_export(
+    tenant: Tenant,
+    name: Name,
+    version: Version,
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    data: Data = None,
+) -> None:
+    """Write all files of a signed version, with its model.sig, into a folder."""
+    from cli.signatures import export_version
+
+    export_version(data, tenant, name, version, folder)
+    print(folder)
+
+
 @plan_app.command("list")
 def plan_list(data: Data = None) -> None:
     """List the plans."""

@@ -16,6 +16,7 @@ from cli.processes import settings_from_environment
 from cli.service_access import environment_of, object_store, plain_errors, setting, silence_logs
 from engine.lora.artifact import artifact_path
 from engine.protocol import AdapterRef
+from engine.signing.settings import VerificationSettings
 from telemetry.disk import DiskSettings
 
 FOLDER = "ROOTSTOCK_ENGINE_ARTIFACTS_DIR"
@@ -56,4 +57,5 @@ def engine_fetcher() -> StoreFetcher:
         ) from None
     min_free = settings_from_environment(DiskSettings).min_free_bytes
     store = object_store(os.environ)
-    return StoreFetcher(ArtifactCache(folder.absolute(), store, source.cache_bytes, min_free))
+    keys = settings_from_environment(VerificationSettings).keys
+    return StoreFetcher(ArtifactCache(folder.absolute(), store, source.cache_bytes, min_free, keys))

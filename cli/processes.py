@@ -101,7 +101,9 @@ def work(queues: str | None, beat: bool | None, nice: int | None) -> None:
     settings_from_environment(DatabaseSettings)
     if JOBS_QUEUE in settings.queue_names:
         from adapters.imports.settings import ImportSettings
+        from adapters.signing.settings import SigningSettings
         from adapters.storage import StorageSettings
+        from cli.signing_key import check_signing_key
         from tenants.settings import TenantSettings
 
         jobs = settings_from_environment(JobsSettings)
@@ -112,4 +114,5 @@ def work(queues: str | None, beat: bool | None, nice: int | None) -> None:
             )
         for kind in (StorageSettings, ImportSettings, TenantSettings):
             settings_from_environment(kind)
+        check_signing_key(settings_from_environment(SigningSettings).key_file)
     sys.exit(run(settings))

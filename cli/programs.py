@@ -18,6 +18,7 @@ from cli.cluster.programs import RayPlan
 from cli.datadir import DataDir
 from cli.local.server import socket_directory
 from cli.servers import OWNER_URL
+from cli.signing_key import FILE_NAME, KEY_FILE, PUBLIC_KEYS, make_key
 from cli.supervisor import Program
 from db.tasks import JOBS_QUEUE, QUEUE
 from engine.stop_reason import NAME as STOP_REASON
@@ -129,6 +130,11 @@ class Service:
         previous = self.data.previous_key_secret()
         return {} if previous is None else {"ROOTSTOCK_TENANTS_PREVIOUS_KEY_SECRET": previous}
 
+    def _signing(self) -> dict[str, str]:
+        """Returns the settings of the key that adapters are signed with, which is made if there is none."""
+        file = Path(os.environ.get(KEY_FILE) or self.data.path / FILE_NAME)
+        return {KEY_FILE: str(file), PUBLIC_KEYS: make_key(file).setting}
+
     def environment(self) -> dict[str, str]:
         """Returns the settings of all processes and of the operator's commands; the shell's settings take
         precedence.
@@ -141,6 +147,7 @@ class Service:
             "ROOTSTOCK_REDIS_URL": self.redis_url,
             "ROOTSTOCK_TENANTS_KEY_SECRET": self.data.secret("key_secret"),
             **self._previous_key_secret(),
+            **self._signing(),
             "ROOTSTOCK_API_REDIS_URL": self.redis_url,
             "ROOTSTOCK_API_BASE_PATH": str(first.path),
             "ROOTSTOCK_API_BASE_NAME": first.name,

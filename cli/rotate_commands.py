@@ -129,6 +129,63 @@ def client_key(
     print(steps[step](file))
 
 
+@rotate_app.command("signing-key")
+def signing_key(
+    step: Annotated[
+        Literal["make", "show", "add", "switch", "finish"],
+        typer.Argument(help="The last three in this order."),
+    ],
+    file: Annotated[Path | None, typer.Argument(help="The key file; default: that of --data.")] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Finish although versions are signed with the old key.")
+    ] = False,
+    data: Data = None,
+) -> None:
+    """Make or rotate the key that adapters are signed with; prints the public keys to accept.
+
+    `add` a key that is accepted, and give engines and API processes both public keys; `switch` to it, and
+    restart the workers, which sign all versions anew; `finish` removes the old one and records the rotation.
+    """
+    from cli import signing_key as keys
+
+    path = file if file is not None else None if data is None else data / keys.FILE_NAME
+    if path is None:
+        raise CliError("name the key file, or the directory of `rootstock up` with --data")
+    if step == "finish":
+        _finish_signing_key(path, data, anyway)
+    steps = {
+        "make": keys.make_key,
+        "show": keys.public_keys,
+        "add": keys.add_key,
+        "switch": keys.switch_key,
+        "finish": keys.drop_key,
+    }
+    print(steps[step](path).setting)
+
+
+def _finish_signing_key(path: Path, data: Path | None, anyway: bool) -> None:
+    """Records the end of the rotation. Raises `CliError` while versions need the old key."""
+    from cli import rotation
+    from cli.service_access import call
+    from cli.signatures import count_by_key
+    from cli.signing_key import public_keys
+
+    current, *others = public_keys(path)
+    waiting = sum(num for key_id, num in count_by_key(data).items() if key_id in {key.id for key in others})
+    if waiting and not anyway:
+        raise CliError(
+            f"{waiting} versions are signed with the old key: workers sign them anew within minutes of their "
+            "restart; or give them up with --anyway"
+        )
+
+    async def work(services: Services) -> None:
+        details = {"key_id": current.id, "num_lost": waiting}
+        await rotation.rotation_of(services).record("rotated", "signing-key", details)
+
+    if others:
+        call(data, work)
+
+
 @rotate_app.command("record")
 def record(
     secret: Annotated[str, typer.Argument(help="Which one, such as smtp-password.")],

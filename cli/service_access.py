@@ -271,11 +271,14 @@ async def register_adapters(
     """Makes packed adapters the active versions of their names on `base` (default: the default base); returns
     the pinned model names.
     """
-    adapters = services.adapters()
-    return [
-        (await adapters.register_version(tenant_id, name, ref, base=base, base_digest=base_digest)).name
-        for name, ref in refs.items()
-    ]
+    from cli.signatures import sign_registered
+
+    adapters, names = services.adapters(), []
+    for name, ref in refs.items():
+        made = await adapters.register_version(tenant_id, name, ref, base=base, base_digest=base_digest)
+        await sign_registered(services, tenant_id, made.adapter_id, made.version)
+        names.append(made.name)
+    return names
 
 
 async def served_base_digest(endpoint: str) -> str:

@@ -29,6 +29,8 @@ QUEUES = (QUEUE, JOBS_QUEUE)
 SWEEP_STORAGE = "adapters.sweep_storage"
 PURGE_DELETED = "adapters.purge_deleted"
 SETTLE_UPLOADS = "adapters.settle_uploads"
+SIGN_VERSIONS = "adapters.sign_versions"
+CHECK_SIGNATURES = "adapters.check_signatures"
 CLOSE_MONTHS = "billing.close_months"
 RECONCILE = "billing.reconcile"
 RECONCILE_NOW = "billing.reconcile_now"
@@ -54,6 +56,8 @@ ROUTES: dict[str, Route] = {
     SWEEP_STORAGE: Route(JOBS_QUEUE),
     PURGE_DELETED: Route(JOBS_QUEUE),
     SETTLE_UPLOADS: Route(JOBS_QUEUE),
+    SIGN_VERSIONS: Route(JOBS_QUEUE),
+    CHECK_SIGNATURES: Route(JOBS_QUEUE),
     CLOSE_MONTHS: Route(JOBS_QUEUE),  # takes as long as there are tenants, and metering must not wait
     RECONCILE: Route(JOBS_QUEUE),
     RECONCILE_NOW: Route(JOBS_QUEUE),

@@ -185,6 +185,7 @@ def _leader(settings: EngineSettings, device_settings: DeviceSettings, device: t
         device_settings.quantization,
         settings.artifacts_dir,
         device_settings.threads,
+        signing=settings.signing,
     )
 
 

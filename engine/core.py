@@ -251,6 +251,9 @@ class EngineCore:
             adapter_fetch_bytes=fetches.num_bytes,
             adapter_fetch_seconds=fetches.seconds,
             adapter_fetch_failures=fetches.failures.copy(),
+            adapters_verified=gauges.signatures.verified,
+            adapters_unsigned=gauges.signatures.unsigned,
+            adapter_refusals=gauges.signatures.refused.copy(),
         )
 
     def view(self, stats: EngineStats) -> EngineView:
@@ -266,6 +269,7 @@ class EngineCore:
             self._memory.slot_bytes,
             taken_at=time.time(),
             started_at=self._started_at,
+            refused_adapters=self._gauges().refused_adapters,
         )
 
     def check_integrity(self) -> None:

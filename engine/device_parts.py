@@ -20,6 +20,7 @@ from engine.device.memory import MemoryPlan, MemoryRequest, adapter_bytes, plan_
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.lora.loader import NUM_READERS_ON_GPU, AdapterLoader, OnDone
 from engine.lora.pool import AdapterPool
+from engine.lora.signatures import AdapterVerifier
 from engine.model.cache import KVCache
 from engine.model.model import Model
 from engine.model.shards import WHOLE
@@ -81,8 +82,10 @@ def cpu_parts(
     whole, shard = (model.config, WHOLE) if leader is None else (leader.config, leader.group.shard)
     pool = AdapterPool(whole, sizes.num_slots, device=model.device, dtype=model.dtype, shard=shard)
 
+    verifier = _verifier(settings, base)
+
     def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
-        return AdapterLoader(settings.artifacts_dir, pool, on_done, base)
+        return AdapterLoader(settings.artifacts_dir, pool, on_done, base, verifier=verifier)
 
     if leader is not None:
         cache = (plan.num_blocks, BLOCK_SIZE)
@@ -97,6 +100,7 @@ def cpu_parts(
             kv_dtype=_name(model.dtype),
             adapter_bytes_used=sum(pool.slot_bytes),
             adapter_load_seconds=loader.load_seconds,
+            **_signatures(verifier),
         )
 
     memory = DeviceMemory({"kv": plan.kv_bytes}, pool.slot_bytes)
@@ -136,8 +140,10 @@ def gpu_parts(
     adapters = (plan.adapter_bytes, plan.adapter_cache_bytes)
     pool = DevicePool(whole, sizes.num_slots, *adapters, device=model.device, shard=shard)
 
+    verifier = _verifier(settings, base)
+
     def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
-        return AdapterLoader(settings.artifacts_dir, pool, on_done, base, num_readers=NUM_READERS_ON_GPU)
+        return AdapterLoader(settings.artifacts_dir, pool, on_done, base, NUM_READERS_ON_GPU, verifier)
 
     options = _runner_options(device_settings)
     if leader is not None:
@@ -154,11 +160,27 @@ def gpu_parts(
             adapter_bytes_total=pool.capacity,
             adapter_bytes_used=pool.num_bytes_used,
             adapter_load_seconds=loader.load_seconds,
+            **_signatures(verifier),
         )
 
     shares = {"weights": used_bytes, "scratch": scratch_bytes, "kv": plan.kv_bytes}
     shares["rest"] = max(0, total_bytes - sum(shares.values()) - plan.adapter_bytes)
     return Parts(runner, local.kv, loader, plan.num_blocks, gauges, DeviceMemory(shares))
+
+
+def _verifier(settings: EngineSettings, base: str) -> AdapterVerifier | None:
+    """Returns what verifies adapters' signatures; None where no key is known."""
+    signing = settings.signing
+    if not signing.public_keys:
+        return None
+    return AdapterVerifier(signing.keys, base, requires_signature=signing.required)
+
+
+def _signatures(verifier: AdapterVerifier | None) -> dict[str, Any]:
+    """Returns the gauges of signatures."""
+    if verifier is None:
+        return {}
+    return {"signatures": verifier.counters, "refused_adapters": verifier.refusals()}
 
 
 def _with_ranks(

@@ -141,6 +141,12 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """From the start of a fetch to its end, summed over those that succeeded."""
     adapter_fetch_failures: dict[str, int] = {}
     """By cause: packed adapters that could not be fetched."""
+    adapters_verified: int = 0
+    """Loads of adapters whose signature was verified."""
+    adapters_unsigned: int = 0
+    """Loads of adapters without a signature."""
+    adapter_refusals: dict[str, int] = {}
+    """By cause: adapters that were not loaded because they are not what was signed, or not signed."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):
@@ -216,6 +222,13 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     """Seconds that the longest-waiting of them has waited."""
 
 
+class RefusedAdapter(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that the engine does not load because it is not what was signed."""
+
+    digest: str
+    reason: str
+
+
 class EngineView(msgspec.Struct, frozen=True, tag="view"):
     """State of the engine for operators, in answer to Inspect. Bounded in size, without prompts, answers and
     labels.
@@ -249,3 +262,5 @@ class EngineView(msgspec.Struct, frozen=True, tag="view"):
     """Bytes of the device's memory by purpose: "weights", "kv", "adapters", "scratch", "rest"."""
     drafts: list[DraftCounts] = []
     """Of the tenants and adapters that had drafts last."""
+    refused_adapters: list[RefusedAdapter] = []
+    """Those refused last, and not loaded since."""

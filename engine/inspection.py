@@ -16,6 +16,7 @@ from engine.gauges import (
     DraftCounts,
     EngineStats,
     EngineView,
+    RefusedAdapter,
     Share,
     SlotView,
     adapter_key,
@@ -76,6 +77,7 @@ def build_view(
     *,
     taken_at: float,
     started_at: float,
+    refused_adapters: Sequence[RefusedAdapter] = (),
 ) -> EngineView:
     """Returns the view of the engine as of now.
 
@@ -108,6 +110,7 @@ def build_view(
                 reversed(scheduler.counters.drafts.items()), MAX_DRAFT_COUNTS
             )
         ],
+        refused_adapters=list(refused_adapters),
     )
 
 

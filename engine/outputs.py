@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine.gauges import RefusedAdapter
+from engine.lora.signatures import SignatureCounters
 from engine.protocol import Begun, Finished, PromptScores, Rejected, TokenChunk, UsageEvent
 
 
@@ -159,6 +161,8 @@ class DeviceGauges:
     adapter_bytes_used: int = 0
     adapter_load_seconds: float = 0.0
     """Summed over completed loads."""
+    signatures: SignatureCounters = field(default_factory=SignatureCounters)
+    refused_adapters: Sequence[RefusedAdapter] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engine.protocol import PriorityClass
 from engine.scheduling.validation import EngineLimits
+from engine.signing.settings import VerificationSettings
 from engine.transport.curve import decode_key
 
 FLEX_PART = 128
@@ -213,6 +214,7 @@ class EngineSettings(BaseSettings):
     """How long running requests have to finish after SIGTERM."""
     cluster: ClusterSettings = Field(default_factory=ClusterSettings)
     prefill: PrefillSettings = Field(default_factory=PrefillSettings)
+    signing: VerificationSettings = Field(default_factory=VerificationSettings)
 
     @field_validator("endpoint")
     @classmethod

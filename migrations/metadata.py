@@ -6,6 +6,7 @@ import adapters.files.models
 import adapters.jobs.models
 import adapters.models
 import adapters.sharing.models
+import adapters.signing.models
 import batches.models
 import billing.event_numbers.models
 import billing.invoices.models
@@ -25,6 +26,7 @@ import tenants.models
 import tenants.refusals.models
 import tenants.saml.models
 import tenants.scim.models
+import tenants.signing_keys.models
 import tenants.workload_identity.models
 from db.base import Base
 
@@ -34,6 +36,7 @@ DOMAINS = (
     adapters.jobs.models,
     adapters.models,
     adapters.sharing.models,
+    adapters.signing.models,
     batches.models,
     billing.event_numbers.models,
     billing.invoices.models,
@@ -53,6 +56,7 @@ DOMAINS = (
     tenants.scim.models,
     tenants.refusals.models,
     tenants.saml.models,
+    tenants.signing_keys.models,
     tenants.workload_identity.models,
 )
 """Modules imported for their tables."""

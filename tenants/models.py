@@ -87,6 +87,8 @@ class Tenant(Base):
     """If set, users without a second factor can do nothing but enrol one."""
     stores_nothing: Mapped[bool] = mapped_column(server_default=text("false"))
     """If set, no response and no conversation is stored."""
+    signed_adapters_only: Mapped[bool] = mapped_column(server_default=text("false"))
+    """If set, uploaded adapters must be signed by one of the organization's keys."""
 
 
 class Project(TenantOwned, Base):

@@ -37,6 +37,7 @@ from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import KeyResolver, publish_key_changes
 from tenants.saml.service import SamlConnections
 from tenants.saml.sign_in import SamlSignIn
+from tenants.signing_keys.service import SigningKeys
 from tenants.validation import checked_name
 from tenants.workload_identity.service import WorkloadIdentities
 
@@ -141,6 +142,7 @@ class AccountServices:
     saml_connections: SamlConnections
     saml_sign_in: SamlSignIn
     workload_identities: WorkloadIdentities
+    signing_keys: SigningKeys
 
 
 def account_services(
@@ -174,4 +176,5 @@ def account_services(
         saml_connections=SamlConnections(database),
         saml_sign_in=SamlSignIn(database, users, provisioned_users, provisioned_groups),
         workload_identities=WorkloadIdentities(database, redis_client, key_service),
+        signing_keys=SigningKeys(database),
     )

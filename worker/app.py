@@ -12,6 +12,7 @@ from celery import Celery
 from kombu import Queue
 
 from db.tasks import (
+    CHECK_SIGNATURES,
     CLOSE_MONTHS,
     JOBS_QUEUE,
     PURGE_DELETED,
@@ -21,6 +22,7 @@ from db.tasks import (
     ROUTES,
     RUN_JOB_EXPIRES,
     SETTLE_UPLOADS,
+    SIGN_VERSIONS,
     SWEEP_STORAGE,
     Route,
     broker_url,
@@ -110,6 +112,8 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         SWEEP_STORAGE: HOUR,
         PURGE_DELETED: 60.0,
         SETTLE_UPLOADS: 30.0,
+        SIGN_VERSIONS: 60.0,
+        CHECK_SIGNATURES: 600.0,
         SWEEP_RESERVATIONS: 20.0,
         WATCH_SPEND: settings.spend_interval,
         DELIVER_NOTIFICATIONS: 3.0,

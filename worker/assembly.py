@@ -18,6 +18,7 @@ from worker.cpu_priority import computing_threads
 from worker.imports import build_importer
 from worker.runtime import Runtime
 from worker.settings import JobsSettings
+from worker.signing import build_signer
 
 torch.set_grad_enabled(False)
 
@@ -29,10 +30,11 @@ async def open_pipeline(runtime: Runtime, settings: JobsSettings, opened: AsyncE
     sandbox = Sandbox()
     await sandbox.start()
     opened.push_async_callback(sandbox.close)
+    signer = build_signer(runtime)
     steps = {}
     for served in runtime.bases:
         codec = await asyncio.to_thread(TextCodec.load, served.path)
         base = Base(served.name, served.path, codec, served.engines)
-        steps[served.name] = AdapterSteps(runtime.store, sandbox, base, settings.artifacts_dir)
+        steps[served.name] = AdapterSteps(runtime.store, sandbox, base, settings.artifacts_dir, signer)
     announcer = Announcer(runtime.redis, Pinning(runtime.database, steps))
     return AdapterPipeline(steps, announcer, settings.scratch_dir, build_importer(runtime, sandbox))

@@ -8,6 +8,7 @@ from adapters.imports.client import ImportClient
 from adapters.imports.importing import AdapterImporter
 from adapters.imports.settings import ImportSettings
 from adapters.inspection.sandbox import Sandbox
+from adapters.signing.uploads import UploadSignatures
 from adapters.source_copies import SourceCopies
 from tenants.settings import TenantSettings
 from worker.runtime import Runtime
@@ -19,7 +20,8 @@ def build_importer(runtime: Runtime, sandbox: Sandbox) -> AdapterImporter:
     secrets = TenantSettings().key_secrets()  # type: ignore[call-arg]
     files = FileService(runtime.database, runtime.store, sandbox)
     base_configs = {base.name: base.path / "config.json" for base in runtime.bases}
-    copies = SourceCopies(runtime.store, files, sandbox, base_configs)
+    signatures = UploadSignatures(runtime.database, runtime.store)
+    copies = SourceCopies(runtime.store, files, sandbox, signatures, base_configs)
     return AdapterImporter(
         runtime.store, files, copies, ImportAdmission(policy, secrets), ImportClient(policy)
     )

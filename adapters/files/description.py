@@ -19,6 +19,7 @@ MIN_LIFETIME, MAX_LIFETIME = 3600, 30 * 24 * 3600
 """Seconds, as in OpenAI's API."""
 
 _KINDS: dict[str, FileKind] = {".safetensors": "weights", ".json": "config"}
+_SIGNATURE = ".sig"
 _LINES = frozenset({".jsonl"})
 _INVISIBLE = re.compile(rf"[{INVISIBLE}\ud800-\udfff]")
 
@@ -32,8 +33,8 @@ class FileDescription:
 
     @property
     def kind(self) -> FileKind | None:
-        """Returns how the sandbox inspects an adapter's file; None for other purposes."""
-        return _KINDS[_suffix(self.filename)] if self.purpose is Purpose.ADAPTER else None
+        """Returns how the sandbox inspects an adapter's file; None for its signature and other purposes."""
+        return _KINDS.get(_suffix(self.filename)) if self.purpose is Purpose.ADAPTER else None
 
     def expires_at(self, created_at: datetime) -> datetime | None:
         return None if self.lifetime is None else created_at + timedelta(seconds=self.lifetime)
@@ -54,8 +55,8 @@ def describe(
     _check_filename(filename, filename_field)
     if lifetime is not None and not MIN_LIFETIME <= lifetime <= MAX_LIFETIME:
         raise InvalidFile("expires_after", f"must be from {MIN_LIFETIME} to {MAX_LIFETIME} seconds")
-    if purpose == Purpose.ADAPTER and _suffix(filename) not in _KINDS:
-        wanted = "'.safetensors' for weights and '.json' for the configuration"
+    if purpose == Purpose.ADAPTER and _suffix(filename) not in (*_KINDS, _SIGNATURE):
+        wanted = "'.safetensors' for weights, '.json' for the configuration and '.sig' for a signature"
         raise UnsupportedFile(filename_field, filename, wanted)
     if purpose in (Purpose.CALIBRATION, Purpose.BATCH) and _suffix(filename) not in _LINES:
         raise UnsupportedFile(filename_field, filename, "'.jsonl'")

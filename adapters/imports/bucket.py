@@ -18,7 +18,7 @@ from adapters.imports.remote import PICKLED, Pinned, RemoteFile, check_present
 from adapters.imports.s3_signing import signed_headers
 from adapters.imports.sources import BucketSource
 from adapters.jobs.errors import JobFailed
-from adapters.object_keys import SOURCE_FILES
+from adapters.object_keys import GIVEN_FILES, SOURCE_FILES
 
 _ABSENT = (403, 404)
 """A key that may not list the bucket gets 403 for an object that is not there."""
@@ -33,7 +33,7 @@ class BucketRemote:
 
     async def pin(self) -> Pinned:
         found, statuses = {}, {}
-        for name in SOURCE_FILES:
+        for name in GIVEN_FILES:
             status, headers, file = await self._look_at(name)
             if file is not None:
                 found[name] = file
@@ -41,7 +41,7 @@ class BucketRemote:
                 raise self.refusal(status, headers, name)
             statuses[name] = status
         pickles = []
-        if len(found) < len(SOURCE_FILES):
+        if not set(SOURCE_FILES) <= set(found):
             pickles = [PICKLED] if (await self._look_at(PICKLED))[2] is not None else []
         if not found and not pickles and 403 in statuses.values():
             raise self.refusal(403, {}, "source")

@@ -17,7 +17,7 @@ from adapters.imports.client import ImportClient, SourceRequest
 from adapters.imports.remote import Pinned, RemoteFile, check_present, is_pickle
 from adapters.imports.sources import HubSource
 from adapters.jobs.errors import JobFailed
-from adapters.object_keys import SOURCE_FILES
+from adapters.object_keys import GIVEN_FILES
 from tenants.outbound.pinned import read_beginning
 
 MAX_LISTING = 8 << 20
@@ -106,7 +106,7 @@ class HubRemote:
             raise JobFailed("source_invalid", message, "source.revision")
         names = [file.rfilename for file in listing.siblings]
         check_present(names, filter(is_pickle, names), self._where)
-        wanted = {file.rfilename: file for file in listing.siblings if file.rfilename in SOURCE_FILES}
+        wanted = {file.rfilename: file for file in listing.siblings if file.rfilename in GIVEN_FILES}
         return Pinned(tuple(self._file(wanted[name]) for name in sorted(wanted)), listing.sha)
 
     def _file(self, file: _File) -> RemoteFile:

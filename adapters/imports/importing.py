@@ -32,7 +32,7 @@ from adapters.jobs.errors import JobFailed
 from adapters.jobs.lease import Lease
 from adapters.jobs.models import IMPORT
 from adapters.models import Adapter, VersionState
-from adapters.object_keys import SOURCE_FILES
+from adapters.object_keys import GIVEN_FILES
 from adapters.source_copies import Copies, SourceCopies
 from adapters.storage.errors import StorageUnavailable
 from adapters.storage.locks import locked
@@ -88,7 +88,7 @@ class AdapterImporter:
         try:
             await self._run(lease, stored, progress)
         except JobFailed:
-            for name in SOURCE_FILES:
+            for name in GIVEN_FILES:
                 await on_disk(partial_path(self._store, lease.job.id, name).unlink, True)
             raise
         except OSError as error:
@@ -207,6 +207,7 @@ class AdapterImporter:
         async with lease.write() as held:
             _, version = await locked_version(held.session, held.job)
             version.sources, version.state = copies.sources, VersionState.VALIDATING
+            version.uploader_key = copies.uploader_key
             held.job.parameters = {
                 name: value for name, value in held.job.parameters.items() if name != IMPORT
             }

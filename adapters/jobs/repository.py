@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from adapters.events import Level, record
 from adapters.jobs.models import PENDING_UPLOADS, Job, JobStatus
 from adapters.models import Adapter, AdapterVersion
-from adapters.object_keys import SOURCE_FILES
+from adapters.object_keys import GIVEN_FILES
 from db.cursors import fetch_page
 from db.repository import TenantRepository
 from tenants.models import Tenant
@@ -231,5 +231,5 @@ class AllTenantsJobs:
 
 
 def _awaits(upload_id: str) -> ColumnElement[bool]:
-    either = [Job.parameters[PENDING_UPLOADS][name].as_string() == upload_id for name in SOURCE_FILES]
+    either = [Job.parameters[PENDING_UPLOADS][name].as_string() == upload_id for name in GIVEN_FILES]
     return or_(*either)

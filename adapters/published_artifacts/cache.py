@@ -30,13 +30,23 @@ from adapters.published_artifacts.errors import (
     NoRoomForArtifact,
     StoreUnavailable,
 )
-from adapters.published_artifacts.publishing import published_key
+from adapters.published_artifacts.publishing import published_key, published_signature_key
 from adapters.storage import DigestMismatch, ObjectNotFound, ObjectStore, StorageUnavailable
 from adapters.storage.local import sync_folder
 from adapters.storage.locks import locked
 from adapters.storage.receiving import on_disk
 from adapters.storage.resuming import fetch_rest
 from engine.lora.artifact import SUFFIX, artifact_path
+from engine.lora.signatures import (
+    MAX_SIGNED,
+    SIGNATURE_SUFFIX,
+    SignedReport,
+    signature_path,
+    write_signature,
+)
+from engine.signing.bundle import key_of
+from engine.signing.errors import SignatureError
+from engine.signing.keys import TrustedKeys
 
 log = structlog.get_logger(__name__)
 
@@ -69,18 +79,35 @@ class _Entry:
 class ArtifactCache:
     """The fetched artifacts of one host in `root`."""
 
-    def __init__(self, root: Path, store: ObjectStore, max_bytes: int, min_free_bytes: int = 0) -> None:
-        """`max_bytes`: of all artifacts together; `min_free_bytes`: of the disk, that stay free."""
+    def __init__(
+        self,
+        root: Path,
+        store: ObjectStore,
+        max_bytes: int,
+        min_free_bytes: int = 0,
+        keys: TrustedKeys | None = None,
+    ) -> None:
+        """`max_bytes`: of all artifacts together; `min_free_bytes`: of the disk, that stay free. `keys`:
+        whose signatures the engine accepts; without any, no signatures are fetched.
+        """
         self.root = root
+        self._keys = keys
         self._store = store
         self._max_bytes = max_bytes
         self._min_free_bytes = min_free_bytes
 
     async def hold(self, digest: str) -> HeldArtifact:
-        """Returns the artifact, from this host if it is here, else from the store.
+        """Returns the artifact, from this host if it is here, else from the store. Its signature is beside
+        it, if it has one.
 
         Raises ArtifactNotFetched.
         """
+        held = await self._hold(digest)
+        if self._keys:
+            await self._bring_signature(digest, self._keys)
+        return held
+
+    async def _hold(self, digest: str) -> HeldArtifact:
         path = artifact_path(self.root, digest)
         try:
             held = await on_disk(_hold, path)
@@ -105,6 +132,22 @@ class ArtifactCache:
     async def drop_damaged(self, digest: str) -> None:
         """Removes the artifact if it is not what its digest says any more, and no engine holds it."""
         await on_disk(_drop_damaged, artifact_path(self.root, digest), digest)
+        await on_disk(signature_path(self.root, digest).unlink, True)  # the next fetch brings it again
+
+    async def _bring_signature(self, digest: str, keys: TrustedKeys) -> None:
+        """Fetches the artifact's signature unless one of an accepted key is here. Without the store, what is
+        here is used: the engine decides what it loads.
+        """
+        if await on_disk(_is_signed, signature_path(self.root, digest), keys):
+            return
+        key = published_signature_key(digest)
+        try:
+            content = b"".join([piece async for piece in self._store.get(key, length=MAX_SIGNED)])
+            await on_disk(write_signature, self.root, digest, content)
+        except ObjectNotFound:
+            pass
+        except (StorageUnavailable, DigestMismatch, OSError) as error:
+            log.warning("signature of a packed adapter cannot be fetched", digest=digest, reason=str(error))
 
     async def _fetch(self, digest: str, path: Path) -> HeldArtifact:
         key = published_key(digest)
@@ -135,6 +178,7 @@ class ArtifactCache:
             if self._room(used, partial) >= size:
                 break
             if _remove(entry.path):
+                entry.path.with_suffix(SIGNATURE_SUFFIX).unlink(missing_ok=True)
                 used -= entry.size
                 log.info("unused packed adapter is removed", artifact=entry.path.name)
         if (room := self._room(used, partial)) < size:
@@ -200,6 +244,16 @@ def _remove(path: Path) -> bool:
             return False
         raise
     return True
+
+
+def _is_signed(path: Path, keys: TrustedKeys) -> bool:
+    """Returns whether the file is there and says that it was made with one of the keys."""
+    try:
+        signed = SignedReport.decode(path.read_bytes())
+    except (FileNotFoundError, SignatureError):
+        return False
+    key_id = key_of(signed.bundle.encode())
+    return key_id is not None and keys.find(key_id) is not None
 
 
 def _drop_damaged(path: Path, digest: str) -> None:

@@ -8,6 +8,7 @@ API, which has checked the tenant's right to it, has named it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
@@ -15,11 +16,22 @@ from pathlib import Path
 from adapters.storage import ObjectStore
 from adapters.storage.receiving import CHUNK, on_disk
 from engine.lora.artifact import SUFFIX
+from engine.lora.signatures import SIGNATURE_SUFFIX, signature_path
 
 
 def published_key(digest: str) -> str:
     """Returns the key of a packed adapter's object."""
     return f"packed/{digest[:2]}/{digest}{SUFFIX}"
+
+
+def published_signature_key(digest: str) -> str:
+    """Returns the key of the object with a packed adapter's signature."""
+    return published_key(digest).removesuffix(SUFFIX) + SIGNATURE_SUFFIX
+
+
+async def publish_signature(store: ObjectStore, digest: str, content: bytes) -> None:
+    """Publishes a packed adapter's signature, in place of an earlier one. Raises StorageUnavailable."""
+    await store.put(published_signature_key(digest), content)
 
 
 async def publish_copy(store: ObjectStore, key: str, digest: str) -> None:
@@ -37,8 +49,9 @@ async def publish_file(store: ObjectStore, path: Path, digest: str) -> None:
 
 
 async def publish_folder(store: ObjectStore, folder: Path) -> tuple[int, int]:
-    """Publishes the packed adapters in the engines' folder that are not published yet. Returns how many
-    those were, and how many there are. Raises DigestMismatch for a damaged file, OSError, StorageUnavailable.
+    """Publishes the packed adapters in the engines' folder that are not published yet, with their signatures.
+    Returns how many those were, and how many there are. Raises DigestMismatch for a damaged file, OSError,
+    StorageUnavailable.
     """
     paths = await asyncio.to_thread(lambda: sorted(folder.glob(f"??/[!.]*{SUFFIX}")))
     num_sent = 0
@@ -48,7 +61,19 @@ async def publish_folder(store: ObjectStore, folder: Path) -> tuple[int, int]:
         if stored is None or stored.sha256 != digest:
             await publish_file(store, path, digest)
             num_sent += 1
+        await _publish_signature_file(store, folder, digest)
     return num_sent, len(paths)
+
+
+async def _publish_signature_file(store: ObjectStore, folder: Path, digest: str) -> None:
+    path = signature_path(folder, digest)
+    try:
+        content = await asyncio.to_thread(path.read_bytes)
+    except FileNotFoundError:
+        return
+    stored = await store.head(published_signature_key(digest))
+    if stored is None or stored.sha256 != hashlib.sha256(content).hexdigest():
+        await publish_signature(store, digest, content)
 
 
 async def withdraw(store: ObjectStore, digest: str, before: datetime) -> None:
@@ -59,6 +84,7 @@ async def withdraw(store: ObjectStore, digest: str, before: datetime) -> None:
     stored = await store.head(key)
     if stored is not None and stored.modified_at < before:
         await store.delete(key)
+        await store.delete(published_signature_key(digest))
 
 
 async def read_pieces(path: Path) -> AsyncIterator[bytes]:

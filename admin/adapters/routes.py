@@ -50,7 +50,10 @@ class AdapterRoutes:
         self._shares = SharesPage(services.adapters.sharing, services.usage)
         self._comparison = ComparisonPage(services.adapters.catalogue)
         self._version = VersionPage(
-            services.adapters.catalogue, services.adapters.jobs, services.adapters.reports
+            services.adapters.catalogue,
+            services.adapters.jobs,
+            services.adapters.reports,
+            services.operation.engines,
         )
 
     def routes(self) -> list[Route]:
@@ -62,6 +65,7 @@ class AdapterRoutes:
             self._page(f"{adapter}/compare", self.compare),
             self._page(version, self.show_version, middleware=_COMPRESSED),
             self._page(f"{version}/report.json", self.download_report, middleware=_COMPRESSED),
+            self._page(f"{version}/model.sig", self.download_signature),
             self._action(f"{adapter}/rollback", self.rollback),
             self._action(f"{adapter}/disable", self.disable),
             self._action(f"{adapter}/enable", self.enable),
@@ -148,6 +152,12 @@ class AdapterRoutes:
         disposition = f'attachment; filename="calibration-{number}.json"'
         headers = {"content-disposition": disposition}
         return Response(document, media_type="application/json", headers=headers)
+
+    async def download_signature(self, request: Request, principal: TenantUser) -> Response:
+        adapter, number = _version_of(request)
+        signature = await self._services.signatures.of_version(principal.tenant_id, adapter, number)
+        headers = {"content-disposition": 'attachment; filename="model.sig"'}
+        return Response(signature, media_type="application/json", headers=headers)
 
     # Actions ----------------------------------------------------------------------------------------------
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Literal
 
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
+from engine.signing.statement import SIGNATURE_FILE
 
-UploadField = Literal["weights", "config", "calibration"]
+UploadField = Literal["weights", "config", "signature", "calibration"]
 
-PURPOSES: dict[UploadField, str] = {"weights": "adapter", "config": "adapter", "calibration": "calibration"}
+PURPOSES: dict[UploadField, str] = {
+    "weights": "adapter",
+    "config": "adapter",
+    "signature": "adapter",
+    "calibration": "calibration",
+}
+OPTIONAL = frozenset({"signature", "calibration"})
 _FIELDS = {
     "name": "name",
     "calibration.file_id": "calibration",
@@ -16,11 +23,12 @@ _FIELDS = {
     "base_model": "form",
     WEIGHTS_FILE: "weights",
     CONFIG_FILE: "config",
+    SIGNATURE_FILE: "signature",
 }
 
 
 def upload_field_of(param: str | None) -> str:
-    """`weights`, `config`, `calibration`, `name`, or `form` for all of it."""
+    """`weights`, `config`, `signature`, `calibration`, `name`, or `form` for all of it."""
     if param is None:
         return "form"
     if param in _FIELDS:

@@ -20,7 +20,7 @@ from adapters.catalogue import AdapterWithVersion
 from adapters.files.models import UploadPart
 from adapters.model_names import check_new_name
 from adapters.submission import DTYPES, Calibration, Caller, Dtype, Submission, SubmittedVersion
-from admin.adapters.upload_fields import PURPOSES, UploadField, upload_field_of
+from admin.adapters.upload_fields import OPTIONAL, PURPOSES, UploadField, upload_field_of
 from admin.services import ConsoleServices
 from admin.web.console import Console
 from admin.web.forms import FormWithFiles, pieces_of, read_body
@@ -52,6 +52,7 @@ class Order(Struct, frozen=True, forbid_unknown_fields=True):
 
     weights: Id
     config: Id
+    signature: Id | None = None
     calibration: Id | None = None
     name: str = ""
     """Of a new adapter."""
@@ -199,7 +200,7 @@ class UploadRoutes:
         for slot, purpose in PURPOSES.items():
             file = files.get(slot)
             if file is None or file.filename is None:
-                if slot != "calibration":
+                if slot not in OPTIONAL:
                     raise FieldError(slot, "Choose a file.")
                 continue
             try:
@@ -236,7 +237,7 @@ class UploadRoutes:
         account = principal.account
         caller = Caller(account.tenant_id, account.user_id, account.plan, principal.acting(request))
         submission = Submission(
-            file_ids=[order.weights, order.config],
+            file_ids=[order.weights, order.config, *([order.signature] if order.signature else [])],
             activate=order.activate,
             calibration=Calibration(order.calibration, order.dtype),
         )

@@ -27,8 +27,10 @@ from adapters.regression import Regression, regression_of
 from adapters.reports import ReportReader
 from admin import formatting
 from admin.adapters.page import MAX_JOBS, version_state
+from admin.adapters.refusals import refusals_of
 from admin.adapters.work import Work, work_of
 from admin.badge import Badge
+from admin.operator.engines.report import Engines
 from telemetry.svg import without_style
 
 MAX_ROWS = 400
@@ -108,12 +110,19 @@ class VersionDetail:
     """File, the name it came under, size, SHA-256."""
     origin: list[tuple[str, str]]
     """Where they were imported from."""
+    refusals: list[tuple[str, str]]
+    """Engines that do not load it because it is not what was signed, and why."""
+    uploader: str | None
+    """Name of the organization's key that the upload was signed with."""
 
 
 class VersionPage:
     """Gathers the page."""
 
-    def __init__(self, catalogue: AdapterCatalogue, jobs: JobService, reports: ReportReader) -> None:
+    def __init__(
+        self, catalogue: AdapterCatalogue, jobs: JobService, reports: ReportReader, engines: Engines
+    ) -> None:
+        self._engines = engines
         self._catalogue = catalogue
         self._jobs = jobs
         self._reports = reports
@@ -146,6 +155,8 @@ class VersionPage:
                 for name, one in sorted(version.sources.items())
             ],
             origin=_origin(version.origin or {}),
+            refusals=await refusals_of(self._engines, version.digest),
+            uploader=(version.uploader_key or {}).get("name"),
         )
 
     async def regression(self, tenant_id: str, adapter: str, number: int) -> Regression | None:

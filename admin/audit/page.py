@@ -51,6 +51,8 @@ KNOWN_TYPES = (
     "saml_connection.updated",
     "scim_token.created",
     "scim_token.deleted",
+    "signing_key.created",
+    "signing_key.deleted",
     "second_factor.added",
     "second_factor.recovery_codes_renewed",
     "second_factor.removed",

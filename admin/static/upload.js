@@ -111,7 +111,7 @@ class Slot {
       this.fileId = fileId;
       this.bar.value = 100;
       this.element.classList.add("here");
-      this.#note(this.name === "calibration" ? "Uploaded" : "Uploaded and valid");
+      this.#note(this.isOptional ? "Uploaded" : "Uploaded and valid");
     } catch (error) {
       if (error instanceof Gone || this.transfer !== transfer) return;
       if (!(error instanceof Refused)) throw error;

@@ -23,6 +23,8 @@ from adapters.recalibration import Recalibration
 from adapters.reports import ReportReader
 from adapters.service import AdapterService
 from adapters.shares import DEFAULT_PLATFORM_PERCENT, SharingService
+from adapters.signing.reader import SignatureReader
+from adapters.signing.uploads import UploadSignatures
 from adapters.source_copies import SourceCopies
 from adapters.storage import ObjectStore
 from adapters.submission import AdapterSubmission, GivenFiles
@@ -30,6 +32,7 @@ from api.services import Onboarding
 from db.outbox import Outbox
 from db.session import Database
 from db.tasks import TaskSender
+from engine.signing.keys import NO_KEYS, TrustedKeys
 
 
 @asynccontextmanager
@@ -46,11 +49,13 @@ async def open_onboarding(
     base_configs: Mapping[str, Path],
     imports: ImportAdmission,
     platform_percent: int = DEFAULT_PLATFORM_PERCENT,
+    signing_keys: TrustedKeys = NO_KEYS,
 ) -> AsyncIterator[Onboarding]:
     """Yields the started services and closes them at the end of the block. The caller closes what it passes
     in.
 
     `platform_percent`: the least that the platform keeps of the surcharges of shared adapters.
+    `signing_keys`: the platform's public keys.
     `engines`, the default base's first, and `base_configs`, the paths of `config.json`: by base.
     """
     async with AsyncExitStack() as opened:
@@ -63,7 +68,7 @@ async def open_onboarding(
         await pinning.start()
         opened.push_async_callback(pinning.close)
         announcer = Announcer(redis_client, pinning)
-        copies = SourceCopies(store, files, sandbox, base_configs)
+        copies = SourceCopies(store, files, sandbox, UploadSignatures(database, store), base_configs)
         waiting = PendingUploads(database, announcer, uploads, copies, outbox)
         uploads.follower = waiting
         yield Onboarding(
@@ -85,5 +90,6 @@ async def open_onboarding(
             jobs=JobService(database, outbox, announcer.changed),
             recalibration=Recalibration(database, announcer, files, copies, outbox, bases),
             reports=ReportReader(store),
+            signatures=SignatureReader(database, bases, signing_keys),
             outbox=outbox,
         )

@@ -72,6 +72,7 @@ from billing.window_usage import WindowUsage
 from billing.windows.usage_exists import UsageExists
 from db.session import Database
 from db.settings import DatabaseSettings
+from engine.signing.settings import VerificationSettings
 from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
@@ -155,6 +156,7 @@ async def open_services(
                 base_configs={base.name: base.path / "config.json" for base in bases},
                 imports=ImportAdmission(ImportSettings().policy(), tenants.key_secrets()),
                 platform_percent=SharingSettings().platform_percent,
+                signing_keys=VerificationSettings().keys,
             )
         )
         payments = await opened.enter_async_context(

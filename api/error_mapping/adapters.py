@@ -36,6 +36,7 @@ from adapters.jobs.errors import (
 from adapters.jobs.lease import Interrupted
 from adapters.model_names import InvalidModelName
 from adapters.sharing.errors import AlreadyShared, OrganizationNotFound, ShareAnswered, ShareNotFound
+from adapters.signing.errors import SignatureNotFound
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.storage.receiving import TooManyBytes
 from api.error_mapping import BUSY, INTERNAL, INVALID, NO_MODEL, NOT_FOUND, UNAVAILABLE, ErrorResponse
@@ -55,6 +56,7 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     NoPreviousVersion: ErrorResponse(
         409, "conflict_error", "not_ready", retry=False, param="previous_version"
     ),
+    SignatureNotFound: NOT_FOUND,
     ShareNotFound: NOT_FOUND,
     OrganizationNotFound: ErrorResponse(404, INVALID, "not_found", retry=False, param="organization_id"),
     AlreadyShared: ErrorResponse(

@@ -54,6 +54,7 @@ from tenants.provisioning.errors import (
 )
 from tenants.quotas.redis_connection import RedisDown, ReplyError
 from tenants.saml.errors import SamlConnectionNotFound
+from tenants.signing_keys.errors import SigningKeyKnown, SigningKeyNotFound, TooManySigningKeys
 from tenants.workload_identity.errors import (
     FederationRuleNotFound,
     IdentityProviderNotFound,
@@ -119,6 +120,11 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     InvalidScimToken: BAD_KEY,
     ScimTokenNotFound: NOT_FOUND,
     TooManyScimTokens: ErrorResponse(409, "conflict_error", "too_many_tokens", retry=False),
+    SigningKeyNotFound: NOT_FOUND,
+    SigningKeyKnown: ErrorResponse(
+        409, "conflict_error", "already_registered", retry=False, param="public_key"
+    ),
+    TooManySigningKeys: ErrorResponse(409, "conflict_error", "too_many_keys", retry=False),
     GroupNotFound: NOT_FOUND,
     NotAMember: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="members"),
     InvalidFilter: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="filter"),

@@ -62,6 +62,8 @@ _COUNTERS = {
         "adapter_fetch_seconds",
         "From the start of a fetch to its end, summed over those that succeeded.",
     ),
+    "adapters_verified": ("adapters_verified", "Loads of adapters whose signature was verified."),
+    "adapters_unsigned": ("adapters_unsigned", "Loads of adapters without a signature."),
     "steps": ("engine_steps", "Steps of the engine."),
     "step_seconds": ("engine_step_seconds", "Time spent in steps."),
     "step_gap_seconds": ("engine_step_gap_seconds", "Time the device waited although requests were running."),
@@ -110,6 +112,10 @@ _COUNTERS_BY_CAUSE = {
     "adapter_fetch_failures": (
         "adapter_fetch_failures",
         "Packed adapters that could not be fetched from the object store, and why.",
+    ),
+    "adapter_refusals": (
+        "adapter_refusals",
+        "Adapters not loaded because they are not what was signed, or not signed, and why.",
     ),
 }
 

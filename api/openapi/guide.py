@@ -100,6 +100,7 @@ PATH_PARAMETERS = {
     "workload_identity_provider_id": "The workload identity provider's id.",
     "workload_identity_federation_rule_id": "The federation rule's id.",
     "scim_token_id": "The SCIM token's id.",
+    "signing_key_id": "The signing key's id.",
     "group_id": "The group's id.",
     "invite_id": "The invitation's id.",
     "key_id": "The admin key's id.",

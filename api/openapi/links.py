@@ -30,6 +30,7 @@ SOURCES: dict[str, dict[str, str]] = {
     "createWorkloadIdentityProvider": {"workload_identity_provider_id": ID},
     "createFederationRule": {"workload_identity_federation_rule_id": ID},
     "createScimToken": {"scim_token_id": ID},
+    "createSigningKey": {"signing_key_id": ID},
     "createAdminKey": {"key_id": ID},
     "createProjectKey": {"api_key_id": ID},
     "createServiceAccount": {"service_account_id": ID},

@@ -168,6 +168,16 @@ class SetSamlConnectionRequest(Body, frozen=True, kw_only=True):
     creates_members: bool | UnsetType = UNSET
 
 
+class CreateSigningKeyRequest(Body, frozen=True, kw_only=True):
+    name: Name
+    public_key: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """In PEM, on the curve P-256, P-384 or P-521."""
+
+
+class AdapterSigningRequest(Body, frozen=True, kw_only=True):
+    signed_adapters_only: bool
+
+
 class AssignRoleRequest(Body, frozen=True, kw_only=True):
     role_id: Annotated[str, _ROLE_ID]
 
@@ -262,6 +272,8 @@ BODIES = (
     CreateScimTokenRequest,
     CreateGroupRequest,
     SetSamlConnectionRequest,
+    CreateSigningKeyRequest,
+    AdapterSigningRequest,
     AssignRoleRequest,
     CreateProjectRequest,
     UpdateProjectRequest,

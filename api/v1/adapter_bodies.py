@@ -79,8 +79,10 @@ class BucketSourceFields(Body, frozen=True, kw_only=True, tag="s3", tag_field="t
 
 
 class VersionFields(Body, frozen=True, kw_only=True):
-    file_ids: Annotated[list[Id], Meta(min_length=2, max_length=2)] | None = None
-    upload_ids: Annotated[list[Id], Meta(min_length=2, max_length=2)] | None = None
+    file_ids: Annotated[list[Id], Meta(min_length=2, max_length=3)] | None = None
+    """Weights and configuration, and the signature (`model.sig`) if there is one, in any order."""
+    upload_ids: Annotated[list[Id], Meta(min_length=2, max_length=3)] | None = None
+    """The same, of uploads that may be unfinished."""
     source: HubSourceFields | BucketSourceFields | None = None
     """Where the files are imported from, in place of file_ids and upload_ids."""
     calibration: CalibrationFields | None = None
@@ -152,6 +154,28 @@ class VersionError(TypedDict):
     """The tensor, or the field of adapter_config.json, at fault."""
 
 
+class UploaderKey(TypedDict):
+    """One of the organization's signing keys."""
+
+    id: str
+    name: str
+    key_id: str
+
+
+class VersionSignature(TypedDict):
+    """The signatures of a version."""
+
+    status: Literal["unsigned", "signed", "refused"]
+    """`signed`: by the platform, over all files. `refused`: what is stored is not what was signed, and
+    requests for the version are refused."""
+    signed_at: int | None
+    """Unix seconds."""
+    problem: str | None
+    """What is wrong, of a version that is refused."""
+    uploader_key: UploaderKey | None
+    """The organization's key that the upload was signed with; null for one without such a signature."""
+
+
 class VersionObject(TypedDict):
     """A version of an adapter. Versions never change."""
 
@@ -188,6 +212,7 @@ class VersionObject(TypedDict):
     calibration: dict[str, Any] | None
     """What was measured before the version could serve."""
     error: VersionError | None
+    signature: VersionSignature
     override_reason: str | None
     """Why an operator let the version serve although it failed a check."""
     created_by: str | None
@@ -321,8 +346,22 @@ def version_object(adapter: Adapter, version: AdapterVersion) -> VersionObject:
         "error": {"code": "adapter_invalid", "message": version.error, "param": version.error_field}
         if failed
         else None,
+        "signature": _signature(version),
         "override_reason": version.override_reason,
         "created_by": version.created_by,
+    }
+
+
+def _signature(version: AdapterVersion) -> VersionSignature:
+    key = version.uploader_key
+    status: Literal["unsigned", "signed"] = "unsigned" if version.signed_at is None else "signed"
+    return {
+        "status": status if version.signature_problem is None else "refused",
+        "signed_at": unix(version.signed_at),
+        "problem": version.signature_problem,
+        "uploader_key": None
+        if key is None
+        else {"id": key["id"], "name": key["name"], "key_id": key["key_id"]},
     }
 
 

@@ -17,6 +17,7 @@ from cli.backup.archive import ARTIFACTS, OBJECTS, Backup, BackupWriter
 from cli.backup.errors import TargetNotEmpty
 from cli.concurrency import run_together
 from engine.lora.artifact import SUFFIX
+from engine.lora.signatures import SIGNATURE_SUFFIX
 
 BASES = "bases/"
 """Published bases (`adapters.published_bases`)."""
@@ -73,10 +74,10 @@ class ObjectCopies:
 
 
 def copy_artifacts(folder: Path, writer: BackupWriter, on_bytes: OnBytes) -> Iterator[str]:
-    """Copies packed adapters that the backup does not have yet; yields the path of each. One that is deleted
-    meanwhile is left out.
+    """Copies packed adapters, and their signatures, that the backup does not have yet; yields the path of
+    each. One that is deleted meanwhile is left out.
     """
-    for path in sorted(folder.rglob(f"*{SUFFIX}")):
+    for path in sorted([*folder.rglob(f"*{SUFFIX}"), *folder.rglob(f"*{SIGNATURE_SUFFIX}")]):
         name = f"{ARTIFACTS}{path.relative_to(folder).as_posix()}"
         if name in writer.files:
             continue

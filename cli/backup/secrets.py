@@ -15,7 +15,7 @@ from cli.errors import CliError
 from cli.service_access import KEY_SECRET, PREVIOUS_KEY_SECRET
 from engine.journal.records import write_private
 
-_DATA_FILES = ("secrets.json", "clients.key", "ray.token")
+_DATA_FILES = ("secrets.json", "clients.key", "ray.token", "signing.key")
 """Key files of the data directory of `rootstock up`."""
 _FILE_SETTINGS = "_KEY_FILE"
 """How the settings end that name a key file."""

@@ -21,6 +21,7 @@ from adapters.published_artifacts.settings import ArtifactSource
 from adapters.published_bases.settings import BaseSource
 from adapters.served_bases import FurtherBases
 from adapters.sharing.settings import SharingSettings
+from adapters.signing.settings import SigningSettings
 from adapters.storage.settings import StorageSettings
 from admin.settings import ConsoleSettings
 from api.batches.settings import BatchSettings
@@ -41,6 +42,7 @@ from engine.settings import (
     SchedulingSettings,
     moved_settings,
 )
+from engine.signing.settings import VerificationSettings
 from telemetry.disk import DiskSettings
 from tenants.settings import TenantSettings
 from worker.settings import JobsSettings, WorkerSettings
@@ -64,6 +66,8 @@ USERS: Mapping[type[BaseSettings], set[Process]] = {
     TenantSettings: _API | _JOBS,
     ImportSettings: _API | _JOBS,
     SharingSettings: _API,
+    SigningSettings: _JOBS,
+    VerificationSettings: _API | _ENGINE,
     ApiSettings: _API,
     ConnectionSettings: _API,
     BatchSettings: _API,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from adapters.signing.key_file import read_keys
+from adapters.signing.settings import SigningSettings
 from admin.settings import ConsoleSettings
 from api.settings import ConnectionSettings
 from billing.invoices.settings import InvoiceSettings
@@ -12,6 +14,7 @@ from billing.payments.settings import StripeSettings
 from cli.checks.configuration import OPERATOR_REDIS_URL, Configuration
 from cli.checks.findings import Finding, Status
 from engine.settings import EngineSettings
+from engine.signing.settings import VerificationSettings
 from telemetry.disk import DiskSettings
 from worker.settings import WorkerSettings
 
@@ -36,9 +39,26 @@ def check_features(configuration: Configuration) -> Iterator[Finding]:
     if (invoices := configuration.get(InvoiceSettings)) is not None:
         yield check_seller(invoices)
     yield from _check_processes(configuration)
+    yield from _check_signing(configuration)
     if not configuration.environment.get(OPERATOR_REDIS_URL):
         needed = f"set {OPERATOR_REDIS_URL} for `rootstock tenant`, `key` and other commands"
         yield Finding("operator commands", Status.OFF, needed)
+
+
+def _check_signing(configuration: Configuration) -> Iterator[Finding]:
+    verification, signing = configuration.get(VerificationSettings), configuration.get(SigningSettings)
+    if verification is not None and not verification.public_keys:
+        detail = "signatures of adapters are not verified: set ROOTSTOCK_SIGNING_PUBLIC_KEYS"
+        yield Finding("signatures", Status.OFF, detail)
+    if signing is not None and signing.key_file is None:
+        yield Finding("signing", Status.OFF, "adapters are not signed: set ROOTSTOCK_SIGNING_KEY_FILE")
+    elif signing is not None and signing.key_file is not None:
+        try:
+            num_keys = len(read_keys(signing.key_file))
+        except ValueError as error:
+            yield Finding("signing", Status.FAILED, f"ROOTSTOCK_SIGNING_KEY_FILE: {error}")
+        else:
+            yield Finding("signing", Status.OK, f"{num_keys} key{'s' if num_keys > 1 else ''}")
 
 
 def check_stripe(settings: StripeSettings) -> Finding:

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 PASSED_ON = (
     *("ROOTSTOCK_ENGINE_", "ROOTSTOCK_DEVICE_", "ROOTSTOCK_CLUSTER_", "ROOTSTOCK_DISK_"),
     *("ROOTSTOCK_BASE_", "ROOTSTOCK_ADAPTERS_", "OMP_", "NCCL_"),
+    *("ROOTSTOCK_SIGNING_PUBLIC_KEYS", "ROOTSTOCK_SIGNING_REQUIRED"),
 )
 """The settings that engines on other hosts get. Those of the database and of payments stay here."""
 _STORE = "ROOTSTOCK_STORAGE_"

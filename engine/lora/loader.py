@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from engine.lora.artifact import ArtifactError, Manifest, artifact_path, read_manifest
+from engine.lora.signatures import AdapterVerifier
 from engine.lora.slots import NO_SLOT
 from engine.protocol import AdapterRef
 
@@ -82,8 +83,10 @@ class AdapterLoader(Generic[HostAdapter]):
         on_done: OnDone,
         base_digest: str | None = None,
         num_readers: int = 1,
+        verifier: AdapterVerifier | None = None,
     ) -> None:
-        """With `base_digest`, adapters packed against another base are rejected even if their sizes fit.
+        """With `base_digest`, adapters packed against another base are rejected even if their sizes fit. With
+        `verifier`, their signatures are verified before they are read.
 
         With several readers, adapters may become ready in another order than requested.
         """
@@ -91,6 +94,7 @@ class AdapterLoader(Generic[HostAdapter]):
         self._pool = pool
         self._on_done = on_done
         self._base_digest = base_digest
+        self._verifier = verifier
         self._sizes: dict[str, int] = {}
         self._to_read: SimpleQueue[_Load | None] = SimpleQueue()
         self._to_load: SimpleQueue[tuple[_Load, HostAdapter] | None] = SimpleQueue()
@@ -194,7 +198,14 @@ class AdapterLoader(Generic[HostAdapter]):
 
     def _read(self, load: _Load, path: Path) -> None:
         self._pool.unload(load.slot)  # free the former adapter's memory before the new one takes some
-        held = self._pool.read(path, load.ref.digest)
+        if self._verifier is not None:
+            self._verifier.check(path)
+        try:
+            held = self._pool.read(path, load.ref.digest)
+        except ArtifactError as error:
+            if self._verifier is not None:
+                self._verifier.refused(load.ref.digest, "file", error)
+            raise
         self._to_load.put((load, held))
 
     def _load(self, load: _Load, held: HostAdapter) -> None:

@@ -22,6 +22,7 @@ from engine.parallel import joining
 from engine.parallel.messages import Begin, RankTask
 from engine.parallel.ranks import PROGRAM, RankLost, Ranks
 from engine.parallel.runner import ParallelLoader, ParallelRunner
+from engine.signing.settings import VerificationSettings
 
 log = structlog.get_logger(__name__)
 
@@ -38,10 +39,12 @@ class Leader:
         artifacts_dir: Path,
         threads: int,
         program: Sequence[str] = PROGRAM,
+        signing: VerificationSettings | None = None,
     ) -> None:
         """Starts the other ranks and waits for them to join. They load their weights while rank 0 does.
 
-        `devices`: each rank's, such as "cuda:1"; `program`: the interpreter's arguments for the other ranks.
+        `devices`: each rank's, such as "cuda:1"; `program`: the interpreter's arguments for the other ranks;
+        `signing`: the signatures that adapters must have.
         Raises: ValueError when the base cannot be divided over as
         many ranks; RankLost.
         """
@@ -67,6 +70,8 @@ class Leader:
                 threads=threads,
                 device=devices[rank],
                 backend=backend,
+                signing_keys="" if signing is None else signing.public_keys,
+                requires_signature=signing is not None and signing.required,
             )
 
         self._ranks = Ranks(task, size, program)

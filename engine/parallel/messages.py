@@ -33,6 +33,9 @@ class RankTask(msgspec.Struct, frozen=True):
     """Such as "cpu" or "cuda:1"."""
     backend: str
     """Of torch.distributed: gloo or nccl."""
+    signing_keys: str = ""
+    """Public keys of adapters' signatures, as the setting has them; empty: signatures are not verified."""
+    requires_signature: bool = False
 
 
 class DeviceSizes(msgspec.Struct, frozen=True):

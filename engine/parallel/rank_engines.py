@@ -14,10 +14,12 @@ from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.device.scoring import score_requests
 from engine.lora.loader import NUM_READERS_ON_GPU, AdapterLoader, OnDone
 from engine.lora.pool import AdapterPool
+from engine.lora.signatures import AdapterVerifier
 from engine.model.config import load_config
 from engine.model.model import Model
 from engine.model.shards import Shard
 from engine.parallel.messages import Begin, RankTask, Step, batch_of
+from engine.signing.keys import TrustedKeys
 
 if TYPE_CHECKING:
     from engine.device.gpu_forward import PreparedForward
@@ -41,16 +43,20 @@ def make_engine(task: RankTask, model: Model, begin: Begin, on_loaded: OnDone) -
         Shard(task.rank, task.size),
         Path(task.artifacts_dir),
     )
+    verifier = None
+    if task.signing_keys:  # rank 0 compares the base
+        keys = TrustedKeys.from_setting(task.signing_keys)
+        verifier = AdapterVerifier(keys, None, requires_signature=task.requires_signature)
     if begin.device is None:
         pool = AdapterPool(whole, begin.num_slots, model.device, model.dtype, shard)
-        return CpuRankEngine(model, pool, AdapterLoader(artifacts, pool, on_loaded), begin)
+        return CpuRankEngine(model, pool, AdapterLoader(artifacts, pool, on_loaded, verifier=verifier), begin)
     from engine.lora.device_pool import DevicePool
 
     sizes = begin.device
     device_pool = DevicePool(
         whole, begin.num_slots, sizes.adapter_bytes, sizes.adapter_cache_bytes, model.device, shard=shard
     )
-    loader = AdapterLoader(artifacts, device_pool, on_loaded, num_readers=NUM_READERS_ON_GPU)
+    loader = AdapterLoader(artifacts, device_pool, on_loaded, None, NUM_READERS_ON_GPU, verifier)
     return DeviceRankEngine(model, device_pool, loader, begin)
 
 

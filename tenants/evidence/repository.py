@@ -35,6 +35,7 @@ from tenants.models import (
     User,
 )
 from tenants.scim.models import ScimToken, ScimUser
+from tenants.signing_keys.models import TenantSigningKey
 
 SIGN_IN = "login.succeeded"
 
@@ -123,7 +124,7 @@ class EvidenceRepository:
         return await self._all(people.union_all(accounts).order_by("tenant_id", Project.id, "user_id"))
 
     async def keys(self) -> Sequence[Row[Any]]:
-        """Returns the API keys and SCIM tokens that are valid now."""
+        """Returns the API keys, SCIM tokens and public keys for signing adapters that are valid now."""
         age = _days_since(ApiKey.created_at)
         keys: Select[Any] = (
             select(
@@ -169,7 +170,26 @@ class EvidenceRepository:
             .join(Tenant, Tenant.id == ScimToken.tenant_id)
             .where(ScimToken.revoked_at.is_(None))
         )
-        return await self._all(keys.union_all(tokens).order_by("tenant_id", "key_id"))
+        signing = (
+            select(
+                TenantSigningKey.tenant_id,
+                Tenant.name,
+                TenantSigningKey.id,
+                func.left(TenantSigningKey.key_id, 16),
+                TenantSigningKey.name,
+                literal("adapter_signing", String),
+                empty,
+                func.coalesce(TenantSigningKey.created_by, ""),
+                empty,
+                TenantSigningKey.created_at,
+                _days_since(TenantSigningKey.created_at),
+                null().cast(ApiKey.expires_at.type),
+                null().cast(ApiKey.expires_at.type),
+            )
+            .join(Tenant, Tenant.id == TenantSigningKey.tenant_id)
+            .where(TenantSigningKey.revoked_at.is_(None))
+        )
+        return await self._all(keys.union_all(tokens, signing).order_by("tenant_id", "key_id"))
 
     async def service_entries(self, types: Sequence[str]) -> Sequence[AuditEntry]:
         """Returns entries of these types of the service's own audit log, oldest first."""

@@ -17,6 +17,7 @@ ROTATABLE = (
     "key-secret",
     "client-key",
     "prefill-key",
+    "signing-key",
     "stripe-api-key",
     "stripe-webhook-secret",
     "oidc-client-secret",

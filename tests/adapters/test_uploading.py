@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import signal
 import subprocess
@@ -27,6 +28,11 @@ from adapters.submission import Calibration, Submission, SubmittedVersion
 from cli.programs import CHECKOUT
 from db.session import EVERY_TENANT
 from db.tasks import SETTLE_UPLOADS
+from engine.signing.bundle import sign
+from engine.signing.keys import SigningKey
+from engine.signing.statement import SIGNATURE_FILE, encode_statement
+from tenants.actors import OPERATOR
+from tenants.signing_keys.service import SigningKeys
 from tests.support.onboarding import BASE_DIGEST, SAPLING, Scene, samples
 from worker.app import create_app
 from worker.settings import WorkerSettings
@@ -482,3 +488,23 @@ async def test_killed_between_completing_and_starting_it_is_started_by_the_sweep
     assert await place.column("SELECT count(*) FROM outbox") == [1]
     await sweep_copies(place.database, place.store, datetime.now(UTC) + timedelta(days=2))
     assert await kept(place) == await named(place), "what the killed one copied is gone"
+
+
+async def test_a_signature_is_one_of_the_uploads_that_a_version_waits_for(place: Scene) -> None:
+    key, ours, files = SigningKey.make(), place.tenants[0], await arriving(place)
+    await SigningKeys(place.database).add(ours, "release", key.public.pem, OPERATOR)
+    digests = {name: hashlib.sha256((PIRATE / name).read_bytes()).hexdigest() for name in SOURCE_FILES}
+    signature = sign(key, encode_statement("pirate", digests))
+    state = await place.uploads.create(
+        ours, None, "adapter", SIGNATURE_FILE, "application/json", len(signature), max_bytes=1 << 30
+    )
+    files.ids[SIGNATURE_FILE] = state.upload.id
+    files.parts[SIGNATURE_FILE] = (await place.uploads.add_part(ours, state.upload.id, signature)).id
+    await files.announce()
+    for name in SOURCE_FILES:
+        await files.complete(name)
+    assert await states(place) == WAITING
+    await files.complete(SIGNATURE_FILE)
+    assert await states(place) == STARTED
+    ((shown,),) = [await place.column("SELECT uploader_key FROM adapter_versions")]
+    assert shown["key_id"] == key.public.id

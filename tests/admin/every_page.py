@@ -28,6 +28,7 @@ from billing.reconciliation.service import ReconciliationService
 from billing.spend.alerts import Threshold
 from db.session import EVERY_TENANT
 from engine.protocol import AdapterRef, Usage
+from engine.signing.keys import SigningKey
 from sla.incidents.service import Incidents
 from tenants.actors import OPERATOR
 from tenants.provisioning.profiles import GroupProfile
@@ -130,6 +131,9 @@ async def _organisation(site: Site, named: Naming, made: Furnished) -> None:
         tenant, trusted.id, (project.id, robot.id), matching, OPERATOR
     )
     made.things |= {"issuer": trusted.id, "rule": rule.id}
+    pem = SigningKey.make().public.pem
+    signing_key = await account.signing_keys.add(tenant, named("signing key"), pem, OPERATOR)
+    made.things["signing_key"] = signing_key.id
     made.things |= {"project": project.id, "user": user.id, "key": key.id, "tenant": tenant}
 
 
@@ -151,6 +155,7 @@ async def _adapters(site: Site, named: Naming, made: Furnished) -> None:
     one = await create(place.caller(), "pirate", Submission(file_ids=ids), base_digest=BASE_DIGEST)
     adapter = one.adapter.id
     await finish_with_report(place, one, report_of(one, named("reason of the dtype")))
+    await place.sign()
     await site.adapters.update(site.tenant_id, adapter, AdapterChanges(description=named("description")))
     told = "jsonb_build_object('config', jsonb_build_object('base_model_name_or_path', CAST(:name AS text)))"
     await _execute(

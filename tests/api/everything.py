@@ -47,6 +47,7 @@ from conversations.responses.service import ResponseRecord
 from db.base import new_id
 from db.session import Database
 from engine.protocol import AdapterRef, Usage
+from engine.signing.keys import SigningKey
 from sla.service import SlaReports
 from tenants.actors import OPERATOR
 from tenants.idempotency.records import IdempotencyRecords
@@ -79,6 +80,7 @@ class _Silent(WebhookSender):
 
 
 SILENT = _Silent()
+SIGNING_KEY = SigningKey.make()
 
 
 @dataclass
@@ -208,6 +210,7 @@ async def everything(
         )
         app = Documented(create_app(services))
         ours, theirs = [await _having(place, accounts, app, number) for number in (0, 1)]
+        await place.sign()
         try:
             yield Everything(place, accounts, app, ours, theirs)
         finally:
@@ -234,6 +237,7 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     invite = await accounts.invites.create(tenant, f"guest@{name}.example", "viewer", OPERATOR)
     account = await accounts.service_accounts.create(tenant, project.id, "robot", OPERATOR)
     token = await accounts.scim_tokens.create(tenant, "provider", OPERATOR)
+    signing_key = await accounts.signing_keys.add(tenant, "release", SIGNING_KEY.public.pem, OPERATOR)
     group = await accounts.provisioned_groups.create(tenant, GroupProfile("team"), OPERATOR)
     await accounts.provisioned_groups.set_role(tenant, group.id, "viewer", OPERATOR)
     saml = {"metadata": metadata(certificate("idp"), entity_id=f"https://idp.{name}.example")}
@@ -293,6 +297,7 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         "user_id": user.user_id,
         "invite_id": invite.invite.id,
         "scim_token_id": token.row.id,
+        "signing_key_id": signing_key.id,
         "workload_identity_provider_id": issuer.id,
         "workload_identity_federation_rule_id": rule.id,
         "group_id": group.id,

@@ -156,6 +156,9 @@ def test_envelopes_carry_the_data_of_the_error() -> None:
 def test_addresses_and_unknown_errors_stay_inside() -> None:
     assert "ipc" not in str(envelope(EngineGone("engine at ipc:///run/x is gone")))
     assert "/var" not in str(envelope(RequestRejected("adapter_unavailable", "no file /var/x")))
+    for reason in ("signature: base.json: its SHA-256 is 1", "digest: content is 1, expected 2"):
+        refused = RequestRejected("adapter_unavailable", f"packed adapter rejected: {reason}")
+        assert "not what was signed" in str(envelope(refused))
     unknown = envelope(RuntimeError("password=hunter2"))
     assert unknown["error"]["code"] == "internal_error"
     assert "hunter2" not in str(unknown)

@@ -46,6 +46,9 @@ STATS = EngineStats(
     accepted_tokens=90,
     adapter_fetches=6,
     adapter_fetch_failures={"missing": 2},
+    adapters_verified=5,
+    adapters_unsigned=1,
+    adapter_refusals={"signature": 3},
     step_bytes=7_000_000_000,
     memory_bandwidth=4.0e12,
     prompt_tokens=1000,
@@ -178,6 +181,9 @@ async def test_the_engine_is_mirrored(client: httpx.AsyncClient, world: World) -
     assert seen["rootstock_engine_memory_bandwidth_bytes|engine-0"] == 4.0e12
     assert seen["rootstock_adapter_fetches_total|engine-0"] == 6
     assert seen["rootstock_adapter_fetch_failures_total|missing|engine-0"] == 2
+    assert seen["rootstock_adapters_verified_total|engine-0"] == 5
+    assert seen["rootstock_adapters_unsigned_total|engine-0"] == 1
+    assert seen["rootstock_adapter_refusals_total|signature|engine-0"] == 3
     world.engine.ready = False
     assert (await metrics_of(client))["rootstock_engine_up|engine-0"] == 0
 

@@ -123,6 +123,8 @@ def test_a_complete_environment_is_ready_and_says_what_is_off(
         "payments (Stripe)": "off",
         "mail (SMTP)": "off",
         "console URL": "off",
+        "signatures": "off",
+        "signing": "off",
         "sign-in providers (OpenID)": "off",
         "operators' second factor": "ok",
         "trusted proxies": "off",

@@ -102,7 +102,12 @@ def test_a_balance_is_paid_back(environment: Mapping[str, str]) -> None:
     run("credit", "add", "acme", "5", "--reference", "earned")
     for _ in range(2):
         assert run("credit", "pay-back", "acme", "3.5", "--reference", "bank-7") == "1.500000\n"
-    assert run("credit", "list", "acme").splitlines()[2].split()[2:] == ["refund", "-3.500000", "never", "bank-7"]
+    assert run("credit", "list", "acme").splitlines()[2].split()[2:] == [
+        "refund",
+        "-3.500000",
+        "never",
+        "bank-7",
+    ]
     assert "'bank-7' was paid back before" in refusal(
         "credit", "pay-back", "acme", "1", "--reference", "bank-7"
     )

@@ -152,3 +152,24 @@ def test_a_client_key_and_rotations_done_elsewhere(run: Run, tmp_path: Path) -> 
     assert (code, printed.startswith("recorded: smtp-password was rotated")) == (0, True)
     code, _, error = run("rotate", "record", "colour")
     assert (code, "use one of key-secret" in error) == (1, True)
+
+
+def test_the_signing_key(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "signing.key"
+    old = run("rotate", "signing-key", "make", str(file))[1].strip()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert run("rotate", "signing-key", "make", str(file))[1].strip() == old
+    both = run("rotate", "signing-key", "add", str(file))[1].strip()
+    assert both.split(",")[0] == old
+    code, _, error = run("rotate", "signing-key", "add", str(file))
+    assert (code, "has 2 keys already" in error) == (1, True)
+    switched = run("rotate", "signing-key", "switch", str(file))[1].strip()
+    assert switched.split(",")[::-1] == both.split(",")
+    assert run("rotate", "signing-key", "finish", str(file))[1].strip() == switched.split(",")[0]
+    assert run("rotate", "signing-key", "show", str(file))[1].strip() == switched.split(",")[0]
+    assert "signing-key" in run("audit", "list")[1]
+    file.write_text("nothing")
+    code, _, error = run("rotate", "signing-key", "show", str(file))
+    assert (code, "0 keys in PEM" in error) == (1, True)
+    code, _, error = run("rotate", "signing-key", "show")
+    assert (code, "name the key file" in error) == (1, True)

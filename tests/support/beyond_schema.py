@@ -84,6 +84,7 @@ BEYOND_A_SCHEMA = {
     "expires_after[seconds]": "is digits in a form, where a schema's integer may be 3600.0",
     "bytes": "are bounded by the plan",
     "verification.jwks": "are keys",
+    "public_key": "is a key",
     "subject_token": "is signed by an issuer that is trusted",
     "attribute_matchers": "have claims of their own, printable and with one * at most",
     "amount": "is bounded by the plan",
@@ -92,6 +93,7 @@ BEYOND_A_SCHEMA = {
 
 ABSENT_AT_FIRST = {
     "retrieveModelPermissions": "a new project has none, which allows every model",
+    "retrieveAdapterSignature": "a new version is not signed yet",
     "retrieveSpendLimit": "a new organization has none",
     "retrieveProjectSpendLimit": "a new project has none",
 }

@@ -20,6 +20,9 @@ from adapters.inspection.sandbox import Sandbox
 from adapters.jobs.lease import Lease, claim
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from adapters.published_artifacts.publishing import published_key
+from adapters.signing.maintenance import SignatureMaintenance
+from adapters.signing.signer import VersionSigner
+from adapters.signing.stored import StoredVersions
 from adapters.storage import LocalStore
 from adapters.submission import Calibration, Caller, Submission, SubmittedVersion
 from adapters.versions import PackedArtifact, finish_ready, note_calibrated, note_inspected, note_packed
@@ -28,6 +31,7 @@ from api.services import Onboarding
 from cli.programs import CHECKOUT
 from db.session import EVERY_TENANT, Database
 from engine.protocol import AdapterRef, EngineInfo
+from engine.signing.keys import SigningKey, TrustedKeys
 from tenants.service import TenantService
 from tenants.views import STANDARD, PlanView
 
@@ -35,6 +39,8 @@ SAPLING = CHECKOUT / "examples" / "sapling" / "weights"
 BASE = "sapling"
 BASE_DIGEST = "b" * 64
 SECRET = "a server's secret of enough length"
+SIGNING_KEY = SigningKey.make()
+"""The platform's."""
 
 
 @dataclass
@@ -150,6 +156,13 @@ class Scene:
         await self.finish(lease)
         return AdapterRef((digit + "b") * 32, 8)
 
+    async def sign(self) -> int:
+        """Signs versions in service, as the worker does; returns how many."""
+        signer = VersionSigner([SIGNING_KEY], self.store, self.artifacts)
+        stored = StoredVersions(self.store, self.artifacts, signer.trusted)
+        changed = self.onboarding.submission._announcer.changed
+        return await SignatureMaintenance(self.database, self.store, signer, stored, changed).sign_pending()
+
     async def column(self, query: str, **values: Any) -> list[Any]:
         async with self.database.read(EVERY_TENANT) as session:
             return list((await session.execute(text(query), values)).scalars())
@@ -197,6 +210,7 @@ async def reopened(
             redis_url=redis_url,
             base_configs={BASE: SAPLING / "base" / "config.json"},
             imports=ImportAdmission(policy, SECRET),
+            signing_keys=TrustedKeys([SIGNING_KEY.public]),
         ) as onboarding:
             yield Scene(
                 *(database, redis_client, store, directory / "artifacts", files, uploads, sandbox, engine),

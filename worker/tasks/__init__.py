@@ -16,6 +16,7 @@ from worker.tasks import (
     quotas,
     refusals,
     request_metadata,
+    signatures,
     sla,
     spend,
     storage,
@@ -28,5 +29,6 @@ def register(app: Celery, runtime: Runtime) -> None:
         *(metering, sla, refusals, outbox, jobs, quotas, storage, spend, invoices, books, payments),
         conversations,
         request_metadata,
+        signatures,
     ):
         domain.register(app, runtime)

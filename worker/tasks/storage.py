@@ -19,6 +19,7 @@ from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
 from adapters.inspection.sandbox import Sandbox
 from adapters.pending_uploads import PendingUploads
+from adapters.signing.uploads import UploadSignatures
 from adapters.source_copies import SourceCopies
 from adapters.storage import StorageUnavailable
 from db.errors import DatabaseUnavailable
@@ -79,7 +80,9 @@ async def _settle(runtime: Runtime) -> int:
         runtime.database,
         Announcer(runtime.redis),
         UploadService(runtime.database, runtime.store, sandbox),
-        SourceCopies(runtime.store, files, sandbox, configs),
+        SourceCopies(
+            runtime.store, files, sandbox, UploadSignatures(runtime.database, runtime.store), configs
+        ),
         runtime.outbox,
     )
     try:

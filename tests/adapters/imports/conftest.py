@@ -20,6 +20,7 @@ from adapters.jobs.lease import Lease
 from adapters.jobs.models import Job
 from adapters.models import AdapterVersion
 from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.signing.uploads import UploadSignatures
 from adapters.source_copies import SourceCopies
 from adapters.submission import Submission, SubmittedVersion
 from db.session import EVERY_TENANT, Database
@@ -99,6 +100,8 @@ async def importing(
 
 
 def importer_of(place: Scene, policy: ImportPolicy, client: ImportClient) -> AdapterImporter:
-    copies = SourceCopies(place.store, place.files, place.sandbox, {BASE: SAPLING / "base" / "config.json"})
+    signatures = UploadSignatures(place.database, place.store)
+    configs = {BASE: SAPLING / "base" / "config.json"}
+    copies = SourceCopies(place.store, place.files, place.sandbox, signatures, configs)
     admission = ImportAdmission(policy, SECRET)
     return AdapterImporter(place.store, place.files, copies, admission, client, pauses=(0.0, 0.0))

@@ -17,9 +17,13 @@ from adapters.jobs.models import CREDENTIALS, IMPORT
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from adapters.pipeline import AdapterPipeline
 from adapters.storage import StorageUnavailable
+from engine.signing.bundle import sign
+from engine.signing.keys import SigningKey
+from engine.signing.statement import SIGNATURE_FILE, encode_statement
 from tenants.actors import OPERATOR
 from tenants.limits.kinds import Limit, Metric
 from tenants.quotas.service import LimitService
+from tenants.signing_keys.service import SigningKeys
 from tests.adapters.imports.conftest import NAME, PIRATE, Importing
 from tests.support.hub import TOKEN, FakeHub
 
@@ -225,3 +229,21 @@ async def test_an_import_that_failed_without_credentials_can_be_retried(importin
     await importing.run(lease)
     _, version = await importing.rows(lease)
     await importing.assert_pirate(version)
+
+
+async def test_a_repositorys_signature_is_imported_and_verified(importing: Importing) -> None:
+    key, tenant = SigningKey.make(), importing.place.tenants[0]
+    keys = SigningKeys(importing.place.database)
+    registered = await keys.add(tenant, "release", key.public.pem, OPERATOR)
+    await keys.accept_signed_only(tenant, True, OPERATOR)
+    unsigned = await importing.refused(importing.source())
+    assert (unsigned.code, unsigned.param) == ("adapter_invalid", SIGNATURE_FILE)
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in PIRATE.items()}
+    signature = sign(key, encode_statement("pirate", digests))
+    importing.hub.repositories[NAME].commit({**PIRATE, SIGNATURE_FILE: signature})
+    made = await importing.submit(importing.source(), "signed")
+    lease = await importing.lease(made)
+    await importing.run(lease)
+    _, version = await importing.rows(lease)
+    assert set(version.sources) == {*PIRATE, SIGNATURE_FILE}
+    assert version.uploader_key == {"id": registered.id, "name": "release", "key_id": key.public.id}

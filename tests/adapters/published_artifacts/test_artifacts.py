@@ -27,12 +27,18 @@ from adapters.published_artifacts.publishing import (
     publish_copy,
     publish_file,
     publish_folder,
+    publish_signature,
     published_key,
+    published_signature_key,
     withdraw,
 )
 from adapters.storage import DigestMismatch, StorageUnavailable
 from adapters.storage.locks import locked
 from engine.lora.artifact import artifact_path
+from engine.lora.signatures import SignedReport, signature_path, verify_signed, write_signature
+from engine.signing.bundle import key_of, sign
+from engine.signing.keys import SigningKey, TrustedKeys
+from engine.signing.statement import encode_statement
 from tests.adapters.published_bases.test_bases import MIB, CountingStore, kill_when_stuck
 from tests.support.waiting import until
 
@@ -304,3 +310,53 @@ def test_closing_ends_a_fetch_that_waits_for_another_engine(store: CountingStore
         rig.fetcher.close()
     assert not rig.fetcher._thread.is_alive()
     assert rig.reports.empty()
+
+
+# Signatures -----------------------------------------------------------------------------------------------
+
+
+async def test_a_signature_comes_with_its_artifact_and_again_when_its_key_is_not_accepted(
+    tmp_path: Path, store: CountingStore
+) -> None:
+    old, new = SigningKey.make(), SigningKey.make()
+    digest = await publish(store, size=100)
+
+    def signed(key: SigningKey) -> bytes:
+        statement = encode_statement("adp@1", {"packed/bfloat16.rsa": digest})
+        return SignedReport(sign(key, statement).decode(), None).encode()
+
+    def cache(*keys: SigningKey) -> ArtifactCache:
+        accepted = TrustedKeys(key.public for key in keys)
+        return ArtifactCache(tmp_path / "cache", store, 1 << 30, keys=accepted)
+
+    path = signature_path(tmp_path / "cache", digest)
+    (await cache(old).hold(digest)).close()
+    assert not path.exists(), "an artifact of before is used without a signature"
+    await publish_signature(store, digest, signed(old))
+    (await cache(old).hold(digest)).close()
+    assert path.read_bytes() == signed_by(path, old)
+    await publish_signature(store, digest, signed(new))
+    (await cache(new, old).hold(digest)).close()
+    assert key_of(SignedReport.decode(path.read_bytes()).bundle.encode()) == old.public.id, "it still holds"
+    (await cache(new).hold(digest)).close()
+    assert key_of(SignedReport.decode(path.read_bytes()).bundle.encode()) == new.public.id
+    await cache(new).drop_damaged(digest)
+    assert not path.exists(), "what may be damaged is fetched again"
+
+
+def signed_by(path: Path, key: SigningKey) -> bytes:
+    """The file's content, if the key made it."""
+    content = path.read_bytes()
+    verify_signed(content, path.stem, TrustedKeys([key.public]), None)
+    return content
+
+
+async def test_signatures_in_the_engines_folder_are_published_with_artifacts(
+    tmp_path: Path, store: CountingStore
+) -> None:
+    digest = hashlib.sha256(b"packed").hexdigest()
+    artifact_path(tmp_path / "folder", digest).parent.mkdir(parents=True)
+    artifact_path(tmp_path / "folder", digest).write_bytes(b"packed")
+    write_signature(tmp_path / "folder", digest, b"signed")
+    assert await publish_folder(store, tmp_path / "folder") == (1, 1)
+    assert [piece async for piece in store.get(published_signature_key(digest))] == [b"signed"]

@@ -21,6 +21,7 @@ from adapters.jobs.service import succeed
 from adapters.object_keys import CONFIG_FILE
 from adapters.shares import Offer
 from db.session import Database
+from engine.signing.keys import SigningKey
 from tests.api.everything import MUTATING, Everything, everything
 from tests.api.organization.site import Party, Site
 from tests.support.onboarding import SAPLING
@@ -186,6 +187,10 @@ async def people(call: Caller) -> None:
     await call("deleteWorkloadIdentityProvider", workload_identity_provider_id=provider)
     token = await call("createScimToken", {"name": "Okta"})
     await call("deleteScimToken", scim_token_id=token["id"])
+    pem = SigningKey.make().public.pem
+    key = await call("createSigningKey", {"name": "release", "public_key": pem})
+    await call("deleteSigningKey", signing_key_id=key["id"])
+    await call("updateAdapterSigning", {"signed_adapters_only": True})
     await call("assignGroupRole", {"role_id": "role-developer"})
     await call("unassignGroupRole", role_id="role-developer")
     group = await call("createGroup", {"name": "Makers"})

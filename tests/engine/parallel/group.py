@@ -112,8 +112,8 @@ def engine_of(
     leaders: list[Leader] = []
 
     class Recorded(Leader):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments)  # type: ignore[arg-type]
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **options)  # type: ignore[arg-type]
             leaders.append(self)
 
     fields = {name for name in sizes if name in EngineSettings.model_fields}

@@ -1,0 +1,1 @@
+"""Signs adapter versions, verifies them where they are stored, and verifies signatures of uploads."""

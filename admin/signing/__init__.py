@@ -1,0 +1,1 @@
+"""Serves the settings of signed adapters: public keys, and whether uploads must be signed."""

@@ -1,0 +1,1 @@
+"""Manages the public keys that organizations sign their adapters with."""
