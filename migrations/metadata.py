@@ -23,6 +23,7 @@ import tenants.audit.models
 import tenants.limits.models
 import tenants.models
 import tenants.refusals.models
+import tenants.retention.models
 import tenants.scim.models
 import tenants.workload_identity.models
 from db.base import Base
@@ -51,6 +52,7 @@ DOMAINS = (
     tenants.models,
     tenants.scim.models,
     tenants.refusals.models,
+    tenants.retention.models,
     tenants.workload_identity.models,
 )
 """Modules imported for their tables."""
