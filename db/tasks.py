@@ -29,6 +29,7 @@ QUEUES = (QUEUE, JOBS_QUEUE)
 SWEEP_STORAGE = "adapters.sweep_storage"
 PURGE_DELETED = "adapters.purge_deleted"
 SETTLE_UPLOADS = "adapters.settle_uploads"
+SETTLE_DELETIONS = "retention.settle_deletions"
 CLOSE_MONTHS = "billing.close_months"
 RECONCILE = "billing.reconcile"
 RECONCILE_NOW = "billing.reconcile_now"
@@ -54,6 +55,7 @@ ROUTES: dict[str, Route] = {
     SWEEP_STORAGE: Route(JOBS_QUEUE),
     PURGE_DELETED: Route(JOBS_QUEUE),
     SETTLE_UPLOADS: Route(JOBS_QUEUE),
+    SETTLE_DELETIONS: Route(JOBS_QUEUE),
     CLOSE_MONTHS: Route(JOBS_QUEUE),  # takes as long as there are tenants, and metering must not wait
     RECONCILE: Route(JOBS_QUEUE),
     RECONCILE_NOW: Route(JOBS_QUEUE),

@@ -25,9 +25,9 @@ from sqlalchemy import inspect as inspected
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapters.models import AdapterVersion
+from billing.request_metadata.models import StoredMetadata
 from conversations.models import Conversation, StoredResponse
 from db.repository import TenantRepository
-
 from retention.rules import CLASS_RULES, PLAN_DAYS, Rule
 from tenants.models import Tenant
 
@@ -120,10 +120,6 @@ class SweepRepository(TenantRepository):
         query = self.select_own(AdapterVersion, func.count())
         return int((await self.session.execute(query)).scalar_one())
 
-    async def rename(self, name: str) -> None:
-        """Replaces the organization's name, which others can use then."""
-        await self.session.execute(update(Tenant).where(Tenant.id == self.tenant_id).values(name=name))
-
 
 async def tenants_with_expired(session: AsyncSession) -> Sequence[str]:
     """Returns organizations with rows whose time is over whatever their periods say."""
@@ -132,7 +128,7 @@ async def tenants_with_expired(session: AsyncSession) -> Sequence[str]:
         for rule in CLASS_RULES
         if rule.expired is not None
     ]
-    for model in (StoredResponse, Conversation):
+    for model in (StoredResponse, Conversation, StoredMetadata):
         silent = select(Tenant.id).where(Tenant.stores_nothing)
         found.append(select(model.tenant_id).where(model.tenant_id.in_(silent)).distinct())
     query = found[0].union(*found[1:])

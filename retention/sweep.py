@@ -80,7 +80,7 @@ class RetentionSweep:
     async def run_for(self, tenant_id: str) -> int:
         """Makes a pass over one organization."""
         is_whole, total = True, 0
-        for rule in (*CLASS_RULES, *ORGANIZATION_RULES):
+        for rule in await self._rules(tenant_id):
             for _ in range(MAX_SLICES):
                 num = await self._slice(tenant_id, rule)
                 total += num
@@ -94,6 +94,14 @@ class RetentionSweep:
         if total:
             log.info("rows deleted by retention", tenant_id=tenant_id, count=total)
         return total
+
+    async def _rules(self, tenant_id: str) -> list[Rule]:
+        """Returns the rules by which rows may be due: most organizations have set few periods."""
+        async with self._database.write(tenant_id) as session:
+            whole = await DeletionRepository(session, tenant_id).open("organization")
+            periods = await periods_of(session, tenant_id, self._bounds)
+        rules = (*CLASS_RULES, *ORGANIZATION_RULES) if whole is not None else CLASS_RULES
+        return [rule for rule in rules if _due(periods, rule, is_whole=whole is not None) is not None]
 
     async def _require_right_clocks(self) -> None:
         async with self._database.read(EVERY_TENANT) as session:

@@ -42,6 +42,7 @@ from engine.settings import (
     moved_settings,
 )
 from telemetry.disk import DiskSettings
+from tenants.retention.settings import RetentionSettings
 from tenants.settings import TenantSettings
 from worker.settings import JobsSettings, WorkerSettings
 
@@ -64,6 +65,7 @@ USERS: Mapping[type[BaseSettings], set[Process]] = {
     TenantSettings: _API | _JOBS,
     ImportSettings: _API | _JOBS,
     SharingSettings: _API,
+    RetentionSettings: _API | _WORKERS,
     ApiSettings: _API,
     ConnectionSettings: _API,
     BatchSettings: _API,

@@ -50,3 +50,17 @@ class DeletionUnconfirmed(TenantError):
             "request with confirm_deletions set to true"
         )
         self.num_rows = num_rows
+
+
+class OrganizationActive(TenantError):
+    """Only a disabled organization can be deleted."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is active: disable it first, and delete it once its last invoice is issued")
+
+
+class DeletionBegun(TenantError):
+    """The organization's deletion has begun, or is done."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the deletion of {name} has begun already")

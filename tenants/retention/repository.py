@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy import exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -108,6 +108,11 @@ class DeletionRepository(TenantRepository):
             query = query.where(Deletion.object_id == object_id)
         locked = query.order_by(Deletion.id).limit(1).with_for_update()
         return (await self.session.execute(locked)).scalar_one_or_none()
+
+    async def any(self, cause: str) -> bool:
+        """Returns whether there is a deletion of this cause, also one that is certified."""
+        found = self.select_own(Deletion, Deletion.id).where(Deletion.cause == cause).limit(1)
+        return (await self.session.execute(found)).first() is not None
 
     async def add_request(
         self,
@@ -336,7 +341,3 @@ class RetentionInventory:
         columns = (hold.tenant_id, hold.id, func.coalesce(hold.data_class, hold.object_id), hold.reason)
         when = (hold.placed_by, hold.placed_at, hold.lifted_by, hold.lifted_at)
         return (await self._session.execute(select(*columns, *when).order_by(hold.tenant_id, hold.id))).all()
-
-    async def forget_settings(self, tenant_id: str) -> None:
-        """Deletes the periods of a deleted organization."""
-        await self._session.execute(delete(RetentionSetting).where(RetentionSetting.tenant_id == tenant_id))

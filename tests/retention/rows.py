@@ -54,7 +54,9 @@ INSERTS: dict[str, tuple[str, ...]] = {
         f"""INSERT INTO jobs (id, tenant_id, adapter_id, version, status, created_at, finished_at, parameters)
             VALUES (:id, :tenant, 'adp_0', 1, 'succeeded', {MADE}, {MADE}, CAST(:parameters AS jsonb))""",
     ),
-    "request_metadata": (f"INSERT INTO request_metadata (tenant_id, submitted_at, request_id, sealed) VALUES (:tenant, {MADE}, :id, '')",),
+    "request_metadata": (
+        f"INSERT INTO request_metadata (tenant_id, submitted_at, request_id, sealed) VALUES (:tenant, {MADE}, :id, '')",
+    ),
     "refused_requests": (
         f"""INSERT INTO refused_requests (tenant_id, at, request_id, key_id, project_id, user_id, method, route, path,
             model, service_tier, status, code, message, generation_id)

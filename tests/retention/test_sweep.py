@@ -60,7 +60,9 @@ async def test_nothing_older_is_left_and_nothing_younger_is_gone(database: Datab
         if parent in rows.CLASSES:
             query = f"SELECT count(*) FROM {table} WHERE tenant_id = 'ten_a'"
             assert await scalar(database, query) == len(expected[parent]), table
-    counted = "SELECT sum(num_rows) FROM deletion_counts JOIN deletions ON id = deletion_id WHERE table_name = :one"
+    counted = (
+        "SELECT sum(num_rows) FROM deletion_counts JOIN deletions ON id = deletion_id WHERE table_name = :one"
+    )
     for table in rows.CLASSES:
         num_gone = 7 - len(expected[table])
         assert (await scalar(database, counted, one=table) or 0) == num_gone, table
