@@ -48,6 +48,7 @@ TAGS = {
     "Workload identity": "CI systems and other workloads that get short-lived keys for tokens of their own.",
     "Limits": "Rate limits, budgets, spend limits and spend alerts.",
     "Audit": "The log of all changes, and proof that it is complete.",
+    "Retention": "How long data is kept, legal holds, and certificates of deletion.",
     "Billing": "Payment, invoices, balance and credits.",
     "Webhooks": "Endpoints that receive events, and their deliveries.",
     "SLA": "Service levels promised and delivered.",
@@ -57,7 +58,7 @@ TAGS = {
 GROUPS = {
     "Inference": ["Responses", "Conversations", "Chat", "Completions", "Batches", "Tokens", "Models"],
     "Adapters": ["Files", "Uploads", "Adapters", "Shared adapters", "Calibration"],
-    "Organization": ["Organization", "Projects", "Keys", "Users", "Audit"],
+    "Organization": ["Organization", "Projects", "Keys", "Users", "Audit", "Retention"],
     "Identity": ["Provisioning", "Workload identity"],
     "Money and limits": ["Usage", "Limits", "Billing", "Webhooks", "SLA"],
     "Server": ["Operations"],
