@@ -12,6 +12,7 @@ from retention.certificates import FIRST_PREVIOUS, signed, statement_of
 from retention.signing import CertificateSigner, key_id
 from tenants.actors import SYSTEM
 from tenants.audit.service import OPERATOR_CHAIN, AuditFilter, AuditLog
+from tenants.evidence.service import CERTIFICATE_KEY_USED as KEY_USED
 from tenants.retention.classes import RetentionBounds
 from tenants.retention.models import Deletion, DeletionCertificate
 from tenants.retention.repository import (
@@ -28,7 +29,6 @@ MOST_TOGETHER = 100
 TOGETHER = ("response", "conversation", "file")
 """Kinds of objects of which many are deleted: requests that come between two passes share a certificate."""
 MAX_ROUNDS = 100
-KEY_USED = "certificate_key.first_used"
 CERTIFIED = "deletion.certified"
 
 

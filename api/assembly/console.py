@@ -36,6 +36,7 @@ def console_over(
     assert accounts is not None
     assert onboarding is not None
     assert services.batches is not None
+    assert services.retention is not None
 
     def base_digest(base: str) -> str:
         return services.pools[base].info().base_digest
@@ -51,6 +52,7 @@ def console_over(
             files=services.files,
             uploads=services.uploads,
             batches=services.batches,
+            retention=services.retention,
             batch_endpoints=tuple(ENDPOINTS),
             adapters=onboarding,
             models=services.models,

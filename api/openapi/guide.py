@@ -80,6 +80,9 @@ SUMMARIES = {
 """Of operations whose id does not read as a sentence."""
 SPELLINGS = {"api": "API", "sla": "SLA", "pdf": "PDF", "scim": "SCIM"}
 PATH_PARAMETERS = {
+    "data_class": "The class of data.",
+    "legal_hold_id": "The legal hold.",
+    "certificate_id": "The certificate of deletion.",
     "adapter": "The adapter's id or name.",
     "version": "The version's number.",
     "share_id": "The share's id.",

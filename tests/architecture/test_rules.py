@@ -61,7 +61,16 @@ def test_only_repositories_build_queries() -> None:
     offenders = [
         f"{path}: {name}"
         for path, tree in modules(
-            "api", "admin", "worker", "tenants", "adapters", "batches", "billing", "cli", "conversations", "retention"
+            "api",
+            "admin",
+            "worker",
+            "tenants",
+            "adapters",
+            "batches",
+            "billing",
+            "cli",
+            "conversations",
+            "retention",
         )
         if path.name != "repository.py"
         for module, name in imported_names(tree)
