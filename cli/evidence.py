@@ -1,5 +1,5 @@
-"""Defines `rootstock evidence`: files for an auditor with a manifest of their digests, and the verification of
-certificates of deletion.
+"""Defines `rootstock evidence`: files for an auditor with a manifest of their digests, and the verification
+of certificates of deletion.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def verify_certificates(
         ),
     ] = None,
 ) -> None:
-    """Verify certificates of deletion without a connection to the service: digest, signature, sums, ids, chain.
+    """Verify certificates of deletion without a connection to the service: digest, signature, sums, ids,
+    chain.
 
     Exit status 1 for the first that is not whole.
     """
@@ -108,9 +109,7 @@ def verify_certificates(
             raise CliError(f"{organization}: {error}") from error
     print_rows(("ORGANIZATION", "NUMBER", "CERTIFICATE", "CAUSE", "ROWS", "OBJECTS", "KEY"), rows)
     if key is None:
-        print(
-            "\nThe keys are those that the certificates state: compare them with the service's, or pass --key."
-        )
+        print("\nThe keys are those that the certificates state: compare them, or pass --key.")
 
 
 def _certificates_in(path: Path) -> list[Any]:

@@ -1,7 +1,7 @@
 """Deletes the oldest entries of an organization's audit log when their period is over.
 
-Entries are a hash chain, so they go from its beginning only: the head notes the digest of the last entry that went,
-from which the rest is proved.
+Entries are a hash chain, so they go from its beginning only: the head notes the digest of the last entry that
+went, from which the rest is proved.
 """
 
 from __future__ import annotations

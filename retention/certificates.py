@@ -1,12 +1,14 @@
 """Builds certificates of deletion as JSON, and verifies them without a database.
 
-A certificate is `statement`, its SHA-256 and an Ed25519 signature of the statement's canonical JSON (keys sorted, no
-spaces, ASCII). The statement has the SHA-256 of the organization's certificate before it: certificates are a chain.
+A certificate is `statement`, its SHA-256 and an Ed25519 signature of the statement's canonical JSON (keys
+sorted, no spaces, ASCII). The statement has the SHA-256 of the organization's certificate before it:
+certificates are a chain.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -92,8 +94,8 @@ def canonical(statement: Mapping[str, Any]) -> bytes:
 
 
 def verify(certificate: Any, public_key: bytes | None = None) -> Mapping[str, Any]:
-    """Returns the statement of a certificate that is whole. `public_key`: the one it must be signed with; None
-    trusts the certificate's own.
+    """Returns the statement of a certificate that is whole. `public_key`: the one it must be signed with;
+    None trusts the certificate's own.
 
     Raises InvalidCertificate naming what is wrong.
     """
@@ -132,10 +134,10 @@ def verify(certificate: Any, public_key: bytes | None = None) -> Mapping[str, An
 
 
 def verify_chain(certificates: Sequence[Any]) -> None:
-    """Checks that certificates of one organization, in order of their numbers, follow each other without a gap;
-    the first may be any. Raises InvalidCertificate.
+    """Checks that certificates of one organization, in order of their numbers, follow each other without a
+    gap; the first may be any. Raises InvalidCertificate.
     """
-    for earlier, later in zip(certificates, certificates[1:], strict=False):
+    for earlier, later in itertools.pairwise(certificates):
         before, after = earlier["statement"], later["statement"]
         if after["number"] != before["number"] + 1:
             raise InvalidCertificate(f"certificate {before['number'] + 1} is missing")

@@ -1,4 +1,6 @@
-"""Deletes objects whose rows are gone from the object store, and keeps owing those that it does not delete."""
+"""Deletes objects whose rows are gone from the object store, and keeps owing those that it does not
+delete.
+"""
 
 from __future__ import annotations
 

@@ -155,8 +155,8 @@ class _Page(FPDF):
         self.ln(1)
         self._font(8, colour=_GREY)
         text = (
-            "The signature is that of the JSON file's statement. `rootstock evidence verify FILE` checks it without "
-            "a connection to the service. This page is for reading."
+            "The signature is that of the JSON file's statement. `rootstock evidence verify FILE` checks it "
+            "without a connection to the service. This page is for reading."
         )
         self.multi_cell(0, 4.4, text, new_x=XPos.LMARGIN, new_y=YPos.NEXT)
 

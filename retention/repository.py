@@ -1,4 +1,4 @@
-"""Selects, counts, deletes and erases the rows of one organization that a rule is about."""
+"""Queries, counts, deletes and erases the rows of one organization that a rule is about."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class SweepRepository(TenantRepository):
         )
 
     async def count(self, rule: Rule, due: Due) -> tuple[int, int, datetime | None]:
-        """Returns how many rows are due, how many of the same age are kept by holds on objects, and the time of
-        the oldest that is due.
+        """Returns how many rows are due, how many of the same age are kept by holds on objects, and the time
+        of the oldest that is due.
         """
         free = Due(due.before, (), due.plan_days, due.takes_all)
         is_due = and_(*_conditions(rule, due))

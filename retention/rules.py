@@ -1,7 +1,7 @@
 """Assigns every table of tenants to a class of data, to the deletion of an organization, or to what is kept.
 
-A new table with a tenant has to be added to one of `CLASS_RULES`, `CASCADES`, `ORGANIZATION_RULES` and `KEPT`: a
-test fails until it is.
+A new table with a tenant has to be added to one of `CLASS_RULES`, `CASCADES`, `ORGANIZATION_RULES` and
+`KEPT`: a test fails until it is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ from tenants.scim.models import ScimGroup, ScimGroupMember, ScimToken, ScimUser
 from tenants.workload_identity.models import FederationRule, WorkloadIdentityProvider
 
 REFUSED_DAYS = 31
-"""Most days of refused calls. Their partitions are dropped after 30; while a hold keeps these, rows are deleted."""
+"""Most days of refused calls. Their partitions are dropped after 30; while a hold keeps these, rows are
+deleted.
+"""
 ERASED_DOMAIN = "erased.invalid"
 """Of the addresses of users whose names were erased."""
 

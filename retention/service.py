@@ -1,4 +1,6 @@
-"""Shows and sets an organization's periods and legal holds, previews what a period deletes, and lists certificates."""
+"""Shows and sets an organization's periods and legal holds, previews what a period deletes, and lists
+certificates.
+"""
 
 from __future__ import annotations
 
@@ -98,8 +100,8 @@ class RetentionService:
         return [self._shown(found, data_class) for data_class in DataClass]
 
     async def preview(self, tenant_id: str, data_class: DataClass, days: int | None) -> Preview:
-        """Returns what a period of so many days would delete now; None: the default period. Raises ValueError
-        naming the bound, TenantNotFound.
+        """Returns what a period of so many days would delete now; None: the default period. Raises
+        PeriodNotAllowed, TenantNotFound.
         """
         async with self._database.write(tenant_id) as session:
             periods = await periods_of(session, tenant_id, self.bounds)
@@ -116,7 +118,7 @@ class RetentionService:
     ) -> ClassPeriod:
         """Sets the days of a class; None: the default. What is older is deleted within minutes.
 
-        Raises ValueError naming the bound, TenantNotFound; DeletionUnconfirmed if a shorter period deletes rows
+        Raises PeriodNotAllowed, TenantNotFound; DeletionUnconfirmed if a shorter period deletes rows
         and `confirms_deletions` is not set.
         """
         async with self._database.write(tenant_id) as session:
@@ -213,8 +215,8 @@ class RetentionService:
         data_class: DataClass | None = None,
         object_id: str | None = None,
     ) -> LegalHold:
-        """Puts a class, or an object by its id, on hold: nothing deletes it from now on. The organization's own id
-        holds everything. Raises ValueError naming the field, TooManyHolds.
+        """Puts a class, or an object by its id, on hold: nothing deletes it from now on. The organization's
+        own id holds everything. Raises ValueError naming the field, TooManyHolds.
         """
         if (data_class is None) == (object_id is None):
             raise ValueError("data_class or object_id must be given, and not both")
@@ -266,8 +268,8 @@ class RetentionService:
         limit: int = 20,
         newest_first: bool = True,
     ) -> Sequence[DeletionCertificate]:
-        """Returns certificates after the one with the id `after`; with `object_id`, of requests to delete that
-        object. Raises UnknownCursor.
+        """Returns certificates after the one with the id `after`; with `object_id`, of requests to delete
+        that object. Raises UnknownCursor.
         """
         async with self._database.read(tenant_id) as session:
             rows = CertificateRepository(session, tenant_id)

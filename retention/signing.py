@@ -1,7 +1,7 @@
 """Signs certificates of deletion with Ed25519, under a key that is derived from the server's key secret.
 
-It rotates with that secret. Every certificate carries its public key, and the first use of each key is an entry of
-the service's own audit log: a verifier that knows the key from there needs nothing else.
+It rotates with that secret. Every certificate carries its public key, and the first use of each key is an
+entry of the service's own audit log: a verifier that knows the key from there needs nothing else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Deletes what organizations' periods say is over, in slices of one transaction each.
 
-A slice deletes rows, owes their objects and counts both, all or nothing: an interruption anywhere loses no count and
-deletes nothing twice, and the next pass goes on. Passes at the same time share the work.
+A slice deletes rows, owes their objects and counts both, all or nothing: an interruption anywhere loses no
+count and deletes nothing twice, and the next pass goes on. Passes at the same time share the work.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ MOST_CLOCK_OFFSET = timedelta(minutes=5)
 
 
 class ClocksDiffer(RuntimeError):
-    """The clocks of this machine and the database differ: one of them is wrong, and nothing is deleted by it."""
+    """The clocks of this machine and the database differ: one of them is wrong, and nothing is deleted by
+    it.
+    """
 
     def __init__(self, offset: timedelta) -> None:
         super().__init__(
-            f"this machine's clock and the database's differ by {offset.total_seconds():.0f} s: nothing is deleted "
-            "by age until both are right"
+            f"this machine's clock and the database's differ by {offset.total_seconds():.0f} s: nothing is "
+            "deleted by age until both are right"
         )
 
 

@@ -1,4 +1,6 @@
-"""Serves an organization's retention: periods with a preview of what they delete, legal holds, certificates."""
+"""Serves an organization's retention: periods with a preview of what they delete, legal holds,
+certificates.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +200,9 @@ def _class_of(request: Request) -> DataClass:
 
 
 def _days_of(given: str) -> int | None:
-    """Returns the days of a form; None for an empty field, which stands for the default. Raises ValueError."""
+    """Returns the days of a form; None for an empty field, which stands for the default. Raises
+    ValueError.
+    """
     if not given:
         return None
     if not given.isascii() or not given.isdecimal() or len(given) > 6:

@@ -61,6 +61,7 @@ from tenants.retention.errors import (
     HoldNotFound,
     OnLegalHold,
     OrganizationActive,
+    PeriodNotAllowed,
     TooManyHolds,
 )
 from tenants.workload_identity.errors import (
@@ -134,6 +135,7 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     HoldLifted: ErrorResponse(409, "conflict_error", "hold_lifted", retry=False),
     TooManyHolds: ErrorResponse(409, "conflict_error", "too_many", retry=False),
     CertificateNotFound: NOT_FOUND,
+    PeriodNotAllowed: ErrorResponse(409, "conflict_error", "period_not_allowed", retry=False, param="days"),
     DeletionUnconfirmed: ErrorResponse(
         409, "conflict_error", "confirmation_required", retry=False, param="confirm_deletions"
     ),

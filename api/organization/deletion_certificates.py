@@ -114,7 +114,9 @@ class SignatureObject(TypedDict):
 
 
 class CertificateObject(TypedDict):
-    """A certificate of deletion. `rootstock evidence verify` checks it without a connection to the service."""
+    """A certificate of deletion. `rootstock evidence verify` checks it without a connection to the
+    service.
+    """
 
     statement: StatementObject
     sha256: str

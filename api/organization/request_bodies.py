@@ -17,6 +17,7 @@ from tenants.ip_networks import NETWORK
 from tenants.limits.kinds import COVERED_MODEL, MAX_AMOUNT, MAX_RATE, Metric
 from tenants.retention.classes import LONGEST_DAYS, DataClass
 from tenants.roles import ROLES
+from tenants.validation import PRINTABLE
 from tenants.web_origins import ORIGIN
 
 
@@ -232,8 +233,15 @@ class UpdateRetentionRequest(Body, frozen=True, kw_only=True):
 class PlaceLegalHoldRequest(Body, frozen=True, kw_only=True):
     """`POST /v1/organization/legal_holds`: a class, or an object."""
 
-    reason: Annotated[str, Meta(min_length=1, max_length=500, pattern=r"\S")]
-    data_class: Annotated[str, Meta(extra_json_schema={"enum": [*DataClass]})] | None = None
+    reason: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=500,
+            extra_json_schema={"pattern": f"^{PRINTABLE}$", "not": {"pattern": "^ *$"}},
+        ),
+    ]
+    data_class: DataClass | None = None
     object_id: Id | None = None
 
 

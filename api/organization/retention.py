@@ -16,7 +16,13 @@ from api.organization.request_bodies import PlaceLegalHoldRequest, UpdateRetenti
 from api.services import served, services_of
 from retention.service import ClassPeriod, RetentionService
 from tenants.retention.classes import LONGEST_DAYS, DataClass, kept_records
-from tenants.retention.errors import DeletionUnconfirmed, HoldLifted, HoldNotFound, TooManyHolds
+from tenants.retention.errors import (
+    DeletionUnconfirmed,
+    HoldLifted,
+    HoldNotFound,
+    PeriodNotAllowed,
+    TooManyHolds,
+)
 from tenants.retention.models import LegalHold
 
 router = Router(prefix="/v1/organization", tags=["Retention"])
@@ -175,6 +181,7 @@ async def retrieve_retention(request: Request) -> RetentionObject:
 
 
 @router.get("/retention/{data_class}/preview", operation_id="previewRetention")
+@fails_with(PeriodNotAllowed("files", 7, 30, 365))
 async def preview_retention(
     request: Request,
     data_class: ClassName,
@@ -182,8 +189,7 @@ async def preview_retention(
 ) -> RetentionPreviewObject:
     """Counts what a period would delete now."""
     who = await authenticated_admin(request, READ_PROJECTS)
-    with naming_fields():
-        found = await retention_of(request).preview(who.tenant_id, DataClass(data_class), days)
+    found = await retention_of(request).preview(who.tenant_id, DataClass(data_class), days)
     return {
         "object": "organization.retention_preview",
         "data_class": data_class,
@@ -207,21 +213,20 @@ async def preview_retention(
     operation_id="updateRetention",
     openapi_extra=json_body("UpdateRetentionRequest"),
 )
-@fails_with(DeletionUnconfirmed("files", 7, 12))
+@fails_with(DeletionUnconfirmed("files", 7, 12), PeriodNotAllowed("files", 7, 30, 365))
 async def update_retention(request: Request, data_class: ClassName) -> RetentionClassObject:
-    """Sets for how many days a class is kept. A shorter period that deletes data now has to be confirmed; what
-    is older is then deleted for good within minutes, and certified.
+    """Sets for how many days a class is kept. A shorter period that deletes data now has to be confirmed;
+    what is older is then deleted for good within minutes, and certified.
     """
     who = await authenticated_admin(request, WRITE_PROJECTS)
     wanted = await read_body(request, UpdateRetentionRequest)
-    with naming_fields():
-        period = await retention_of(request).set(
-            who.tenant_id,
-            DataClass(data_class),
-            wanted.days,
-            who.actor,
-            confirms_deletions=wanted.confirm_deletions,
-        )
+    period = await retention_of(request).set(
+        who.tenant_id,
+        DataClass(data_class),
+        wanted.days,
+        who.actor,
+        confirms_deletions=wanted.confirm_deletions,
+    )
     return _class_object(period)
 
 
@@ -236,8 +241,8 @@ async def list_legal_holds(request: Request) -> LegalHoldList:
 @router.post("/legal_holds", operation_id="placeLegalHold", openapi_extra=json_body("PlaceLegalHoldRequest"))
 @fails_with(TooManyHolds(1000))
 async def place_legal_hold(request: Request) -> LegalHoldObject:
-    """Places a legal hold on a class of data, or on an object by its id. From now on nothing deletes it: periods
-    pass it by, and requests to delete it are refused.
+    """Places a legal hold on a class of data, or on an object by its id. From now on nothing deletes it:
+    periods pass it by, and requests to delete it are refused.
     """
     who = await authenticated_admin(request, WRITE_PROJECTS)
     wanted = await read_body(request, PlaceLegalHoldRequest)
@@ -246,7 +251,7 @@ async def place_legal_hold(request: Request) -> LegalHoldObject:
             who.tenant_id,
             wanted.reason,
             who.actor,
-            data_class=None if wanted.data_class is None else DataClass(wanted.data_class),
+            data_class=wanted.data_class,
             object_id=wanted.object_id,
         )
     return _hold_object(hold)

@@ -1,8 +1,8 @@
 """Periods of data, legal holds, deletions and their certificates; the oldest entries of the audit log can go.
 
-Releases before this one serve beside it: they write no new column, and a trigger keeps the time of a conversation's
-last use for them. They know no first entry of an audit log, and would call one whose oldest entries were deleted
-broken: no audit log has a period until one is set.
+Releases before this one serve beside it: they write no new column, and a trigger keeps the time of a
+conversation's last use for them. They know no first entry of an audit log, and would call one whose oldest
+entries were deleted broken: no audit log has a period until one is set.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ BEGIN
 END $$
 """
 USED_TRIGGERS = (
-    "CREATE TRIGGER conversations_made BEFORE INSERT ON conversations FOR EACH ROW WHEN (new.used_at IS NULL) "
-    "EXECUTE FUNCTION note_conversation_use()",
+    "CREATE TRIGGER conversations_made BEFORE INSERT ON conversations FOR EACH ROW "
+    "WHEN (new.used_at IS NULL) EXECUTE FUNCTION note_conversation_use()",
     "CREATE TRIGGER conversations_used BEFORE UPDATE ON conversations FOR EACH ROW "
     "WHEN (new.last_position IS DISTINCT FROM old.last_position) EXECUTE FUNCTION note_conversation_use()",
 )
 
-# As in 0003, but the function below may delete: it runs as the owner of the tables. The role that serves is not
-# granted DELETE, and no one may UPDATE.
+# As in 0003, but the function below may delete: it runs as the owner of the tables. The role that serves is
+# not granted DELETE, and no one may UPDATE.
 REFUSE = """
 CREATE OR REPLACE FUNCTION refuse_audit_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN{exception}
@@ -60,8 +60,8 @@ PRUNING = """
         END IF;
     END IF;"""
 
-# Deletes the oldest entries of a chain and notes where it begins now. Young entries stay whatever is asked: who
-# can call this must not be able to hide what they did lately.
+# Deletes the oldest entries of a chain and notes where it begins now. Young entries stay whatever is asked:
+# who can call this must not be able to hide what they did lately.
 PRUNE = """
 CREATE FUNCTION prune_audit_log(tenant text, through bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$

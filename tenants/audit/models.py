@@ -18,8 +18,8 @@ OPERATOR_CHAIN = OPERATOR_TENANT
 
 
 class AuditEntry(TenantOwned, Base):
-    """A recorded change. Database triggers refuse UPDATE, DELETE and TRUNCATE; `prune_audit_log` alone deletes
-    the oldest entries.
+    """A recorded change. Database triggers refuse UPDATE, DELETE and TRUNCATE; `prune_audit_log` alone
+    deletes the oldest entries.
 
     There are no foreign keys: an entry outlives the objects it names.
     """

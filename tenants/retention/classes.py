@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tenants.retention.errors import PeriodNotAllowed
+
 
 class DataClass(StrEnum):
     """A class of data with one period."""
@@ -65,7 +67,7 @@ TERMS: Mapping[DataClass, ClassTerms] = {
     ),
     DataClass.NOTIFICATIONS: ClassTerms(
         "Notifications and webhook deliveries",
-        "Events with their deliveries, from when they happened. What waits to be delivered is kept until then.",
+        "Events with their deliveries, from when they happened. What waits to be delivered stays.",
         default=30,
         most=365,
     ),
@@ -140,15 +142,10 @@ class RetentionBounds:
         return response_days if data_class == DataClass.RESPONSES else TERMS[data_class].default
 
     def checked(self, data_class: DataClass, days: int, response_days: int) -> int:
-        """Returns the days. Raises ValueError naming the bound."""
+        """Returns the days. Raises PeriodNotAllowed."""
         least, most = self.least(data_class), self.most(data_class, response_days)
-        if least > most:
-            raise ValueError(
-                f"days of {data_class} cannot be set: the service keeps them for {least} days at least, and the "
-                f"plan for {most} at most"
-            )
         if not least <= days <= most:
-            raise ValueError(f"days must be from {least} to {most} for {data_class}, not {days}")
+            raise PeriodNotAllowed(data_class, days, least, most)
         return days
 
 

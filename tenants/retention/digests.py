@@ -1,7 +1,8 @@
 """Computes the digest of a list of deleted ids, which grows by one id at a time.
 
-`digest = SHA-256(digest before + SHA-256(id))`, from 32 zero bytes, in order of deletion. Only the last digest is
-stored, so a list of any length has one of 32 bytes; who has the ids, of a backup say, computes it again.
+`digest = SHA-256(digest before + SHA-256(id))`, from 32 zero bytes, in order of deletion. Only the last
+digest is stored, so a list of any length has one of 32 bytes; who has the ids, of a backup say, computes it
+again.
 """
 
 from __future__ import annotations

@@ -41,13 +41,24 @@ class CertificateNotFound(TenantError):
         super().__init__(f"there is no certificate of deletion {certificate_id[:80]!r}")
 
 
+class PeriodNotAllowed(TenantError):
+    """The period is outside of the bounds that plan and operator set."""
+
+    def __init__(self, data_class: str, days: int, least: int, most: int) -> None:
+        if least > most:
+            why = f"the service keeps it for at least {least}, and the plan for at most {most}"
+        else:
+            why = f"use {least} to {most}"
+        super().__init__(f"{data_class} cannot be kept for {days} days: {why}")
+
+
 class DeletionUnconfirmed(TenantError):
     """A shorter period deletes data, and the request did not confirm that."""
 
     def __init__(self, data_class: str, days: int, num_rows: int) -> None:
         super().__init__(
-            f"keeping {data_class} for {days} days deletes {num_rows} rows for good: preview them, and repeat the "
-            "request with confirm_deletions set to true"
+            f"keeping {data_class} for {days} days deletes {num_rows} rows for good: preview them, and "
+            "repeat the request with confirm_deletions set to true"
         )
         self.num_rows = num_rows
 

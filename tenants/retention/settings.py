@@ -19,8 +19,8 @@ class RetentionSettings(BaseSettings):
     Classes that are not named: 1. Of the audit log: at least 90.
     """
     backup_days: int = Field(default=35, ge=0, le=3660)
-    """Days for which your backups, and the archived log beside them, still hold what was deleted. Certificates
-    of deletion say so: set what you do.
+    """Days for which your backups, and the archived log beside them, still hold what was deleted.
+    Certificates of deletion say so: set what you do.
     """
     books_years: int = Field(default=10, ge=1, le=100)
     """Years for which the law that you are under has the ledger and invoices kept. Shown; nothing deletes

@@ -21,32 +21,39 @@ INSERTS: dict[str, tuple[str, ...]] = {
             sealed_body, sealed_input, sealed_output, num_items)
             VALUES (:id, :tenant, 'proj_' || :tenant, 'key', 'completed', {MADE}, now() + interval '1 day',
             '', '', '', 0)""",
-        "INSERT INTO response_events (response_id, sequence, tenant_id, fence, sealed) VALUES (:id, 1, :tenant, 0, '')",
+        """INSERT INTO response_events (response_id, sequence, tenant_id, fence, sealed)
+            VALUES (:id, 1, :tenant, 0, '')""",
     ),
     "conversations": (
-        f"""INSERT INTO conversations (id, tenant_id, project_id, created_at, used_at, expires_at, sealed_metadata)
+        f"""INSERT INTO conversations (id, tenant_id, project_id, created_at, used_at, expires_at,
+            sealed_metadata)
             VALUES (:id, :tenant, 'proj_' || :tenant, {MADE}, {MADE}, now() + interval '1 day', '')""",
         """INSERT INTO conversation_items (conversation_id, id, tenant_id, position, sealed)
             VALUES (:id, 'msg', :tenant, 1, '')""",
     ),
     "files": (
         f"""INSERT INTO files (id, tenant_id, purpose, filename, size, sha256, object_key, created_at)
-            VALUES (:id, :tenant, 'adapter', 'f', 1, '', 'tenants/' || :tenant || '/files/' || :id, {MADE})""",
+            VALUES (:id, :tenant, 'adapter', 'f', 1, '', 'tenants/' || :tenant || '/files/' || :id,
+            {MADE})""",
     ),
     "uploads": (
-        f"""INSERT INTO uploads (id, tenant_id, purpose, filename, mime_type, size, status, created_at, expires_at)
+        f"""INSERT INTO uploads (id, tenant_id, purpose, filename, mime_type, size, status, created_at,
+            expires_at)
             VALUES (:id, :tenant, 'adapter', 'f', '', 1, 'cancelled', {MADE}, now())""",
     ),
     "batches": (
-        f"""INSERT INTO batches (id, tenant_id, created_by, endpoint, status, input_file_id, input_key, input_size,
+        f"""INSERT INTO batches (id, tenant_id, created_by, endpoint, status, input_file_id, input_key,
+            input_size,
             created_at, completed_at, expires_at)
-            VALUES (:id, :tenant, 'key', '/', 'completed', 'file_0', 'tenants/' || :tenant || '/batches/' || :id, 1,
+            VALUES (:id, :tenant, 'key', '/', 'completed', 'file_0', 'tenants/' || :tenant || '/batches/' ||
+            :id, 1,
             {MADE}, {MADE}, now())""",
         "INSERT INTO batch_lines (batch_id, line, tenant_id, submitted_at) VALUES (:id, 1, :tenant, now())",
     ),
     "adapter_versions": (
         "INSERT INTO adapters (id, tenant_id, base, name) VALUES (:id, :tenant, 'sapling', :id)",
-        f"""INSERT INTO adapter_versions (adapter_id, version, tenant_id, base_digest, digest, rank, state, created_at,
+        f"""INSERT INTO adapter_versions (adapter_id, version, tenant_id, base_digest, digest, rank, state,
+            created_at,
             ready_at, sources)
             VALUES (:id, 1, :tenant, '', 'd', 8, 'ready', {MADE}, {MADE}, CAST(:sources AS jsonb))""",
     ),
@@ -55,10 +62,12 @@ INSERTS: dict[str, tuple[str, ...]] = {
             VALUES (:id, :tenant, 'adp_0', 1, 'succeeded', {MADE}, {MADE}, CAST(:parameters AS jsonb))""",
     ),
     "request_metadata": (
-        f"INSERT INTO request_metadata (tenant_id, submitted_at, request_id, sealed) VALUES (:tenant, {MADE}, :id, '')",
+        f"""INSERT INTO request_metadata (tenant_id, submitted_at, request_id, sealed)
+            VALUES (:tenant, {MADE}, :id, '')""",
     ),
     "refused_requests": (
-        f"""INSERT INTO refused_requests (tenant_id, at, request_id, key_id, project_id, user_id, method, route, path,
+        f"""INSERT INTO refused_requests (tenant_id, at, request_id, key_id, project_id, user_id, method,
+            route, path,
             model, service_tier, status, code, message, generation_id)
             VALUES (:tenant, {MADE}, :id, '', '', '', 'POST', '', '', '', '', 400, '', '', '')""",
     ),
@@ -165,7 +174,8 @@ async def set_days(database: Database, data_class: str, days: int, tenant: str =
     async with database.write(tenant) as session:
         await session.execute(
             text(
-                "INSERT INTO retention_settings (tenant_id, data_class, days) VALUES (:tenant, :data_class, :days)"
+                "INSERT INTO retention_settings (tenant_id, data_class, days) "
+                "VALUES (:tenant, :data_class, :days)"
             ),
             {"tenant": tenant, "data_class": data_class, "days": days},
         )

@@ -13,6 +13,7 @@ from migrations.metadata import metadata
 from retention.rules import CASCADES, CLASS_RULES, KEPT, ORGANIZATION_RULES
 from retention.sweep import ClocksDiffer, RetentionSweep
 from tenants.retention.classes import DEFAULT_BOUNDS, DataClass, RetentionBounds
+from tenants.retention.errors import PeriodNotAllowed
 from tests.retention import rows
 from tests.retention.rows import add, ages_left, scalar, set_days
 
@@ -161,6 +162,6 @@ async def test_the_operators_minimum_is_above_settings_and_plans(database: Datab
     least = RetentionBounds({DataClass.FILES: 7}, 35, 10)
     assert await RetentionSweep(database, least).run_for("ten_a") == 1
     assert [round(age) for age in await ages_left(database, "files")] == [4]
-    with pytest.raises(ValueError, match="days must be from 7 to"):
+    with pytest.raises(PeriodNotAllowed, match="use 7 to"):
         least.checked(DataClass.FILES, 3, 30)
     assert DEFAULT_BOUNDS.least(DataClass.AUDIT_LOG) == 365

@@ -1,7 +1,7 @@
 """Deletes what organizations' periods say is over, and certifies deletions.
 
-Rows in the queue of short tasks, so that they go within minutes; objects and certificates in the queue of jobs, whose
-workers have the object store and the key secret.
+Rows in the queue of short tasks, so that they go within minutes; objects and certificates in the queue of
+jobs, whose workers have the object store and the key secret.
 """
 
 from __future__ import annotations
