@@ -62,7 +62,7 @@ def statement_of(
         said["kept"] = [
             {"what": kept.title, "why": kept.why, "period": kept.period}
             for kept in kept_records(bounds.books_years)
-            if not kept.period.startswith("while")
+            if kept.outlives_organization
         ] + [
             {
                 "what": "Audit log",

@@ -11,7 +11,7 @@ from tenants.errors import TenantNotFound
 from tenants.retention.classes import DataClass, RetentionBounds
 from tenants.retention.holds import Holds, holds_of
 from tenants.retention.models import Deletion
-from tenants.retention.repository import HoldRepository, SettingRepository
+from tenants.retention.repository import SettingRepository
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,11 @@ class Periods:
 async def periods_of(session: WriteSession, tenant_id: str, bounds: RetentionBounds) -> Periods:
     """Returns the periods; no hold is placed until the transaction ends. Raises TenantNotFound."""
     holds = await holds_of(session, tenant_id)
-    settings = SettingRepository(session, tenant_id)
-    plan = await settings.of_plan()
-    if plan is None:
+    terms = await SettingRepository(session, tenant_id).terms()
+    if terms is None:
         raise TenantNotFound(tenant_id)
-    plan_days, stores_nothing = plan
-    set_days = await settings.days()
-    days = {one: applied(bounds, one, set_days.get(one), plan_days) for one in DataClass}
-    now = await HoldRepository(session, tenant_id).now()
-    return Periods(now, days, set_days, holds, plan_days, stores_nothing)
+    days = {one: applied(bounds, one, terms.days.get(one), terms.plan_days) for one in DataClass}
+    return Periods(terms.now, days, terms.days, holds, terms.plan_days, terms.stores_nothing)
 
 
 def applied(bounds: RetentionBounds, data_class: DataClass, days: int | None, plan_days: int) -> int | None:

@@ -137,7 +137,10 @@ class _Page(FPDF):
         self.multi_cell(0, 3.6, text, align="L", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
 
     def kept(self) -> None:
-        for one in self.statement.get("kept", ()):
+        kept = self.statement.get("kept", ())
+        if kept:
+            self.ln(4)
+        for one in kept:
             self._field("Kept", f"{one['what']}, {one['period']}: {one['why']}")
 
     def proof(self) -> None:

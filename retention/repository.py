@@ -12,6 +12,7 @@ from sqlalchemy import (
     and_,
     column,
     delete,
+    exists,
     func,
     literal,
     null,
@@ -57,6 +58,21 @@ class Slice:
 
 class SweepRepository(TenantRepository):
     """The rows of one organization, of any table with a rule."""
+
+    async def which(self, asked: Sequence[tuple[Rule, Due]]) -> list[Rule]:
+        """Returns the rules that have rows which are due, by one query."""
+        if not asked:
+            return []
+        found = [
+            exists(
+                select(literal(1))
+                .select_from(rule.model)
+                .where(rule.model.tenant_id == self.tenant_id, *_conditions(rule, due))
+            ).label(f"rule_{number}")
+            for number, (rule, due) in enumerate(asked)
+        ]
+        row = (await self.session.execute(select(*found), {PLAN_DAYS: asked[0][1].plan_days})).one()
+        return [rule for (rule, _), is_due in zip(asked, row, strict=True) if is_due]
 
     async def due(self, rule: Rule, due: Due, limit: int) -> Slice:
         """Locks up to `limit` rows that are due, the oldest first, without those that others have locked."""

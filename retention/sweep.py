@@ -16,7 +16,7 @@ from retention.audit_entries import prune_audit_entries
 from retention.periods import Periods, periods_of
 from retention.repository import Due, SweepRepository, database_clock, tenants_with_expired
 from retention.rules import CLASS_RULES, ORGANIZATION_RULES, Rule
-from tenants.retention.classes import RetentionBounds
+from tenants.retention.classes import DataClass, RetentionBounds
 from tenants.retention.repository import DeletionRepository, RetentionInventory
 
 log = structlog.get_logger(__name__)
@@ -82,7 +82,8 @@ class RetentionSweep:
     async def run_for(self, tenant_id: str) -> int:
         """Makes a pass over one organization."""
         is_whole, total = True, 0
-        for rule in await self._rules(tenant_id):
+        rules, prunes_entries = await self._due_rules(tenant_id)
+        for rule in rules:
             for _ in range(MAX_SLICES):
                 num = await self._slice(tenant_id, rule)
                 total += num
@@ -90,20 +91,28 @@ class RetentionSweep:
                     break
             else:
                 is_whole = False
-        num = await prune_audit_entries(self._database, tenant_id, self._bounds, self._slice_rows, MAX_SLICES)
-        total += num
+        if prunes_entries:
+            total += await prune_audit_entries(
+                self._database, tenant_id, self._bounds, self._slice_rows, MAX_SLICES
+            )
         await self._close(tenant_id, is_whole)
         if total:
             log.info("rows deleted by retention", tenant_id=tenant_id, count=total)
         return total
 
-    async def _rules(self, tenant_id: str) -> list[Rule]:
-        """Returns the rules by which rows may be due: most organizations have set few periods."""
+    async def _due_rules(self, tenant_id: str) -> tuple[list[Rule], bool]:
+        """Returns the rules by which rows are due, and whether the audit log has a period: most passes find
+        nothing, and cost one transaction.
+        """
         async with self._database.write(tenant_id) as session:
-            whole = await DeletionRepository(session, tenant_id).open("organization")
+            whole = await DeletionRepository(session, tenant_id).open("organization") is not None
             periods = await periods_of(session, tenant_id, self._bounds)
-        rules = (*CLASS_RULES, *ORGANIZATION_RULES) if whole is not None else CLASS_RULES
-        return [rule for rule in rules if _due(periods, rule, is_whole=whole is not None) is not None]
+            rules = (*CLASS_RULES, *ORGANIZATION_RULES) if whole else CLASS_RULES
+            asked = [
+                (rule, due) for rule in rules if (due := _due(periods, rule, is_whole=whole)) is not None
+            ]
+            found = await SweepRepository(session, tenant_id).which(asked)
+        return found, periods.days[DataClass.AUDIT_LOG] is not None
 
     async def _require_right_clocks(self) -> None:
         async with self._database.read(EVERY_TENANT) as session:

@@ -95,6 +95,7 @@ class KeptRecords:
     title: str
     why: str
     period: str
+    outlives_organization: bool = False
 
 
 def kept_records(books_years: int) -> tuple[KeptRecords, ...]:
@@ -103,10 +104,23 @@ def kept_records(books_years: int) -> tuple[KeptRecords, ...]:
     organization = "while the organization exists"
     return (
         KeptRecords(
-            "Usage ledger and its sums", "Invoices are proved by it: token counts, models and ids.", books
+            "Usage ledger and its sums",
+            "Invoices are proved by it: token counts, models and ids.",
+            books,
+            outlives_organization=True,
         ),
-        KeptRecords("Invoices, payments and credits", "Tax and commercial law ask for them.", books),
-        KeptRecords("Service levels", "Counts of requests by minute; credits are computed from them.", books),
+        KeptRecords(
+            "Invoices, payments and credits",
+            "Tax and commercial law ask for them.",
+            books,
+            outlives_organization=True,
+        ),
+        KeptRecords(
+            "Service levels",
+            "Counts of requests by minute; credits are computed from them.",
+            books,
+            outlives_organization=True,
+        ),
         KeptRecords("Counts of refused calls", "By hour, status and code; without ids.", "30 days"),
         KeptRecords("Projects, members, keys, limits", "The account itself.", organization),
         KeptRecords("Adapters that serve", "Deleted with the adapter, within minutes.", organization),
@@ -114,6 +128,7 @@ def kept_records(books_years: int) -> tuple[KeptRecords, ...]:
             "Certificates of deletion, legal holds",
             "They prove what was done.",
             "also after the organization",
+            outlives_organization=True,
         ),
     )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import exists, func, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import exists, func, literal, select, update
+from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.base import new_id
@@ -27,15 +27,20 @@ from tenants.retention.models import (
 _HOLDS = "legal holds"
 
 
+class RetentionTerms(NamedTuple):
+    """What an organization's periods are worked out from."""
+
+    now: datetime
+    """By the database's clock."""
+    plan_days: int
+    """For which the plan keeps responses."""
+    stores_nothing: bool
+    days: dict[str, int]
+    """By class, where there is a setting."""
+
+
 class SettingRepository(TenantRepository):
     """The periods of one organization."""
-
-    async def days(self) -> dict[str, int]:
-        """Returns the days by class, of classes that have a setting."""
-        rows = await self.session.execute(
-            self.select_own(RetentionSetting, RetentionSetting.data_class, RetentionSetting.days)
-        )
-        return {row[0]: row[1] for row in rows}
 
     async def set(self, data_class: DataClass, days: int | None) -> None:
         """Sets the days of a class; None removes the setting."""
@@ -49,13 +54,22 @@ class SettingRepository(TenantRepository):
             row.on_conflict_do_update(index_elements=["tenant_id", "data_class"], set_=changed)
         )
 
-    async def of_plan(self) -> tuple[int, bool] | None:
-        """Returns the days for which the plan keeps responses, and whether nothing is stored; None: there is
-        no such organization.
-        """
-        query = select(Plan.response_days, Tenant.stores_nothing).join(Plan, Plan.id == Tenant.plan_id)
-        row = (await self.session.execute(query.where(Tenant.id == self.tenant_id))).one_or_none()
-        return None if row is None else (row[0], row[1])
+    async def terms(self) -> RetentionTerms | None:
+        """Returns what periods are worked out from; None: there is no such organization."""
+        setting = RetentionSetting
+        days = self.select_own(setting, func.jsonb_object_agg(setting.data_class, setting.days))
+        query = (
+            select(
+                func.clock_timestamp(),
+                Plan.response_days,
+                Tenant.stores_nothing,
+                func.coalesce(days.scalar_subquery(), literal({}, JSONB), type_=JSONB),
+            )
+            .join(Plan, Plan.id == Tenant.plan_id)
+            .where(Tenant.id == self.tenant_id)
+        )
+        row = (await self.session.execute(query)).one_or_none()
+        return None if row is None else RetentionTerms(*row)
 
 
 class HoldRepository(TenantRepository):

@@ -139,22 +139,18 @@ async def make_tenants(database: Database) -> None:
 
 async def add(database: Database, table: str, ages: Sequence[float], tenant: str = "ten_a") -> list[str]:
     """Writes a row of each age in days; returns their ids."""
-    made = []
+    values = []
+    for age in ages:
+        one = new_id("row")
+        key = f"tenants/{tenant}/adapters/{one}/sources/s/"
+        row: dict[str, Any] = {"id": one, "tenant": tenant, "age": age}
+        row["sources"] = json.dumps({name: {"key": key + name} for name in ("a", "b")})
+        row["parameters"] = json.dumps({"calibration": {"key": key + "c"}, "dtype": "auto"})
+        values.append(row)
     async with database.write(tenant) as session:
-        for age in ages:
-            one = new_id("row")
-            key = f"tenants/{tenant}/adapters/{one}/sources/s/"
-            values: dict[str, Any] = {
-                "id": one,
-                "tenant": tenant,
-                "age": age,
-                "sources": json.dumps({name: {"key": key + name} for name in ("a", "b")}),
-                "parameters": json.dumps({"calibration": {"key": key + "c"}, "dtype": "auto"}),
-            }
-            for statement in INSERTS[table]:
-                await session.execute(text(statement), values)
-            made.append(one)
-    return made
+        for statement in INSERTS[table]:
+            await session.execute(text(statement), values)
+    return [row["id"] for row in values]
 
 
 async def ages_left(database: Database, table: str, tenant: str = "ten_a") -> list[float]:

@@ -98,7 +98,7 @@ async def end_day(database: Database) -> None:
     """A day later: what periods delete is certified by the day."""
     async with database.write(EVERY_TENANT) as session:
         await session.execute(text("UPDATE deletions SET started_at = started_at - interval '1 day'"))
-    await sweep(database).run()
+    await sweep(database).run_for("ten_a")
 
 
 async def certificates(database: Database, tenant: str = "ten_a") -> list[dict[str, Any]]:
@@ -133,9 +133,9 @@ async def test_a_kill_anywhere_loses_nothing_and_counts_nothing_twice(
     killing("owe", 2)  # rows deleted and counted, not committed
     killing("settle", 3)  # the object is gone, and still owed
     with pytest.raises(RuntimeError, match="killed"):
-        await sweep(database, slice_rows=2).run()
+        await sweep(database, slice_rows=2).run_for("ten_a")
     assert len(await ages_left(database, "files")) == 3
-    await sweep(database, slice_rows=2).run()
+    await sweep(database, slice_rows=2).run_for("ten_a")
     with pytest.raises(RuntimeError, match="killed"):
         await delete_owed_objects(database, store)
     assert await certify(database) == 0
@@ -156,7 +156,7 @@ async def test_objects_that_the_store_keeps_are_owed(database: Database, store: 
     await add(database, "files", [9, 9, 0.1])
     await fill(store, database)
     store.is_away = True
-    await sweep(database).run()
+    await sweep(database).run_for("ten_a")
     assert await delete_owed_objects(database, store) == 0
     await end_day(database)
     assert (await certify(database), await stored(store)) == (0, 3)
@@ -173,7 +173,7 @@ async def test_objects_that_the_store_keeps_are_owed(database: Database, store: 
 async def test_reconciliation_names_what_is_owed_for_long(database: Database, store: FailingStore) -> None:
     await set_days(database, "files", 1)
     [one] = await add(database, "files", [9])
-    await sweep(database).run()
+    await sweep(database).run_for("ten_a")
     now = await scalar(database, "SELECT now()")
     assert await compare_deletions(database, now) == []
     [found] = await compare_deletions(database, now + timedelta(hours=25))
@@ -189,7 +189,7 @@ async def test_a_hold_keeps_a_class_and_an_object_until_it_is_lifted(database: D
     batches = await add(database, "batches", [9, 9])
     of_class = await service.place_hold("ten_a", "case 1", ANN, data_class=DataClass.FILES)
     of_object = await service.place_hold("ten_a", "case 2", ANN, object_id=batches[0])
-    await sweep(database).run()
+    await sweep(database).run_for("ten_a")
     assert len(await ages_left(database, "files")) == 1
     assert await scalar(database, "SELECT id FROM batches") == batches[0]
     preview = await service.preview("ten_a", DataClass.BATCHES, 1)
@@ -201,7 +201,7 @@ async def test_a_hold_keeps_a_class_and_an_object_until_it_is_lifted(database: D
         await service.lift_hold("ten_a", hold.id, ANN)
     with pytest.raises(HoldLifted):
         await service.lift_hold("ten_a", of_class.id, ANN)
-    assert await sweep(database).run() == 2
+    assert await sweep(database).run_for("ten_a") == 2
     log = AuditLog(database)
     types = [entry.type for entry in await log.list("ten_a", newest_first=False)]
     assert types == ["legal_hold.placed"] * 2 + ["legal_hold.lifted"] * 2
@@ -254,7 +254,7 @@ async def test_a_shorter_period_shows_what_it_deletes_before_it_is_confirmed(dat
     assert await service.certificates("ten_a") == []
     shown = await service.set("ten_a", DataClass.FILES, 4, ANN, confirms_deletions=True)
     assert (shown.days, shown.set_days, shown.default) == (4, 4, None)
-    await sweep(database).run()
+    await sweep(database).run_for("ten_a")
     await certify(database)  # soon, not after a day; the objects are owed
     assert await certificates(database) == []
     async with database.write(EVERY_TENANT) as session:
@@ -276,7 +276,7 @@ async def test_a_certificate_is_proved_without_a_database_and_a_changed_one_is_n
 ) -> None:
     await set_days(database, "requests", 1)
     await add(database, "request_metadata", [9, 9])
-    await sweep(database).run()
+    await sweep(database).run_for("ten_a")
     await end_day(database)
     await certify(database)
     [document] = json.loads(json.dumps(await certificates(database)))
@@ -320,7 +320,7 @@ async def test_the_oldest_entries_of_the_audit_log_go_and_the_rest_is_proved(dat
     log = AuditLog(database)
     await write_old_entries(database, [500, 400, 100, 1])
     await set_days(database, "audit_log", 365)
-    assert await sweep(database, slice_rows=1).run() == 2
+    assert await sweep(database, slice_rows=1).run_for("ten_a") == 2
     proof = await log.prove("ten_a")
     assert (proof.num_entries, proof.broken_from) == (4, None)
     assert [entry.seq for entry in await log.list("ten_a", newest_first=False)] == [3, 4]
@@ -352,7 +352,7 @@ async def test_an_organization_leaves_its_books_and_a_certificate(
     await deletion.begin("ten_a")
     with pytest.raises(DeletionBegun):
         await deletion.begin("ten_a")
-    await sweep(database, slice_rows=1).run_expired()
+    await sweep(database).run_expired()
     await delete_owed_objects(database, store)
     assert await certify(database) == 0, "an adapter is still stored"
     async with database.write("ten_a") as session:  # as the purge of deleted adapters does
