@@ -29,11 +29,12 @@ from retention.organizations import OrganizationDeletion
 from retention.service import RetentionService
 from retention.signing import CertificateSigner
 from retention.sweep import RetentionSweep
-from tenants.actors import SYSTEM, Actor
+from tenants.actors import OPERATOR, SYSTEM, Actor
 from tenants.audit.chain import digest_of
 from tenants.audit.repository import AuditRepository
 from tenants.audit.service import OPERATOR_CHAIN, AuditEntry, AuditFilter, AuditLog
 from tenants.key_secrets import KeySecrets
+from tenants.refusals.intake import RefusalIntake
 from tenants.retention.classes import DataClass, RetentionBounds
 from tenants.retention.errors import (
     DeletionBegun,
@@ -43,6 +44,7 @@ from tenants.retention.errors import (
     OrganizationActive,
     PeriodNotAllowed,
 )
+from tenants.service import account_services
 from tests.retention import rows
 from tests.retention.rows import add, ages_left, scalar, set_days
 
@@ -242,6 +244,44 @@ async def test_requests_to_delete_are_refused_while_held_and_certified_afterward
     assert [one.document["sha256"] for one in found] == [first["sha256"]]
     assert await service.certificates("ten_b", object_id="resp_1") == []
     verify_chain([first, second])
+
+
+async def test_a_removed_member_is_certified_and_a_held_one_is_kept(
+    database: Database, redis_client: redis.asyncio.Redis
+) -> None:
+    accounts, service = account_services(database, redis_client, "s" * 32), RetentionService(database, BOUNDS)
+    member = await accounts.users.create("ten_a", "bob@example.com", "a long password", role="viewer")
+    await accounts.members.add_to_project("ten_a", "proj_ten_a", member.user_id, "member", OPERATOR)
+    hold = await service.place_hold("ten_a", "case", ANN, object_id=member.user_id)
+    with pytest.raises(OnLegalHold, match="disable the user, or lift"):
+        await accounts.members.remove("ten_a", member.user_id, OPERATOR)
+    await service.lift_hold("ten_a", hold.id, ANN)
+    await accounts.members.remove("ten_a", member.user_id, OPERATOR)
+    assert await certify(database) == 1
+    [document] = await certificates(database)
+    [said] = document["statement"]["deletions"]
+    assert said["object"] == {"kind": "user", "id": member.user_id}
+    assert [(table["table"], table["rows"]) for table in said["tables"]] == [("project_members", 1)]
+    held = await service.place_hold("ten_a", "case", ANN, data_class=DataClass.RESPONSES)
+    with pytest.raises(OnLegalHold):
+        await accounts.data_retention.set("ten_a", True, OPERATOR)
+    await service.lift_hold("ten_a", held.id, ANN)
+    await accounts.data_retention.set("ten_a", True, OPERATOR)
+
+
+async def test_refused_calls_of_a_month_ago_stay_while_any_are_held(
+    database: Database, redis_client: redis.asyncio.Redis
+) -> None:
+    service, intake = RetentionService(database, BOUNDS), RefusalIntake(database, redis_client, "one")
+    hold = await service.place_hold("ten_a", "case", ANN, data_class=DataClass.REQUESTS)
+    for tenant in rows.TENANTS:
+        await add(database, "refused_requests", [40], tenant)
+    await intake.tidy()
+    for tenant, num in (("ten_a", 0), ("ten_b", 1)):
+        assert await sweep(database).run_for(tenant) == num
+    await service.lift_hold("ten_a", hold.id, ANN)
+    await intake.tidy()
+    assert await ages_left(database, "refused_requests") == []
 
 
 async def test_a_shorter_period_shows_what_it_deletes_before_it_is_confirmed(database: Database) -> None:

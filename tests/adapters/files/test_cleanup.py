@@ -70,7 +70,7 @@ async def test_two_at_once_do_no_harm(place: Place) -> None:
     kept = await place.files.create("ten_one", None, "adapter", "a.json", b"{}", max_bytes=10)
     for number in range(20):
         await place.store.put(f"tenants/ten_one/files/orphan_{number}", b"x")
-        await place.files.create("ten_one", None, "adapter", "a.json", b"{}", 3600, max_bytes=10)
+    await asyncio.gather(*(run(place, now() + 2 * HOUR) for _ in range(3)))
     assert await place.keys() == {kept.object_key}
 
 
