@@ -121,15 +121,15 @@ async def purge_deleted(
             continue
         async with database.read(adapter.tenant_id) as session:
             versions = await AdapterRepository(session, adapter.tenant_id).versions(adapter.id)
-        num_objects = 0
+        removed = []
         async for stored in store.list(adapter_prefix(adapter.tenant_id, adapter.id).rstrip("/")):
             await store.delete(stored.key)
-            num_objects += 1
+            removed.append(stored.key)
         for digest in sorted({digest for version in versions for digest in _digests(version)}):
             await _drop_artifact(database, store, artifacts_dir, digest, now - grace)
         async with database.write(adapter.tenant_id) as session:
             await AdapterRepository(session, adapter.tenant_id).forget_versions(adapter.id)
-            await _note_purged(session, adapter, versions, num_objects)
+            await _note_purged(session, adapter, versions, removed)
         log.info("deleted adapter purged", tenant_id=adapter.tenant_id, adapter_id=adapter.id)
     return len(deleted)
 
@@ -142,7 +142,7 @@ async def _is_held(database: Database, adapter: Adapter) -> bool:
 
 
 async def _note_purged(
-    session: WriteSession, adapter: Adapter, versions: Sequence[AdapterVersion], num_objects: int
+    session: WriteSession, adapter: Adapter, versions: Sequence[AdapterVersion], removed: Sequence[str]
 ) -> None:
     """Counts what is gone in the deletion that was requested, of the adapter or of its organization."""
     deletions = DeletionRepository(session, adapter.tenant_id)
@@ -153,6 +153,8 @@ async def _note_purged(
     ids = [f"{adapter.id}@{version.version}" for version in versions]
     if ids:
         await deletions.count(deletion.id, _VERSIONS, None, len(ids), ids)
+    # What is owed is counted when it is settled.
+    num_objects = len(removed) - await deletions.num_owed_of(removed)
     if num_objects:
         await deletions.add_objects(deletion.id, _VERSIONS, num_objects)
     if requested is not None:

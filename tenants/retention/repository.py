@@ -256,6 +256,11 @@ class DeletionRepository(TenantRepository):
         """Returns how many objects the object store still has to delete."""
         return int((await self.session.execute(self.select_own(OwedObject, func.count()))).scalar_one())
 
+    async def num_owed_of(self, object_keys: Collection[str]) -> int:
+        """Returns how many of these objects are owed."""
+        query = self.select_own(OwedObject, func.count()).where(OwedObject.object_key.in_(object_keys))
+        return int((await self.session.execute(query)).scalar_one())
+
     async def _count(self, deletion_id: str, table: str) -> DeletionCount | None:
         query = self.select_own(DeletionCount).where(
             DeletionCount.deletion_id == deletion_id, DeletionCount.table_name == table
