@@ -94,7 +94,7 @@ _LAST_USE = func.coalesce(
         Conversation.expires_at - func.make_interval(0, 0, 0, bindparam(PLAN_DAYS, type_=Integer)),
     ),
 )
-_IS_OVER = func.clock_timestamp()
+_CLOCK = func.clock_timestamp()
 _WITHOUT_PARTS = ~exists().where(UploadPart.upload_id == Upload.id)
 _OPEN_JOBS = (JobStatus.VALIDATING_FILES, JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.PAUSED)
 _JOB_ENDED = Job.status.not_in(_OPEN_JOBS)
@@ -110,7 +110,7 @@ _BATCH_ENDED_AT = func.coalesce(
 _OF_BATCHES = (Purpose.BATCH, Purpose.BATCH_OUTPUT)
 _WAITING = exists().where(Delivery.notification_id == Notification.id, Delivery.state == "pending")
 _INVITE_ENDED_AT = func.coalesce(func.least(Invite.accepted_at, Invite.deleted_at), Invite.expires_at)
-_FILE_EXPIRED = StoredFile.expires_at <= _IS_OVER
+_FILE_EXPIRED = StoredFile.expires_at <= _CLOCK
 
 
 def _keys_in(column: InstrumentedAttribute[Any], path: str) -> ColumnElement[Any]:
@@ -138,7 +138,7 @@ CLASS_RULES: tuple[Rule, ...] = (
         row_id=StoredResponse.id,
         held_by=(StoredResponse.id, StoredResponse.conversation_id),
         cascades={"response_events": "response_id"},
-        expired=StoredResponse.expires_at <= _IS_OVER,
+        expired=StoredResponse.expires_at <= _CLOCK,
         goes_when_silent=True,
     ),
     Rule(
@@ -148,7 +148,7 @@ CLASS_RULES: tuple[Rule, ...] = (
         row_id=Conversation.id,
         held_by=(Conversation.id,),
         cascades={"conversation_items": "conversation_id"},
-        expired=Conversation.expires_at <= _IS_OVER,
+        expired=Conversation.expires_at <= _CLOCK,
         goes_when_silent=True,
     ),
     _file_rule(DataClass.FILES, StoredFile.purpose.not_in(_OF_BATCHES)),
@@ -229,7 +229,7 @@ CLASS_RULES: tuple[Rule, ...] = (
         Invite,
         _INVITE_ENDED_AT,
         DataClass.SIGN_IN,
-        has_ended=_INVITE_ENDED_AT <= _IS_OVER,
+        has_ended=_INVITE_ENDED_AT <= _CLOCK,
         row_id=Invite.id,
         held_by=(Invite.id,),
     ),
@@ -252,7 +252,6 @@ CLASS_RULES: tuple[Rule, ...] = (
 """By class. The audit log's entries are deleted by `retention.audit_entries`: they are a chain."""
 
 _NOT_ENDED = AdapterShare.state.in_(("offered", "active"))
-_NOW = func.clock_timestamp()
 ORGANIZATION_RULES: tuple[Rule, ...] = (
     # Rows that refer to others go first.
     Rule(
@@ -264,7 +263,7 @@ ORGANIZATION_RULES: tuple[Rule, ...] = (
     *(
         Rule(model, moment)
         for model, moment in (
-            (ScimGroupMember, _NOW),
+            (ScimGroupMember, _CLOCK),
             (ScimUser, ScimUser.updated_at),
             (Identity, Identity.created_at),
             (SecondFactor, SecondFactor.created_at),

@@ -11,7 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
-from db.session import EVERY_TENANT, Database
+from db.errors import DatabaseUnavailable
+from db.session import EVERY_TENANT, Database, WriteSession
 from retention.audit_entries import prune_audit_entries
 from retention.periods import Periods, periods_of
 from retention.repository import Due, SweepRepository, database_clock, tenants_with_expired
@@ -76,7 +77,13 @@ class RetentionSweep:
     async def _over(self, tenants: Sequence[str]) -> int:
         total = 0
         for tenant_id in tenants:
-            total += await self.run_for(tenant_id)
+            try:
+                total += await self.run_for(tenant_id)
+            except DatabaseUnavailable:
+                raise
+            except Exception:
+                # One organization's rows must not keep all others' for ever.
+                log.exception("retention of an organization failed", tenant_id=tenant_id)
         return total
 
     async def run_for(self, tenant_id: str) -> int:
@@ -160,8 +167,18 @@ class RetentionSweep:
                 if by_periods.is_wanted_soon or age >= CERTIFIED_AFTER:
                     await deletions.finish(by_periods)
             whole = await deletions.open("organization")
-            if whole is not None and not await SweepRepository(session, tenant_id).num_stored_versions():
+            if whole is not None and await self._is_gone(session, tenant_id):
                 await deletions.finish(whole)
+
+    async def _is_gone(self, session: WriteSession, tenant_id: str) -> bool:
+        """Returns whether nothing of a deleted organization is left: others may have had rows locked."""
+        periods = await periods_of(session, tenant_id, self._bounds)
+        rows = SweepRepository(session, tenant_id)
+        asked = [
+            (rule, Due(None, periods.holds.by_object, periods.plan_days, takes_all=True))
+            for rule in (*CLASS_RULES, *ORGANIZATION_RULES)
+        ]
+        return not await rows.which(asked) and not await rows.num_stored_versions()
 
 
 def _due(periods: Periods, rule: Rule, *, is_whole: bool) -> Due | None:

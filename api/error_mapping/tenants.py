@@ -55,6 +55,7 @@ from tenants.provisioning.errors import (
 from tenants.quotas.redis_connection import RedisDown, ReplyError
 from tenants.retention.errors import (
     CertificateNotFound,
+    DataClassNotFound,
     DeletionBegun,
     DeletionUnconfirmed,
     HoldLifted,
@@ -135,6 +136,7 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     HoldLifted: ErrorResponse(409, "conflict_error", "hold_lifted", retry=False),
     TooManyHolds: ErrorResponse(409, "conflict_error", "too_many", retry=False),
     CertificateNotFound: NOT_FOUND,
+    DataClassNotFound: NOT_FOUND,
     PeriodNotAllowed: ErrorResponse(409, "conflict_error", "period_not_allowed", retry=False, param="days"),
     DeletionUnconfirmed: ErrorResponse(
         409, "conflict_error", "confirmation_required", retry=False, param="confirm_deletions"

@@ -17,6 +17,7 @@ from api.services import served, services_of
 from retention.service import ClassPeriod, RetentionService
 from tenants.retention.classes import LONGEST_DAYS, DataClass, kept_records
 from tenants.retention.errors import (
+    DataClassNotFound,
     DeletionUnconfirmed,
     HoldLifted,
     HoldNotFound,
@@ -161,6 +162,13 @@ def _hold_object(hold: LegalHold) -> LegalHoldObject:
     }
 
 
+def _class_of(name: str) -> DataClass:
+    """Returns the class of this name. Raises DataClassNotFound."""
+    if name not in DataClass.__members__.values():
+        raise DataClassNotFound(name)
+    return DataClass(name)
+
+
 @router.get("/retention", operation_id="retrieveRetention")
 async def retrieve_retention(request: Request) -> RetentionObject:
     """Retrieves for how long each class of the organization's data is kept, and what is kept beside them."""
@@ -181,18 +189,18 @@ async def retrieve_retention(request: Request) -> RetentionObject:
 
 
 @router.get("/retention/{data_class}/preview", operation_id="previewRetention")
-@fails_with(PeriodNotAllowed("files", 7, 30, 365))
+@fails_with(PeriodNotAllowed("files", 7, 30, 365), DataClassNotFound("mail"))
 async def preview_retention(
     request: Request,
-    data_class: ClassName,
+    data_class: str,
     days: Annotated[int | None, Query(ge=1, le=LONGEST_DAYS, description="Left out: the default.")] = None,
 ) -> RetentionPreviewObject:
     """Counts what a period would delete now."""
     who = await authenticated_admin(request, READ_PROJECTS)
-    found = await retention_of(request).preview(who.tenant_id, DataClass(data_class), days)
+    found = await retention_of(request).preview(who.tenant_id, _class_of(data_class), days)
     return {
         "object": "organization.retention_preview",
-        "data_class": data_class,
+        "data_class": found.data_class.value,  # type: ignore[typeddict-item]
         "days": found.days,
         "rows": found.num_rows,
         "tables": [
@@ -213,8 +221,10 @@ async def preview_retention(
     operation_id="updateRetention",
     openapi_extra=json_body("UpdateRetentionRequest"),
 )
-@fails_with(DeletionUnconfirmed("files", 7, 12), PeriodNotAllowed("files", 7, 30, 365))
-async def update_retention(request: Request, data_class: ClassName) -> RetentionClassObject:
+@fails_with(
+    DeletionUnconfirmed("files", 7, 12), PeriodNotAllowed("files", 7, 30, 365), DataClassNotFound("mail")
+)
+async def update_retention(request: Request, data_class: str) -> RetentionClassObject:
     """Sets for how many days a class is kept. A shorter period that deletes data now has to be confirmed;
     what is older is then deleted for good within minutes, and certified.
     """
@@ -222,7 +232,7 @@ async def update_retention(request: Request, data_class: ClassName) -> Retention
     wanted = await read_body(request, UpdateRetentionRequest)
     period = await retention_of(request).set(
         who.tenant_id,
-        DataClass(data_class),
+        _class_of(data_class),
         wanted.days,
         who.actor,
         confirms_deletions=wanted.confirm_deletions,

@@ -41,6 +41,13 @@ class CertificateNotFound(TenantError):
         super().__init__(f"there is no certificate of deletion {certificate_id[:80]!r}")
 
 
+class DataClassNotFound(TenantError):
+    """There is no class of data of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no class of data {name[:80]!r}: the retention settings list them")
+
+
 class PeriodNotAllowed(TenantError):
     """The period is outside of the bounds that plan and operator set."""
 

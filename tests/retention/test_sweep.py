@@ -156,6 +156,25 @@ async def test_nothing_is_deleted_by_a_clock_that_is_wrong(database: Database) -
     assert await sweep(database).run() == 1
 
 
+async def test_one_organization_that_fails_does_not_keep_the_others(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = sweep(database)
+    for tenant in rows.TENANTS:
+        await set_days(database, "files", 1, tenant)
+        await add(database, "files", [9], tenant)
+    before = made.run_for
+
+    async def fails_for_one(tenant_id: str) -> int:
+        if tenant_id == "ten_a":
+            raise RuntimeError("a row that cannot be deleted")
+        return await before(tenant_id)
+
+    monkeypatch.setattr(made, "run_for", fails_for_one)
+    assert await made.run() == 1
+    assert await ages_left(database, "files", "ten_b") == []
+
+
 async def test_the_operators_minimum_is_above_settings_and_plans(database: Database) -> None:
     await add(database, "files", [4, 9])
     await set_days(database, "files", 2)
