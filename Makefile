@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_PROCESSES ?= 4
 # Kernels that were compiled for a test once, by what they were made of: tests compile what has changed.
 TRITON_TEST_CACHE ?= $(CURDIR)/var/triton
-PACKAGES := adapters admin api batches billing cli conversations db engine kernels routing sla telemetry tenants tokenization worker benchmarks examples
+PACKAGES := adapters admin api batches billing cli conversations db engine kernels retention routing sla telemetry tenants tokenization worker benchmarks examples
 # Installed for the examples of docs/clients.md, each apart, since some need other versions of packages than we do.
 CLIENTS := instructor langchain pydantic-ai model-signing
 DEMO_DATA ?= var/demo

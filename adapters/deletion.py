@@ -7,6 +7,7 @@ by equal weights: one is removed with the last version, of any tenant, that need
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,12 +28,16 @@ from adapters.published_artifacts.publishing import withdraw
 from adapters.repository import AdapterDirectory, AdapterRepository
 from adapters.sharing.repository import OwnShares
 from adapters.storage.objects import ObjectStore
-from db.session import EVERY_TENANT, Database
+from db.session import EVERY_TENANT, Database, WriteSession
 from engine.lora.artifact import artifact_path
 from engine.lora.signatures import signature_path
 from engine.protocol import AdapterRef
 from tenants.actors import SYSTEM, Actor
 from tenants.audit.service import AuditLog
+from tenants.retention.classes import DataClass
+from tenants.retention.holds import holds_of, require_no_hold
+from tenants.retention.repository import DeletionRepository
+from tenants.retention.requests import record_request
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +46,7 @@ GRACE = timedelta(minutes=10)
 ORPHAN_AGE = timedelta(hours=1)
 """Longer than a request takes from copying files to its commit."""
 PAGE = 100
+_VERSIONS = AdapterVersion.__tablename__
 
 
 class AdapterDeletion:
@@ -59,7 +65,7 @@ class AdapterDeletion:
 
     async def delete(self, tenant_id: str, adapter: str, *, by: Actor = SYSTEM) -> Adapter:
         """Takes an adapter out of service permanently. Its name is free at once, running requests finish, its
-        jobs stop; `purge_deleted` removes what is stored. Raises AdapterNotFound.
+        jobs stop; `purge_deleted` removes what is stored. Raises AdapterNotFound, OnLegalHold.
         """
         name = self._bases.reference(adapter)
         async with self._database.write(tenant_id) as session:
@@ -72,6 +78,8 @@ class AdapterDeletion:
             row = await repository.lock(name)
             if row is None:
                 raise AdapterNotFound(adapter)
+            what = f"adapter {row.name}"
+            await require_no_hold(session, tenant_id, what, DataClass.ADAPTER_SOURCES, row.id)
             now = datetime.now(UTC)
             for job in jobs:
                 finish(job, JobStatus.CANCELLED)  # its worker finds its lease lost
@@ -85,6 +93,8 @@ class AdapterDeletion:
             row.deleted_at, row.active_version, row.previous_version = now, None, None
             events.record(session, tenant_id, row.id, "adapter.deleted", f"Adapter {row.name} was deleted.")
             self._announcer.serves(session, row, before=before)
+            # `purge_deleted` ends it, when nothing is stored any more.
+            await record_request(session, tenant_id, by, ("adapter", row.id), (), is_done=False)
             await AuditLog.record(
                 session, tenant_id, by, "adapter.deleted", ("adapter", row.id), {"name": row.name}
             )
@@ -108,16 +118,48 @@ async def purge_deleted(
     async with database.read(EVERY_TENANT) as session:
         deleted = await AdapterDirectory(session).deleted_before(now - grace, limit=limit)
     for adapter in deleted:
+        if await _is_held(database, adapter):
+            continue
         async with database.read(adapter.tenant_id) as session:
             versions = await AdapterRepository(session, adapter.tenant_id).versions(adapter.id)
+        removed = []
         async for stored in store.list(adapter_prefix(adapter.tenant_id, adapter.id).rstrip("/")):
             await store.delete(stored.key)
+            removed.append(stored.key)
         for digest in sorted({digest for version in versions for digest in _digests(version)}):
             await _drop_artifact(database, store, artifacts_dir, digest, now - grace)
         async with database.write(adapter.tenant_id) as session:
             await AdapterRepository(session, adapter.tenant_id).forget_versions(adapter.id)
+            await _note_purged(session, adapter, versions, removed)
         log.info("deleted adapter purged", tenant_id=adapter.tenant_id, adapter_id=adapter.id)
     return len(deleted)
+
+
+async def _is_held(database: Database, adapter: Adapter) -> bool:
+    """Returns whether a hold was placed after the adapter's deletion was requested."""
+    async with database.write(adapter.tenant_id) as session:
+        holds = await holds_of(session, adapter.tenant_id)
+    return bool(holds.of_class(DataClass.ADAPTER_SOURCES) or holds.by_object.get(adapter.id))
+
+
+async def _note_purged(
+    session: WriteSession, adapter: Adapter, versions: Sequence[AdapterVersion], removed: Sequence[str]
+) -> None:
+    """Counts what is gone in the deletion that was requested, of the adapter or of its organization."""
+    deletions = DeletionRepository(session, adapter.tenant_id)
+    requested = await deletions.open("request", adapter.id)
+    deletion = requested or await deletions.open("organization")
+    if deletion is None:
+        return  # of an adapter that was deleted before there were certificates
+    ids = [f"{adapter.id}@{version.version}" for version in versions]
+    if ids:
+        await deletions.count(deletion.id, _VERSIONS, None, len(ids), ids)
+    # What is owed is counted when it is settled.
+    num_objects = len(removed) - await deletions.num_owed_of(removed)
+    if num_objects:
+        await deletions.add_objects(deletion.id, _VERSIONS, num_objects)
+    if requested is not None:
+        await deletions.finish(requested)
 
 
 def _digests(version: AdapterVersion) -> set[str]:

@@ -28,6 +28,7 @@ from admin.playground.routes import PlaygroundRoutes
 from admin.projects.routes import ProjectRoutes
 from admin.projects.service_account_routes import ServiceAccountRoutes
 from admin.provisioning.routes import ProvisioningRoutes
+from admin.retention.routes import RetentionRoutes
 from admin.search.routes import SearchRoutes
 from admin.service_levels.routes import ServiceLevelRoutes
 from admin.services import AdapterServices, BillingServices, ConsoleServices, ErrorMapping
@@ -79,6 +80,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *SingleSignOnRoutes(console, services).routes(),
             *WorkloadIdentityRoutes(console, services).routes(),
             *SigningRoutes(console, services).routes(),
+            *RetentionRoutes(console, services).routes(),
             *AuditRoutes(console, services).routes(),
             *ServiceLevelRoutes(console, services).routes(),
             *JoinRoutes(console, services).routes(),

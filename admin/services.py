@@ -35,6 +35,7 @@ from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from billing.statements import Statements
 from engine.protocol import PriorityClass
+from retention.service import RetentionService
 from sla.service import SlaReports
 from tenants.accounts import UserAccounts
 from tenants.context import KeyKind
@@ -119,6 +120,7 @@ class ConsoleServices:
     files: FileService
     uploads: UploadService
     batches: BatchService
+    retention: RetentionService
     batch_endpoints: Sequence[str]
     """Paths of the API that the lines of a batch can name."""
     adapters: AdapterServices

@@ -43,6 +43,7 @@ from conversations.background.service import BackgroundQueue
 from conversations.responses.service import ResponseService
 from conversations.service import ConversationService
 from db.outbox import Outbox
+from retention.service import RetentionService
 from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
@@ -162,6 +163,8 @@ class Services:
     """None in a process that does not record refused requests."""
     request_metadata: MetadataRecorder | None = None
     """None in a process that does not keep the metadata of requests."""
+    retention: RetentionService | None = None
+    """None in a process without the routes of retention."""
     batches: BatchService | None = None
     """None in a process without the routes of batches."""
     token_exchange: TokenExchange | None = None

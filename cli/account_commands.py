@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cli.errors import UsageError
 from cli.printing import Data, print_rows
 
 tenant_app = typer.Typer(
@@ -75,6 +76,21 @@ def tenant_enable(tenant: Tenant, data: Data = None) -> None:
 
     accounts.set_tenant_disabled(data, tenant, False)
     print(f"{tenant} is enabled")
+
+
+@tenant_app.command("delete")
+def tenant_delete(
+    tenant: Tenant,
+    confirm: Annotated[str, typer.Option(help="The tenant's name once more: this cannot be undone.")],
+    data: Data = None,
+) -> None:
+    """Delete a disabled tenant: everything but the books, the audit log and the certificate of it."""
+    from cli import accounts
+
+    if confirm != tenant:
+        raise UsageError(f"--confirm {confirm!r} is not the tenant's name: nothing is deleted")
+    owner, deletion = accounts.delete_tenant(data, tenant)
+    print(f"the deletion {deletion} of {tenant} ({owner}) has begun; workers carry it out and certify it")
 
 
 @tenant_app.command("set-plan")

@@ -51,6 +51,18 @@ def set_tenant_disabled(data: Path | None, tenant: str, disabled: bool) -> None:
     call(data, work)
 
 
+def delete_tenant(data: Path | None, tenant: str) -> tuple[str, str]:
+    """Begins the deletion of a tenant; returns the ids of tenant and deletion."""
+    from retention.organizations import OrganizationDeletion
+
+    async def work(services: Services) -> tuple[str, str]:
+        owner = await _tenant(services, tenant)
+        deletion = OrganizationDeletion(services.database, services.redis)
+        return owner.id, await deletion.begin(owner.id)
+
+    return call(data, work)
+
+
 # Projects -------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,6 @@
-"""Defines `rootstock evidence`: files for an auditor, with a manifest of their digests."""
+"""Defines `rootstock evidence`: files for an auditor with a manifest of their digests, and the verification
+of certificates of deletion.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.errors import CliError
+from cli.errors import CliError, UsageError
 from cli.printing import Data, print_rows
 
 if TYPE_CHECKING:
@@ -19,16 +21,29 @@ if TYPE_CHECKING:
     from tenants.evidence.service import Table
 
 MANIFEST = "manifest.json"
+MOST_BYTES = 256 * 1024 * 1024
+"""Of a file of certificates."""
+
+evidence_app = typer.Typer(invoke_without_command=True)
 
 
+@evidence_app.callback()
 def evidence(
-    out: Annotated[Path, typer.Option(help="Directory to make, which only this account can enter.")],
+    context: typer.Context,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory to make, which only this account can enter.")
+    ] = None,
     data: Data = None,
 ) -> None:
-    """Write who has access to what, keys, restore drills, rotated secrets and proofs of the audit logs.
+    """Write who has access to what, keys, restore drills, rotated secrets, deletions, and proofs of the audit
+    logs.
 
     Exit status 1 when an audit log was tampered with; the files say which.
     """
+    if context.invoked_subcommand is not None:
+        return
+    if out is None:
+        raise UsageError("pass --out DIR, a directory to make, or a command: verify")
     from cli.service_access import call
     from telemetry.release import installed_release
     from tenants.evidence.service import EvidenceCollector
@@ -47,6 +62,74 @@ def evidence(
         raise CliError(
             f"the audit log was tampered with: {', '.join(broken)}; audit-chains.csv has the entry"
         )
+
+
+@evidence_app.command("verify")
+def verify_certificates(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Certificates of deletion, or deletion-certificates.json of an export."),
+    ],
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HEX",
+            help="Public key that they must be signed with. Default: the one that each of them states.",
+        ),
+    ] = None,
+) -> None:
+    """Verify certificates of deletion without a connection to the service: digest, signature, sums, ids,
+    chain.
+
+    Exit status 1 for the first that is not whole.
+    """
+    from retention.certificates import InvalidCertificate, verify, verify_chain
+
+    try:
+        public_key = None if key is None else bytes.fromhex(key)
+    except ValueError as error:
+        raise UsageError(f"--key {key!r} is not hexadecimal") from error
+    by_organization: dict[str, list[Any]] = {}
+    rows = []
+    for path in files:
+        for certificate in _certificates_in(path):
+            try:
+                statement = verify(certificate, public_key)
+            except InvalidCertificate as error:
+                raise CliError(f"{path}: {error}") from error
+            by_organization.setdefault(statement["organization_id"], []).append(certificate)
+            numbers = (f"{statement['rows']}", f"{statement['objects']}")
+            identity = (statement["organization_id"], f"{statement['number']}", statement["id"])
+            rows.append((*identity, statement["cause"], *numbers, certificate["signature"]["key_id"]))
+    for organization, found in by_organization.items():
+        in_order = sorted(found, key=lambda one: int(one["statement"]["number"]))
+        try:
+            verify_chain(in_order)
+        except InvalidCertificate as error:
+            raise CliError(f"{organization}: {error}") from error
+    print_rows(("ORGANIZATION", "NUMBER", "CERTIFICATE", "CAUSE", "ROWS", "OBJECTS", "KEY"), rows)
+    if key is None:
+        print("\nThe keys are those that the certificates state: compare them, or pass --key.")
+
+
+def _certificates_in(path: Path) -> list[Any]:
+    """Returns the certificates of a file: one, a list, or rows of an export. Raises CliError."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise CliError(f"{path} has more than {MOST_BYTES} bytes: split it")
+        read = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CliError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CliError(f"{path} is not JSON: {error}") from error
+    found = read if isinstance(read, list) else [read]
+    try:
+        return [
+            json.loads(one["certificate"]) if isinstance(one, dict) and "certificate" in one else one
+            for one in found
+        ]
+    except (ValueError, TypeError) as error:
+        raise CliError(f"{path} has no certificates: {error}") from error
 
 
 def write_evidence(
@@ -86,7 +169,7 @@ def _csv(table: Table) -> bytes:
 
 def _kind(name: str) -> Any:
     """Returns the kind of a column by its name: the form escapes texts, and writes moments in UTC."""
-    if name in ("age_days", "entries", "broken_from_entry"):
+    if name in ("age_days", "entries", "broken_from_entry", "number", "rows", "objects"):
         return "integer"
     return "moment" if name.endswith(("_at", "_moment")) or name == "at" else "text"
 

@@ -23,7 +23,7 @@ from cli.billing import billing_app
 from cli.capacity.command import capacity_app
 from cli.checks.process import Process
 from cli.errors import CliError, UsageError
-from cli.evidence import evidence
+from cli.evidence import evidence_app
 from cli.invoices import credit_app, invoice_app
 from cli.ledger import ledger_app
 from cli.operator_commands import operator_app
@@ -51,7 +51,7 @@ app.add_typer(base_app, name="base")
 app.add_typer(backup_app, name="backup")
 app.command()(restore)
 app.add_typer(rotate_app, name="rotate")
-app.command()(evidence)
+app.add_typer(evidence_app, name="evidence")
 app.add_typer(plan_app, name="plan")
 app.add_typer(price_app, name="price")
 billing_app.add_typer(ledger_app)

@@ -50,6 +50,8 @@ class Conversation(TenantOwned, Base):
     num_bytes: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
     last_position: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
     """Of the item that was added last, also when it was deleted since."""
+    used_at: Mapped[datetime | None]
+    """When an item was last added; a trigger keeps it. None: not since there is the column."""
     locked_by: Mapped[str | None]
     """The response that is generated for the conversation."""
     locked_until: Mapped[datetime | None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from tenants.actors import Actor
 from tenants.context import TenantContext
 
 
@@ -18,6 +19,11 @@ class Owner:
     """The key that is asking."""
     keep: timedelta
     """From the last change on."""
+
+    @property
+    def actor(self) -> Actor:
+        """The key, as the actor of what the request deletes."""
+        return Actor("api_key", self.key_id)
 
     @classmethod
     def of(cls, caller: TenantContext) -> Owner:

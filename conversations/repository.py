@@ -1,19 +1,17 @@
-"""Queries conversations and their items: those of one project, and expired ones of every tenant."""
+"""Queries conversations and their items, those of one project."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, func, or_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from conversations.models import Conversation, ConversationItem, StoredResponse
+from conversations.models import Conversation, ConversationItem
 from conversations.owner import Owner
 from db.errors import UnknownCursor
 from db.repository import TenantRepository
-from tenants.models import Tenant
 
 MAX_ID = 128
 """Characters of an id; longer ones are not looked up."""
@@ -73,6 +71,12 @@ class ConversationRepository(TenantRepository):
         gone = self.delete_own(Conversation).where(*self._visible, Conversation.id == conversation_id)
         return (await self.session.execute(gone.returning(Conversation.id))).first() is not None
 
+    async def num_items(self, conversation_id: str) -> int:
+        """Returns how many items a conversation has."""
+        item = ConversationItem
+        query = self.select_own(item, func.count()).where(item.conversation_id == conversation_id)
+        return int((await self.session.execute(query)).scalar_one())
+
     async def items(self, conversation_id: str) -> Sequence[ConversationItem]:
         """Returns all items, in their order."""
         item = ConversationItem
@@ -118,30 +122,6 @@ class ConversationRepository(TenantRepository):
     @property
     def _visible(self) -> tuple[ColumnElement[bool], ...]:
         return (Conversation.project_id == self._owner.project_id, Conversation.expires_at > func.now())
-
-
-class ExpiredState:
-    """Stored state of every tenant whose time is over."""
-
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
-
-    async def delete(self, limit: int) -> int:
-        """Deletes up to `limit` responses and as many conversations that have expired or whose organization
-        stores nothing; returns how many rows. They leave nothing behind.
-        """
-        return await self._delete(StoredResponse, limit) + await self._delete(Conversation, limit)
-
-    async def _delete(self, model: Any, limit: int) -> int:
-        silent = select(Tenant.id).where(Tenant.stores_nothing)
-        over = (
-            select(model.id)
-            .where(or_(model.expires_at <= func.now(), model.tenant_id.in_(silent)))
-            .limit(limit)
-            .with_for_update(skip_locked=True)
-        )
-        gone = delete(model).where(model.id.in_(over)).returning(model.id)
-        return len((await self._session.execute(gone)).all())
 
 
 async def unlock_all(session: AsyncSession, by: str) -> None:

@@ -20,6 +20,9 @@ from conversations.writing import append_items, opened_item, require_lock
 from db.base import new_id
 from db.errors import DatabaseUnavailable
 from db.session import Database
+from tenants.retention.classes import DataClass
+from tenants.retention.holds import require_no_hold
+from tenants.retention.requests import Removed, record_request
 
 Json = dict[str, Any]
 MAX_RENEWALS = 240
@@ -82,10 +85,21 @@ class ConversationService:
         return self._record(row)
 
     async def delete(self, owner: Owner, conversation_id: str) -> None:
-        """Deletes a conversation with its items for good. Raises ConversationNotFound."""
+        """Deletes a conversation with its items for good. Raises ConversationNotFound, OnLegalHold."""
         async with self._database.write(owner.tenant_id) as session:
-            if not await ConversationRepository(session, owner).delete(conversation_id):
+            rows = ConversationRepository(session, owner)
+            if await rows.find(conversation_id, lock=True) is None:
                 raise ConversationNotFound(conversation_id)
+            what = f"conversation {conversation_id}"
+            await require_no_hold(session, owner.tenant_id, what, DataClass.RESPONSES, conversation_id)
+            num_items = await rows.num_items(conversation_id)
+            await rows.delete(conversation_id)
+            removed = (
+                Removed("conversations", 1, DataClass.RESPONSES, [conversation_id]),
+                Removed("conversation_items", num_items, DataClass.RESPONSES),
+            )
+            target = ("conversation", conversation_id)
+            await record_request(session, owner.tenant_id, owner.actor, target, removed)
 
     async def add_items(self, owner: Owner, conversation_id: str, items: Sequence[Json]) -> None:
         """Adds items, each with an `id`. Raises ConversationNotFound, ConversationLocked, TooMuchContext."""
@@ -128,7 +142,7 @@ class ConversationService:
 
     async def delete_item(self, owner: Owner, conversation_id: str, item_id: str) -> ConversationRecord:
         """Deletes an item for good; returns the conversation. Raises ConversationNotFound, ItemNotFound,
-        ConversationLocked.
+        ConversationLocked, OnLegalHold.
         """
         async with self._database.write(owner.tenant_id) as session:
             rows = ConversationRepository(session, owner)
@@ -139,6 +153,8 @@ class ConversationService:
             row = await rows.item(conversation_id, item_id)
             if row is None:
                 raise ItemNotFound(item_id)
+            what = f"conversation {conversation_id}"
+            await require_no_hold(session, owner.tenant_id, what, DataClass.RESPONSES, conversation_id)
             conversation.num_items -= 1
             conversation.num_bytes -= len(row.sealed)
             await rows.delete_item(row)

@@ -31,6 +31,7 @@ PURGE_DELETED = "adapters.purge_deleted"
 SETTLE_UPLOADS = "adapters.settle_uploads"
 SIGN_VERSIONS = "adapters.sign_versions"
 CHECK_SIGNATURES = "adapters.check_signatures"
+SETTLE_DELETIONS = "retention.settle_deletions"
 CLOSE_MONTHS = "billing.close_months"
 RECONCILE = "billing.reconcile"
 RECONCILE_NOW = "billing.reconcile_now"
@@ -58,6 +59,7 @@ ROUTES: dict[str, Route] = {
     SETTLE_UPLOADS: Route(JOBS_QUEUE),
     SIGN_VERSIONS: Route(JOBS_QUEUE),
     CHECK_SIGNATURES: Route(JOBS_QUEUE),
+    SETTLE_DELETIONS: Route(JOBS_QUEUE),
     CLOSE_MONTHS: Route(JOBS_QUEUE),  # takes as long as there are tenants, and metering must not wait
     RECONCILE: Route(JOBS_QUEUE),
     RECONCILE_NOW: Route(JOBS_QUEUE),

@@ -24,6 +24,7 @@ import tenants.audit.models
 import tenants.limits.models
 import tenants.models
 import tenants.refusals.models
+import tenants.retention.models
 import tenants.saml.models
 import tenants.scim.models
 import tenants.signing_keys.models
@@ -57,6 +58,7 @@ DOMAINS = (
     tenants.refusals.models,
     tenants.saml.models,
     tenants.signing_keys.models,
+    tenants.retention.models,
     tenants.workload_identity.models,
 )
 """Modules imported for their tables."""

@@ -11,6 +11,8 @@ from tenants.errors import TenantNotFound
 from tenants.identities.repository import IdentityRepository
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import publish_key_changes
+from tenants.retention.classes import DataClass
+from tenants.retention.holds import require_no_hold
 
 
 class DataRetention:
@@ -30,7 +32,7 @@ class DataRetention:
 
     async def set(self, tenant_id: str, stores_nothing: bool, actor: Actor) -> None:
         """Changes the setting, within a second for every key. What is stored already is deleted by the
-        workers. Raises TenantNotFound.
+        workers. Raises TenantNotFound; OnLegalHold while a hold keeps what is stored.
         """
         async with self._database.write(tenant_id) as session:
             tenant = await IdentityRepository(session, tenant_id).lock_tenant()
@@ -38,6 +40,9 @@ class DataRetention:
                 raise TenantNotFound(tenant_id)
             if tenant.stores_nothing == stores_nothing:
                 return
+            if stores_nothing:
+                await require_no_hold(session, tenant_id, "what is stored", DataClass.RESPONSES)
+                await require_no_hold(session, tenant_id, "metadata of requests", DataClass.REQUESTS)
             tenant.stores_nothing = stores_nothing
             digests = await KeyRepository(session, tenant_id).digests()
             session.after_commit(lambda: publish_key_changes(self._redis, digests))

@@ -35,6 +35,8 @@ from tenants.provisioning.users import UserProvisioning
 from tenants.quotas.service import LimitService
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import KeyResolver, publish_key_changes
+from tenants.retention.errors import DeletionBegun
+from tenants.retention.repository import DeletionRepository
 from tenants.saml.service import SamlConnections
 from tenants.saml.sign_in import SamlSignIn
 from tenants.signing_keys.service import SigningKeys
@@ -99,9 +101,11 @@ class TenantService:
 
     async def set_tenant_disabled(self, tenant_id: str, disabled: bool, actor: Actor = OPERATOR) -> None:
         """Disables or enables all keys and users of a tenant, within a second. Repeating it changes nothing.
-        Raises TenantNotFound.
+        Raises TenantNotFound; DeletionBegun for an organization that is deleted.
         """
         async with self._database.write(tenant_id) as session:
+            if not disabled and await DeletionRepository(session, tenant_id).any("organization"):
+                raise DeletionBegun(tenant_id)
             changed = await TenantDirectory(session).set_disabled(tenant_id, disabled)
             if changed is None:
                 raise TenantNotFound(tenant_id)

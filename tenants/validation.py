@@ -25,9 +25,9 @@ _UNPRINTABLE = re.compile(rf"[{INVISIBLE}{SPACES}\ud800-\udfff]")
 _EMAIL = re.compile(r"[^@\s\x00]{1,64}@[^@\s\x00]{1,189}")
 
 
-def checked_name(field: str, name: str) -> str:
-    if not name.strip() or len(name) > MAX_NAME_LEN or not is_printable(name):
-        raise ValueError(f"{field} must have 1 to {MAX_NAME_LEN} printable characters")
+def checked_name(field: str, name: str, most: int = MAX_NAME_LEN) -> str:
+    if not name.strip() or len(name) > most or not is_printable(name):
+        raise ValueError(f"{field} must have 1 to {most} printable characters")
     return name.strip()
 
 

@@ -21,6 +21,7 @@ from db.tasks import (
     RECONCILE,
     ROUTES,
     RUN_JOB_EXPIRES,
+    SETTLE_DELETIONS,
     SETTLE_UPLOADS,
     SIGN_VERSIONS,
     SWEEP_STORAGE,
@@ -41,14 +42,14 @@ STORE_REFUSED_REQUESTS = "tenants.store_refused_requests"
 TIDY_REFUSED_REQUESTS = "tenants.tidy_refused_requests"
 STORE_REQUEST_METADATA = "billing.store_request_metadata"
 TIDY_REQUEST_METADATA = "billing.tidy_request_metadata"
-DELETE_EXPIRED_STATE = "conversations.delete_expired"
+DELETE_EXPIRED = "retention.delete_expired"
+APPLY_RETENTION = "retention.apply"
 RELAY_OUTBOX = "db.relay_outbox"
 PRUNE_OUTBOX = "db.prune_outbox"
 SWEEP_JOBS = "adapters.sweep_jobs"
 SWEEP_RESERVATIONS = "tenants.sweep_reservations"
 WATCH_SPEND = "billing.watch_spend"
 DELIVER_NOTIFICATIONS = "billing.deliver_notifications"
-FORGET_NOTIFICATIONS = "billing.forget_notifications"
 SEND_METER_EVENTS = "billing.send_meter_events"
 LOOK_AT_PAYMENTS = "billing.look_at_payments"
 SWEEP_WEBHOOKS = "billing.sweep_webhooks"
@@ -105,7 +106,9 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         TIDY_REFUSED_REQUESTS: 6 * HOUR,
         STORE_REQUEST_METADATA: 2.0,
         TIDY_REQUEST_METADATA: 60.0,
-        DELETE_EXPIRED_STATE: 60.0,
+        DELETE_EXPIRED: 60.0,
+        APPLY_RETENTION: 600.0,
+        SETTLE_DELETIONS: 60.0,
         RELAY_OUTBOX: settings.relay_interval,
         PRUNE_OUTBOX: HOUR,
         SWEEP_JOBS: settings.sweep_interval,
@@ -117,7 +120,6 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         SWEEP_RESERVATIONS: 20.0,
         WATCH_SPEND: settings.spend_interval,
         DELIVER_NOTIFICATIONS: 3.0,
-        FORGET_NOTIFICATIONS: HOUR,
         SEND_METER_EVENTS: 60.0,
         LOOK_AT_PAYMENTS: 60.0,
         SWEEP_WEBHOOKS: 5.0,

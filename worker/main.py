@@ -35,6 +35,7 @@ from db.settings import DatabaseSettings
 from db.tasks import JOBS_QUEUE
 from telemetry import logs
 from telemetry.trace_setup import check_tracing, open_tracing
+from tenants.retention.settings import RetentionSettings
 from worker.ack_watch import AckWatch
 from worker.app import create_app
 from worker.cpu_priority import lower_priority
@@ -101,13 +102,14 @@ def run(settings: WorkerSettings | None = None, open_pipeline: OpenPipeline | No
 def _runtime(
     settings: WorkerSettings, database: DatabaseSettings, open_pipeline: OpenPipeline | None
 ) -> Runtime:
+    retention = RetentionSettings().bounds()
     if JOBS_QUEUE not in settings.queue_names:
-        return Runtime(settings, database, notifications=NotificationSettings())
+        return Runtime(settings, database, notifications=NotificationSettings(), retention=retention)
     if open_pipeline is None:
         from worker.assembly import open_pipeline  # imports torch
     jobs, storage = JobsSettings(), StorageSettings()  # type: ignore[call-arg]
     bases = FurtherBases().beside(jobs.first_base)
-    return Runtime(settings, database, jobs, storage, open_pipeline, NotificationSettings(), bases)
+    return Runtime(settings, database, jobs, storage, open_pipeline, NotificationSettings(), bases, retention)
 
 
 def _trace_tasks() -> None:

@@ -35,6 +35,7 @@ from db.tasks import TaskSender
 from sla.folding import SlaFolding
 from tenants.quotas.journal import JournalSettling
 from tenants.refusals.intake import RefusalIntake
+from tenants.retention.classes import DEFAULT_BOUNDS, RetentionBounds
 from worker.background_thread import BackgroundThread
 from worker.settings import JobsSettings, WorkerSettings
 from worker.shutdown import ShutdownPipe
@@ -68,6 +69,7 @@ class Runtime:
         open_pipeline: OpenPipeline | None = None,
         notifications: NotificationSettings | None = None,
         bases: Sequence[ServedBase] = (),
+        retention: RetentionBounds = DEFAULT_BOUNDS,
     ) -> None:
         """`jobs`, `storage`, `open_pipeline` and `bases`, the base models served, are for workers that run
         jobs.
@@ -79,6 +81,7 @@ class Runtime:
         self.shutdown = ShutdownPipe()
         self.jobs = jobs
         self.bases = bases
+        self.retention = retention
         self._storage = storage
         self._open_pipeline = open_pipeline
         self._database_settings = database

@@ -1,4 +1,4 @@
-"""Removes expired files and uploads, parts of ended uploads, and objects without a row.
+"""Ends expired uploads, and removes parts of ended uploads and objects without a row.
 
 Rows go first where a request could still find them, objects first where the row is how they are found again.
 After an interruption the next run continues; concurrent runs do no harm.
@@ -20,7 +20,6 @@ _BATCH = 500
 
 @dataclass(slots=True)
 class SweepReport:
-    expired_files: int = 0
     expired_uploads: int = 0
     parts: int = 0
     orphans: int = 0
@@ -33,26 +32,12 @@ async def sweep(database: Database, store: ObjectStore, now: datetime) -> SweepR
     stay.
     """
     report = SweepReport()
-    await _expired_files(database, store, now, report)
     async with database.write(EVERY_TENANT) as session:
         report.expired_uploads = await FileInventory(session).expire_uploads(now)
     await _dead_parts(database, store, report)
     await _orphans(database, store, now - ORPHAN_AGE, report)
     report.partial_files = await store.sweep(now - ORPHAN_AGE)
     return report
-
-
-async def _expired_files(database: Database, store: ObjectStore, now: datetime, report: SweepReport) -> None:
-    while True:
-        async with database.write(EVERY_TENANT) as session:
-            inventory = FileInventory(session)
-            files = await inventory.expired_files(now, _BATCH)
-            await inventory.delete_files([file.id for file in files])
-        for file in files:
-            await store.delete(file.object_key)
-        report.expired_files += len(files)
-        if len(files) < _BATCH:
-            return
 
 
 async def _dead_parts(database: Database, store: ObjectStore, report: SweepReport) -> None:

@@ -116,13 +116,6 @@ class FileInventory:
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
-    async def expired_files(self, now: datetime, limit: int) -> list[StoredFile]:
-        query = select(StoredFile).where(StoredFile.expires_at <= now).limit(limit)
-        return list((await self.session.execute(query)).scalars())
-
-    async def delete_files(self, file_ids: Collection[str]) -> None:
-        await self.session.execute(delete(StoredFile).where(StoredFile.id.in_(file_ids)))
-
     async def expire_uploads(self, now: datetime) -> int:
         """Marks pending uploads that have expired; returns how many."""
         query = (

@@ -19,6 +19,9 @@ from adapters.storage.receiving import Received
 from db.session import Database
 from tenants.actors import SYSTEM, Actor
 from tenants.audit.service import AuditLog
+from tenants.retention.classes import DataClass
+from tenants.retention.holds import require_no_hold
+from tenants.retention.requests import Removed, record_request
 
 __all__ = ["FilePage", "FileService", "UploadService", "UploadState"]
 
@@ -131,12 +134,21 @@ class FileService:
 
     async def delete(self, tenant_id: str, file_id: str, *, by: Actor = SYSTEM) -> None:
         """Deletes a file: the row first, so that no request finds a file whose bytes are gone. Raises
-        FileNotFound.
+        FileNotFound, OnLegalHold.
         """
         async with self._database.write(tenant_id) as session:
-            key = await FileRepository(session, tenant_id).delete_file(file_id, now())
+            rows = FileRepository(session, tenant_id)
+            row = await rows.file(file_id, now())
+            if row is None:
+                raise FileNotFound(file_id)
+            of_batches = row.purpose in (Purpose.BATCH, Purpose.BATCH_OUTPUT)
+            data_class = DataClass.BATCHES if of_batches else DataClass.FILES
+            await require_no_hold(session, tenant_id, f"file {file_id}", data_class, file_id)
+            key = await rows.delete_file(file_id, now())
             if key is None:
                 raise FileNotFound(file_id)
+            removed = [Removed("files", 1, data_class, [file_id], [key])]
+            await record_request(session, tenant_id, by, ("file", file_id), removed)
             await AuditLog.record(session, tenant_id, by, "file.deleted", ("file", file_id))
         await self._ingestion.withdraw(key)
 

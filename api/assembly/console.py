@@ -37,6 +37,7 @@ def console_over(
     assert onboarding is not None
     assert services.batches is not None
     assert services.token_exchange is not None
+    assert services.retention is not None
 
     def base_digest(base: str) -> str:
         return services.pools[base].info().base_digest
@@ -52,6 +53,7 @@ def console_over(
             files=services.files,
             uploads=services.uploads,
             batches=services.batches,
+            retention=services.retention,
             batch_endpoints=tuple(ENDPOINTS),
             adapters=onboarding,
             models=services.models,

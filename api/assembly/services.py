@@ -73,6 +73,7 @@ from billing.windows.usage_exists import UsageExists
 from db.session import Database
 from db.settings import DatabaseSettings
 from engine.signing.settings import VerificationSettings
+from retention.service import RetentionService
 from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
@@ -83,6 +84,7 @@ from tenants.idempotency.records import IdempotencyRecords
 from tenants.quotas import Quotas
 from tenants.refusals.recorder import RefusalRecorder
 from tenants.resolver import KeyResolver
+from tenants.retention.settings import RetentionSettings
 from tenants.service import account_services
 from tenants.settings import TenantSettings
 from tenants.workload_identity.spent_tokens import SpentTokens
@@ -331,6 +333,7 @@ def _services(
         background_work=BackgroundWorkCollector(rows),
         restarts=RestartsCollector(cache),
         batches=BatchService(rows, stores.objects),
+        retention=RetentionService(rows, RetentionSettings().bounds()),
         incidents=Incidents(rows),
     )
     services = replace(services, token_exchange=_token_exchange(services, cache))

@@ -53,6 +53,18 @@ from tenants.provisioning.errors import (
     TooManyScimTokens,
 )
 from tenants.quotas.redis_connection import RedisDown, ReplyError
+from tenants.retention.errors import (
+    CertificateNotFound,
+    DataClassNotFound,
+    DeletionBegun,
+    DeletionUnconfirmed,
+    HoldLifted,
+    HoldNotFound,
+    OnLegalHold,
+    OrganizationActive,
+    PeriodNotAllowed,
+    TooManyHolds,
+)
 from tenants.saml.errors import SamlConnectionNotFound
 from tenants.signing_keys.errors import SigningKeyKnown, SigningKeyNotFound, TooManySigningKeys
 from tenants.workload_identity.errors import (
@@ -127,6 +139,19 @@ ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     TooManySigningKeys: ErrorResponse(409, "conflict_error", "too_many_keys", retry=False),
     GroupNotFound: NOT_FOUND,
     NotAMember: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="members"),
+    OnLegalHold: ErrorResponse(409, "conflict_error", "on_legal_hold", retry=False),
+    HoldNotFound: NOT_FOUND,
+    HoldLifted: ErrorResponse(409, "conflict_error", "hold_lifted", retry=False),
+    TooManyHolds: ErrorResponse(409, "conflict_error", "too_many", retry=False),
+    CertificateNotFound: NOT_FOUND,
+    DataClassNotFound: NOT_FOUND,
+    PeriodNotAllowed: ErrorResponse(409, "conflict_error", "period_not_allowed", retry=False, param="days"),
+    DeletionUnconfirmed: ErrorResponse(
+        409, "conflict_error", "confirmation_required", retry=False, param="confirm_deletions"
+    ),
+    # Of operators alone.
+    OrganizationActive: ErrorResponse(409, "conflict_error", "organization_active", retry=False),
+    DeletionBegun: ErrorResponse(409, "conflict_error", "deletion_begun", retry=False),
     InvalidFilter: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="filter"),
     InvalidMonth: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="month"),
     EndpointUnreachable: _UNREACHABLE,

@@ -49,6 +49,7 @@ TAGS = {
     "Workload identity": "CI systems and other workloads that get short-lived keys for tokens of their own.",
     "Limits": "Rate limits, budgets, spend limits and spend alerts.",
     "Audit": "The log of all changes, and proof that it is complete.",
+    "Retention": "How long data is kept, legal holds, and certificates of deletion.",
     "Billing": "Payment, invoices, balance and credits.",
     "Webhooks": "Endpoints that receive events, and their deliveries.",
     "SLA": "Service levels promised and delivered.",
@@ -58,7 +59,7 @@ TAGS = {
 GROUPS = {
     "Inference": ["Responses", "Conversations", "Chat", "Completions", "Batches", "Tokens", "Models"],
     "Adapters": ["Files", "Uploads", "Adapters", "Shared adapters", "Calibration"],
-    "Organization": ["Organization", "Projects", "Keys", "Users", "Audit"],
+    "Organization": ["Organization", "Projects", "Keys", "Users", "Audit", "Retention"],
     "Identity": ["Single sign-on", "Provisioning", "Workload identity"],
     "Money and limits": ["Usage", "Limits", "Billing", "Webhooks", "SLA"],
     "Server": ["Operations"],
@@ -80,6 +81,9 @@ SUMMARIES = {
 """Of operations whose id does not read as a sentence."""
 SPELLINGS = {"api": "API", "sla": "SLA", "pdf": "PDF", "scim": "SCIM", "saml": "SAML"}
 PATH_PARAMETERS = {
+    "data_class": "The class of data.",
+    "legal_hold_id": "The legal hold.",
+    "certificate_id": "The certificate of deletion.",
     "adapter": "The adapter's id or name.",
     "version": "The version's number.",
     "share_id": "The share's id.",

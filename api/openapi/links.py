@@ -45,6 +45,8 @@ SOURCES: dict[str, dict[str, str]] = {
     "createGroup": {"group_id": ID},
     "listGroups": {"group_id": FIRST},
     "listInvoices": {"invoice_id": FIRST},
+    "placeLegalHold": {"legal_hold_id": ID},
+    "listDeletionCertificates": {"certificate_id": FIRST},
     "listRateLimits": {"rate_limit_id": FIRST},
     "listWebhookDeliveries": {"delivery_id": FIRST},
 }

@@ -100,6 +100,7 @@ RULES: dict[str, list[dict[str, Any]]] = {
     "CreateVersionRequest": [_one_of("file_ids", "upload_ids")],
     "SpendAlertRequest": [_one_of("threshold_amount", "threshold_micro_usd", "threshold_percent")],
     "AddProjectUserRequest": [_one_of("user_id", "email")],
+    "PlaceLegalHoldRequest": [_one_of("data_class", "object_id")],
     "SetLimitRequest": [
         _not_both("project_id", "api_key_id"),
         _when("metric", {"enum": _RATES}, amount={"maximum": MAX_RATE}),

@@ -7,9 +7,10 @@ from typing import Literal, TypedDict
 from fastapi import Request
 
 from api.authentication import READ_PROJECTS, WRITE_PROJECTS
-from api.openapi.routing import Router, json_body
+from api.openapi.routing import Router, fails_with, json_body
 from api.organization.admin_requests import authenticated_admin, read_body
 from api.organization.request_bodies import DataRetentionRequest
+from tenants.retention.errors import OnLegalHold
 
 router = Router(prefix="/v1/organization", tags=["Organization"])
 
@@ -41,6 +42,7 @@ async def retrieve_data_retention(request: Request) -> DataRetentionObject:
 @router.post(
     "/data_retention", operation_id="updateDataRetention", openapi_extra=json_body("DataRetentionRequest")
 )
+@fails_with(OnLegalHold("what is stored", "hold_1"))
 async def update_data_retention(request: Request) -> DataRetentionObject:
     """Sets whether responses and conversations are stored, within a second. With `zero_data_retention`,
     requests to store are refused, and what was stored is deleted within minutes.

@@ -15,6 +15,7 @@ from billing.rates import MICRO_USD_PER_CENT
 from tenants.context import KeyKind
 from tenants.ip_networks import NETWORK
 from tenants.limits.kinds import COVERED_MODEL, MAX_AMOUNT, MAX_RATE, Metric
+from tenants.retention.classes import LONGEST_DAYS, DataClass
 from tenants.roles import ROLES
 from tenants.validation import PRINTABLE
 from tenants.web_origins import ORIGIN
@@ -258,8 +259,34 @@ class DataRetentionRequest(Body, frozen=True, kw_only=True):
     retention_type: Literal["zero_data_retention", "modified_abuse_monitoring"]
 
 
+class UpdateRetentionRequest(Body, frozen=True, kw_only=True):
+    """`POST /v1/organization/retention/{data_class}`."""
+
+    days: Annotated[int, Meta(ge=1, le=LONGEST_DAYS)] | None
+    """Null: the default."""
+    confirm_deletions: bool = False
+    """Whether what a shorter period deletes now may be deleted."""
+
+
+class PlaceLegalHoldRequest(Body, frozen=True, kw_only=True):
+    """`POST /v1/organization/legal_holds`: a class, or an object."""
+
+    reason: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=500,
+            extra_json_schema={"pattern": f"^{PRINTABLE}$", "not": {"pattern": "^ *$"}},
+        ),
+    ]
+    data_class: DataClass | None = None
+    object_id: Id | None = None
+
+
 BODIES = (
     DataRetentionRequest,
+    UpdateRetentionRequest,
+    PlaceLegalHoldRequest,
     CreateAdminKeyRequest,
     UpdateAdminKeyRequest,
     CreateProjectKeyRequest,

@@ -21,6 +21,7 @@ from api.organization.roles import (
 )
 from api.pagination import Page, Paged, page
 from tenants.errors import LastOwner, OwnAccount, OwnersOnly, RightsNotHeld, UserNotFound
+from tenants.retention.errors import OnLegalHold
 from tenants.roles import Role
 
 router = Router(prefix="/v1/organization/users", tags=["Users"])
@@ -91,7 +92,7 @@ async def update_user(request: Request, user_id: str) -> UserObject:
 
 
 @router.delete("/{user_id}", operation_id="deleteUser")
-@fails_with(OwnersOnly(), UserNotFound("user_1"), LastOwner("user_1"))
+@fails_with(OwnersOnly(), UserNotFound("user_1"), LastOwner("user_1"), OnLegalHold("user user_1", "hold_1"))
 async def delete_user(request: Request, user_id: str) -> DeletedObject:
     """Removes a member from the organization. All their keys are refused within a second."""
     who = await authenticated_admin(request, WRITE_MEMBERS)

@@ -30,10 +30,12 @@ from conversations.errors import (
 from conversations.owner import Owner
 from conversations.service import ConversationRecord
 from tenants.errors import AccountSuspended
+from tenants.retention.errors import OnLegalHold
 
 router = Router(prefix="/v1/conversations", tags=["Conversations"], errors=(AccountSuspended(),))
 _bodies = BodyDecoders((CreateConversationRequest, UpdateConversationRequest, CreateItemsRequest))
 _MISSING = ConversationNotFound("conv_1")
+_HELD = OnLegalHold("conversation conv_1", "hold_1")
 _FULL = TooMuchContext("the conversation is full", "conversation")
 _FORBIDDEN = StorageForbidden("Your organization stores nothing.")
 _PATH = "/{conversation_id}"
@@ -83,7 +85,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Convers
 
 
 @router.delete(_PATH, operation_id="deleteConversation")
-@fails_with(_MISSING)
+@fails_with(_MISSING, _HELD)
 async def delete_conversation(request: Request, conversation_id: str) -> ConversationDeletedObject:
     """Deletes a conversation with its items for good. Responses that were stored stay."""
     caller = await authenticate(request, GENERATE)
@@ -137,7 +139,7 @@ async def retrieve_item(request: Request, conversation_id: str, item_id: str, in
 
 
 @router.delete(f"{_PATH}/items/{{item_id}}", operation_id="deleteConversationItem")
-@fails_with(_MISSING, ItemNotFound("msg_1"), ConversationLocked("conv_1"))
+@fails_with(_MISSING, ItemNotFound("msg_1"), ConversationLocked("conv_1"), _HELD)
 async def delete_item(request: Request, conversation_id: str, item_id: str) -> ConversationObject:
     """Deletes an item of a conversation for good. Returns the conversation."""
     caller = await authenticate(request, GENERATE)

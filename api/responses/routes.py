@@ -38,6 +38,7 @@ from conversations.errors import (
 )
 from conversations.owner import Owner
 from tenants.errors import AccountSuspended
+from tenants.retention.errors import OnLegalHold
 
 router = Router(prefix="/v1/responses", tags=["Responses"], errors=(AccountSuspended(),))
 PAGE = Query(ge=1, le=100, description="The largest number of items.")
@@ -119,7 +120,7 @@ async def retrieve(
 
 
 @router.delete("/{response_id}", operation_id="deleteResponse")
-@fails_with(_MISSING)
+@fails_with(_MISSING, OnLegalHold("response resp_1", "hold_1"))
 async def delete(request: Request, response_id: str) -> ResponseDeletedObject:
     """Deletes a response for good; one that runs in the background stops. Its items stay in its
     conversation.

@@ -48,6 +48,7 @@ from db.errors import UnknownCursor
 from engine.client import EngineGone
 from tenants.context import TenantContext
 from tenants.errors import AccountSuspended, NameTaken
+from tenants.retention.errors import OnLegalHold
 
 router = Router(
     prefix="/v1/adapters",
@@ -133,7 +134,7 @@ async def update_adapter(request: Request, adapter: str) -> AdapterObject:
 
 
 @router.delete("/{adapter}", operation_id="deleteAdapter")
-@fails_with(AdapterNotFound("support"))
+@fails_with(AdapterNotFound("support"), OnLegalHold("adapter support", "hold_1"))
 async def delete_adapter(request: Request, adapter: str) -> DeletedObject:
     """Deletes an adapter and all its versions. Requests that are being generated finish."""
     caller = await authenticate(request, WRITE_ADAPTERS)

@@ -28,6 +28,7 @@ from api.openapi.routing import Router, fails_with, form_body
 from api.pagination import Cursor, Order, Page, page
 from api.services import services_of
 from tenants.errors import AccountSuspended
+from tenants.retention.errors import OnLegalHold
 
 router = Router(prefix="/v1/files", tags=["Files"], errors=(AccountSuspended(),))
 
@@ -147,7 +148,7 @@ async def retrieve_file(request: Request, file_id: str) -> FileObject:
 
 
 @router.delete("/{file_id}", operation_id="deleteFile")
-@fails_with(FileNotFound("file_1"))
+@fails_with(FileNotFound("file_1"), OnLegalHold("file file_1", "hold_1"))
 async def delete_file(request: Request, file_id: str) -> FileDeletedObject:
     """Deletes a file. Adapters made from it keep their own copies."""
     caller = await authenticate(request, WRITE_FILES)

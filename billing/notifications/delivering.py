@@ -35,7 +35,6 @@ LEASE = 60.0
 """Seconds for which claimed deliveries are leased: longer than one batch takes."""
 AT_ONCE = 32
 GONE = 410
-KEEP = timedelta(days=30)
 
 Clock = Callable[[], datetime]
 
@@ -86,11 +85,6 @@ class Deliveries:
         for due, attempt in zip(taken, attempts, strict=True):
             await self._note(due, attempt)
         return len(taken)
-
-    async def forget_old(self) -> int:
-        """Deletes old notifications without pending deliveries; returns how many."""
-        async with self._database.write(EVERY_TENANT) as session:
-            return await DueDeliveries(session).forget(self._clock() - KEEP)
 
     async def _try(self, due: DueDelivery, tenant_name: str) -> _Attempt:
         if due.endpoint is not None:

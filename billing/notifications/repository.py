@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, String, column, delete, exists, func, select, table, update
+from sqlalchemy import Row, String, column, exists, func, select, table, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -246,12 +246,6 @@ class DueDeliveries:
         """Returns which of these keys have a notification."""
         query = select(Notification.key).where(Notification.key.in_(keys))
         return set((await self.session.execute(query)).scalars()) if keys else set()
-
-    async def forget(self, before: datetime) -> int:
-        """Deletes old notifications without pending deliveries; returns how many."""
-        waiting = exists().where(Delivery.notification_id == Notification.id, Delivery.state == "pending")
-        gone = delete(Notification).where(Notification.created_at < before, ~waiting)
-        return len((await self.session.execute(gone.returning(Notification.id))).all())
 
     async def _change(self, ids: Sequence[str], values: dict[str, Any]) -> None:
         if ids:

@@ -16,6 +16,7 @@ CHECKS = {
     "charges": "storage and calibrations are charged once, for what was stored and done",
     "rollups": "sums by minute, hour and day equal the ledger's rows",
     "shares": "what owners of shared adapters earned equals their part of the users' surcharges",
+    "deletions": "objects whose rows were deleted are gone from the object store within a day",
     "usage_api": "the usage API reports what the ledger's rows add up to",
     "costs_api": "the costs API reports what rows, charges and reversals add up to",
     "invoices": "invoices equal the ledger, priced again",

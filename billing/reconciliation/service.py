@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from billing.invoices.verification import InvoiceVerification
 from billing.payments.errors import ProviderRefused, ProviderUnavailable
 from billing.payments.gateway import PaymentGateway
+from billing.reconciliation.deletions import compare_deletions
 from billing.reconciliation.differences import CHECKS, NOT_THERE, Difference, Report, outcomes_of
 from billing.reconciliation.journal import compare_journal, dead_letters
 from billing.reconciliation.ledger import (
@@ -161,6 +162,7 @@ class ReconciliationService:
             "charges": lambda: compare_charges(database, start, end, now),
             "rollups": lambda: compare_rollups(database, start, end),
             "shares": lambda: compare_shares(database, start, end),
+            "deletions": lambda: compare_deletions(database, now),
             "usage_api": lambda: compare_reports(database, start, end),  # and costs_api
             "invoices": self._compare_invoices,
             "meter_events": lambda: compare_planning(database, now),

@@ -19,8 +19,6 @@ from db.stream import Entry, StreamConsumer
 log = structlog.get_logger(__name__)
 
 GROUP = "request-metadata"
-DELETED_AT_ONCE, MAX_DELETIONS = 500, 200
-"""Rows of one transaction, and transactions of one run and organization; the next run does the rest."""
 
 _ENTRY = msgspec.msgpack.Decoder(MetadataEntry)
 
@@ -48,27 +46,9 @@ class MetadataIntake:
         """
         return await self._stream.drain(self._store, max_batches)
 
-    async def tidy(self) -> int:
-        """Deletes what organizations have that store nothing; returns how many rows. Raises
-        DatabaseUnavailable, RedisError.
-        """
-        async with self._database.read(EVERY_TENANT) as session:
-            silent = await MetadataWriter(session).silent_tenants()
-        total = 0
-        for tenant_id in silent:
-            total += await self._delete(tenant_id)
+    async def tidy(self) -> None:
+        """Forgets consumers that are gone. Raises RedisError."""
         await self._stream.forget_idle_consumers()
-        return total
-
-    async def _delete(self, tenant_id: str) -> int:
-        total = 0
-        for _ in range(MAX_DELETIONS):
-            async with self._database.write(EVERY_TENANT) as session:
-                deleted = await MetadataWriter(session).delete(tenant_id, DELETED_AT_ONCE)
-            total += deleted
-            if deleted < DELETED_AT_ONCE:
-                break
-        return total
 
     async def _store(self, entries: list[Entry]) -> None:
         rows = []

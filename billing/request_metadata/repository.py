@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.request_metadata.models import StoredMetadata
 from db.repository import TenantRepository
-from tenants.models import Tenant
 
 
 class MetadataWriter:
@@ -25,18 +23,6 @@ class MetadataWriter:
         """Adds the rows of requests that have none yet."""
         if rows:
             await self._session.execute(insert(StoredMetadata).on_conflict_do_nothing(), rows)
-
-    async def silent_tenants(self) -> Sequence[str]:
-        """Returns the organizations that store nothing."""
-        return (await self._session.execute(select(Tenant.id).where(Tenant.stores_nothing))).scalars().all()
-
-    async def delete(self, tenant_id: str, limit: int) -> int:
-        """Deletes up to `limit` rows of an organization; returns how many."""
-        row = StoredMetadata
-        key = (row.tenant_id, row.submitted_at, row.request_id)
-        unwanted = select(*key).where(row.tenant_id == tenant_id).limit(limit)
-        gone = delete(row).where(tuple_(*key).in_(unwanted)).returning(row.request_id)
-        return len((await self._session.execute(gone)).all())
 
 
 class MetadataRepository(TenantRepository):

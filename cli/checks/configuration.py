@@ -44,6 +44,7 @@ from engine.settings import (
 )
 from engine.signing.settings import VerificationSettings
 from telemetry.disk import DiskSettings
+from tenants.retention.settings import RetentionSettings
 from tenants.settings import TenantSettings
 from worker.settings import JobsSettings, WorkerSettings
 
@@ -68,6 +69,7 @@ USERS: Mapping[type[BaseSettings], set[Process]] = {
     SharingSettings: _API,
     SigningSettings: _JOBS,
     VerificationSettings: _API | _ENGINE,
+    RetentionSettings: _API | _WORKERS,
     ApiSettings: _API,
     ConnectionSettings: _API,
     BatchSettings: _API,

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from conversations.limits import MAX_TURNS
-from conversations.models import StoredResponse
+from conversations.models import ResponseEvents, StoredResponse
 from conversations.owner import Owner
 from conversations.repository import storable_id
 from db.repository import TenantRepository
@@ -49,6 +49,12 @@ class ResponseRepository(TenantRepository):
         if found is not None:
             await self.session.delete(found)
         return found
+
+    async def num_events(self, response_id: str) -> int:
+        """Returns how many rows of events a response has."""
+        query = self.select_own(ResponseEvents, func.count())
+        query = query.where(ResponseEvents.response_id == response_id)
+        return int((await self.session.execute(query)).scalar_one())
 
     async def chain(self, response_id: str) -> list[Turn]:
         """Returns the response and those that it continues, the latest first; at most one more than

@@ -24,6 +24,9 @@ from conversations.sealing import ContentSealer
 from conversations.writing import append_items, opened_item
 from db.errors import UnknownCursor
 from db.session import Database, WriteSession
+from tenants.retention.classes import DataClass
+from tenants.retention.holds import require_no_hold
+from tenants.retention.requests import Removed, record_request
 
 Json = dict[str, Any]
 PREVIOUS = "previous_response_id"
@@ -86,11 +89,24 @@ class ResponseService:
         return record_of(self._sealer, row)
 
     async def delete(self, owner: Owner, response_id: str) -> None:
-        """Deletes a response for good. One that runs in the background stops. Raises ResponseNotFound."""
+        """Deletes a response for good. One that runs in the background stops. Raises ResponseNotFound,
+        OnLegalHold.
+        """
         async with self._database.write(owner.tenant_id) as session:
-            row = await ResponseRepository(session, owner).delete(response_id)
-            if row is None:
+            rows = ResponseRepository(session, owner)
+            found = await rows.find(response_id, lock=True)
+            if found is None:
                 raise ResponseNotFound(response_id)
+            what, held = f"response {response_id}", (response_id, found.conversation_id)
+            await require_no_hold(session, owner.tenant_id, what, DataClass.RESPONSES, *held)
+            num_events = await rows.num_events(response_id)
+            row = await rows.delete(response_id)
+            assert row is not None, "it is locked"
+            removed = (
+                Removed("stored_responses", 1, DataClass.RESPONSES, [response_id]),
+                Removed("response_events", num_events, DataClass.RESPONSES),
+            )
+            await record_request(session, owner.tenant_id, owner.actor, ("response", response_id), removed)
             if row.status in UNFINISHED:
                 await unlock_all(session, row.id)
 

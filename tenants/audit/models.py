@@ -18,7 +18,8 @@ OPERATOR_CHAIN = OPERATOR_TENANT
 
 
 class AuditEntry(TenantOwned, Base):
-    """A recorded change. Database triggers refuse UPDATE, DELETE and TRUNCATE.
+    """A recorded change. Database triggers refuse UPDATE, DELETE and TRUNCATE; `prune_audit_log` alone
+    deletes the oldest entries.
 
     There are no foreign keys: an entry outlives the objects it names.
     """
@@ -63,3 +64,7 @@ class AuditHead(TenantOwned, Base):
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger)
     digest: Mapped[bytes] = mapped_column(LargeBinary)
+    first_seq: Mapped[int] = mapped_column(BigInteger, server_default=text("1"))
+    """The oldest entry that was not deleted by the organization's retention."""
+    first_previous: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """Digest of the entry before that one; None: there was none."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Select, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, func, literal, or_, select, true, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -72,6 +72,9 @@ class Ends:
     head_seq: int
     head_digest: bytes
     last_seq: int
+    first_seq: int = 1
+    """The oldest entry that there must be: those before it were deleted by the organization's retention."""
+    first_previous: bytes = START
 
 
 DELETIONS_KEPT = 10_000
@@ -128,11 +131,44 @@ class AuditRepository(TenantRepository):
     async def ends(self) -> Ends:
         """Returns both ends of the chain, read in one snapshot."""
         last = select(func.max(AuditEntry.seq)).where(AuditEntry.tenant_id == self.tenant_id)
-        head = select(AuditHead.seq).where(AuditHead.tenant_id == self.tenant_id)
-        digest = select(AuditHead.digest).where(AuditHead.tenant_id == self.tenant_id)
-        query = select(head.scalar_subquery(), digest.scalar_subquery(), last.scalar_subquery())
-        head_seq, head_digest, last_seq = (await self.session.execute(query)).one()
-        return Ends(head_seq or 0, START if head_digest is None else bytes(head_digest), last_seq or 0)
+        head = self.select_own(AuditHead).subquery()
+        columns = (head.c.seq, head.c.digest, head.c.first_seq, head.c.first_previous)
+        query = select(last.scalar_subquery(), *columns).select_from(
+            select(literal(1)).subquery().outerjoin(head, true())
+        )
+        last_seq, seq, digest, first, before = (await self.session.execute(query)).one()
+        if seq is None:
+            return Ends(0, START, last_seq or 0)
+        return Ends(
+            seq, bytes(digest), last_seq or first - 1, first, START if before is None else bytes(before)
+        )
+
+    async def prune(self, through: int) -> int:
+        """Deletes the entries up to this one for good; returns how many. None may be younger than 90 days:
+        PostgreSQL refuses that.
+        """
+        return int(
+            (await self.session.execute(select(func.prune_audit_log(self.tenant_id, through)))).scalar_one()
+        )
+
+    async def oldest_before(self, moment: datetime, limit: int) -> Sequence[AuditEntry]:
+        """Returns up to `limit` of the oldest entries, all written before `moment`."""
+        query = self.select_own(AuditEntry).where(*self._before(moment)).order_by(AuditEntry.seq)
+        return (await self.session.execute(query.limit(limit))).scalars().all()
+
+    async def count_oldest_before(self, moment: datetime) -> tuple[int, datetime | None]:
+        """Returns how many of the oldest entries were all written before `moment`, and when the first was."""
+        query = self.select_own(AuditEntry, func.count(), func.min(AuditEntry.at))
+        num, oldest = (await self.session.execute(query.where(*self._before(moment)))).one()
+        return num, oldest
+
+    def _before(self, moment: datetime) -> tuple[ColumnElement[bool], ...]:
+        """The entries before the first that is not older than `moment`."""
+        young = self.select_own(AuditEntry, func.min(AuditEntry.seq)).where(AuditEntry.at >= moment)
+        return (
+            AuditEntry.at < moment,
+            AuditEntry.seq < func.coalesce(young.scalar_subquery(), 2**62),
+        )
 
 
 async def entries(

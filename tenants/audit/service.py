@@ -13,7 +13,7 @@ from db.base import new_id
 from db.errors import UnknownCursor
 from db.session import EVERY_TENANT, Database, WriteSession
 from tenants.actors import Actor
-from tenants.audit.chain import START, checked_details, digest_of
+from tenants.audit.chain import checked_details, digest_of
 from tenants.audit.models import OPERATOR_CHAIN, AuditEntry
 from tenants.audit.repository import AuditFilter, AuditRepository, Ends, chains, entries
 
@@ -127,7 +127,7 @@ class AuditLog:
         )
 
     async def _first_broken(self, tenant_id: str, ends: Ends) -> int | None:
-        seq, previous = 0, START
+        seq, previous = ends.first_seq - 1, ends.first_previous
         while seq < ends.head_seq:
             async with self._database.read(tenant_id) as session:
                 batch = await AuditRepository(session, tenant_id).page(

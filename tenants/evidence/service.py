@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,9 +12,13 @@ from db.session import EVERY_TENANT, Database
 from tenants.audit.service import AuditLog
 from tenants.evidence.repository import EvidenceRepository
 from tenants.repository import TenantDirectory
+from tenants.retention.models import DeletionCertificate
+from tenants.retention.repository import RetentionInventory
 
 DRILLED = "backup.drilled"
 """Type of the audit log's entry of a restore drill."""
+CERTIFICATE_KEY_USED = "certificate_key.first_used"
+"""Type of the audit log's entry of a key that signs certificates of deletion."""
 ROTATION_EVENTS = ("secret.rotation_begun", "secret.resealed", "secret.rotated")
 
 ACCESS = (
@@ -31,6 +36,14 @@ DRILLS = (
     *("manifest_sha256", "checks_wrong", "recorded_by", "audit_entry"),
 )
 ROTATIONS = ("at", "secret", "event", "details", "recorded_by", "audit_entry")
+CERTIFICATES = (
+    *("organization_id", "number", "certificate_id", "cause", "object_id", "rows", "objects", "issued_at"),
+    *("sha256", "key_id", "certificate"),
+)
+HOLDS = (
+    *("organization_id", "hold_id", "held", "reason", "placed_by", "placed_at", "lifted_by", "lifted_at"),
+)
+CERTIFICATE_KEYS = ("key_id", "algorithm", "public_key", "first_used_at", "audit_entry")
 CHAINS = ("organization_id", "organization", "entries", "head_sha256", "verified", "broken_from_entry")
 
 Cell = str | int | datetime | None
@@ -62,12 +75,18 @@ class EvidenceCollector:
             )
             drills = await evidence.service_entries([DRILLED])
             rotations = await evidence.service_entries(ROTATION_EVENTS)
+            keys_used = await evidence.service_entries([CERTIFICATE_KEY_USED])
+            inventory = RetentionInventory(session)
+            certificates, holds = await inventory.certificates(), await inventory.holds()
         return [
             Table("access", ACCESS, [(*row,) for row in members]),
             Table("project-access", PROJECT_ACCESS, [(*row,) for row in places]),
             Table("keys", KEYS, [(*row,) for row in keys]),
             Table("restore-drills", DRILLS, [_drill(entry) for entry in drills]),
             Table("secret-rotations", ROTATIONS, [_rotation(entry) for entry in rotations]),
+            Table("deletion-certificates", CERTIFICATES, [_certificate(row) for row in certificates]),
+            Table("certificate-keys", CERTIFICATE_KEYS, [_certificate_key(entry) for entry in keys_used]),
+            Table("legal-holds", HOLDS, [(*row,) for row in holds]),
             Table("audit-chains", CHAINS, await self._proofs()),
         ]
 
@@ -87,6 +106,19 @@ class EvidenceCollector:
             )
             for proof in proofs
         ]
+
+
+def _certificate(row: DeletionCertificate) -> tuple[Cell, ...]:
+    return (
+        *(row.tenant_id, row.number, row.id, row.cause, row.object_id, row.num_rows, row.num_objects),
+        *(row.issued_at, bytes(row.digest).hex(), row.document["signature"]["key_id"]),
+        json.dumps(row.document),
+    )
+
+
+def _certificate_key(entry: Any) -> tuple[Cell, ...]:
+    said = entry.details
+    return (entry.target_id, said["algorithm"], said["public_key"], entry.at, entry.id)
 
 
 def _drill(entry: Any) -> tuple[Cell, ...]:

@@ -18,6 +18,9 @@ from tenants.members.repository import MemberRepository
 from tenants.models import ApiKey, User
 from tenants.repository import KeyRepository
 from tenants.resolver import publish_key_changes, revoke_keys
+from tenants.retention.errors import OnLegalHold
+from tenants.retention.holds import holds_of
+from tenants.retention.requests import Removed, record_request
 from tenants.roles import RIGHTS_OF, Role, admin_scopes
 
 
@@ -94,15 +97,24 @@ class MemberChanges:
 
     async def remove(self, user: User) -> None:
         """Removes the user from the tenant, its projects and the console, and revokes their keys. Raises
-        LastOwner, OwnersOnly.
+        LastOwner, OwnersOnly; OnLegalHold if the user is on hold: they can be disabled.
         """
         await require_may_appoint(self.members, self._actor, user.role)
         self._require_another_owner(user)
+        hold = (await holds_of(self._session, self._tenant_id)).by_object.get(user.id)
+        if hold is not None:
+            raise OnLegalHold(f"user {user.id}", hold, "disable the user, or lift the hold first")
         user.removed_at = datetime.now(UTC)
         self._owners.discard(user.id)
-        await self.members.leave(user.id)
-        await self.members.forget_ways_in(user.id)
-        await self.members.forget_provisioning(user.id)
+        await self._session.flush()
+        removed = [
+            *await self.members.leave(user.id),
+            *await self.members.forget_ways_in(user.id),
+            *await self.members.forget_provisioning(user.id),
+        ]
+        target = ("user", user.id)
+        rows = [Removed(table, num) for table, num in removed]
+        await record_request(self._session, self._tenant_id, self._actor, target, rows)
         revoked = await revoke_keys(self._session, self._redis, self._tenant_id, ApiKey.user_id == user.id)
         details = {"email": user.email, "role": user.role, "revoked_keys": revoked}
         await self.record(user, "user.deleted", details)

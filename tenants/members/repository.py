@@ -108,17 +108,24 @@ class MemberRepository(TenantRepository):
         """Deletes the user's password reset tokens."""
         await self.session.execute(self.delete_own(PasswordReset).where(PasswordReset.user_id == user_id))
 
-    async def forget_ways_in(self, user_id: str) -> None:
+    async def forget_ways_in(self, user_id: str) -> list[tuple[str, int]]:
         """Deletes the second factor, identities and reset tokens of a removed user; another user can link the
-        identities later.
+        identities later. Returns how many rows of each table.
         """
-        for model in (SecondFactor, Identity, PasswordReset):
-            await self.session.execute(self.delete_own(model).where(model.user_id == user_id))
+        return await self._forget(user_id, SecondFactor, Identity, PasswordReset)
 
-    async def forget_provisioning(self, user_id: str) -> None:
-        """Deletes what an identity provider said of a removed user, and their places in its groups."""
-        for model in (ScimGroupMember, ScimUser):
-            await self.session.execute(self.delete_own(model).where(model.user_id == user_id))
+    async def forget_provisioning(self, user_id: str) -> list[tuple[str, int]]:
+        """Deletes what an identity provider said of a removed user, and their places in its groups. Returns
+        how many rows of each table.
+        """
+        return await self._forget(user_id, ScimGroupMember, ScimUser)
+
+    async def _forget(self, user_id: str, *models: Any) -> list[tuple[str, int]]:
+        found = []
+        for model in models:
+            gone = self.delete_own(model).where(model.user_id == user_id).returning(model.user_id)
+            found.append((model.__tablename__, len((await self.session.execute(gone)).all())))
+        return found
 
     def _live(self) -> Select[Any]:
         return self.select_own(User).where(User.removed_at.is_(None))
@@ -158,12 +165,13 @@ class MemberRepository(TenantRepository):
         )
         return (await self.session.execute(query)).all()
 
-    async def leave(self, user_id: str, project_id: str | None = None) -> None:
-        """Removes the user from a project, or from all."""
+    async def leave(self, user_id: str, project_id: str | None = None) -> list[tuple[str, int]]:
+        """Removes the user from a project, or from all; returns how many rows of which table."""
         query = self.delete_own(ProjectMember).where(ProjectMember.user_id == user_id)
         if project_id is not None:
             query = query.where(ProjectMember.project_id == project_id)
-        await self.session.execute(query)
+        gone = await self.session.execute(query.returning(ProjectMember.project_id))
+        return [(ProjectMember.__tablename__, len(gone.all()))]
 
     def _members(self, project_id: str) -> Select[Any]:
         return (

@@ -16,6 +16,8 @@ from db.session import EVERY_TENANT, Database
 from db.stream import Entry, StreamConsumer
 from tenants.refusals.recorder import BATCH_SIZE, STREAM, HourCount, RefusedRequest
 from tenants.refusals.repository import RefusalWriter
+from tenants.retention.classes import DataClass
+from tenants.retention.repository import RetentionInventory
 
 log = structlog.get_logger(__name__)
 
@@ -52,13 +54,16 @@ class RefusalIntake:
 
     async def tidy(self, now: datetime | None = None) -> int:
         """Creates the partitions of the days ahead, and drops what is older than `KEPT_DAYS`; returns how
-        many partitions were dropped. Raises DatabaseUnavailable, RedisError.
+        many partitions were dropped. While an organization holds such calls, partitions stay, and what others
+        have is deleted row by row (`retention`). Raises DatabaseUnavailable, RedisError.
         """
         today = (now or datetime.now(UTC)).date()
         async with self._database.write(EVERY_TENANT) as session:
             writer = RefusalWriter(session)
             await writer.ensure_partitions(today, DAYS_AHEAD + 1)
-            dropped = await writer.forget_before(today - timedelta(days=KEPT_DAYS))
+            inventory = RetentionInventory(session)
+            is_held = await inventory.is_anything_held(DataClass.REQUESTS)
+            dropped = 0 if is_held else await writer.forget_before(today - timedelta(days=KEPT_DAYS))
         await self._stream.forget_idle_consumers()
         return dropped
 

@@ -20,7 +20,14 @@ from adapters.published_artifacts.publishing import published_key
 from adapters.resolver import ModelResolver
 from adapters.storage import StorageUnavailable
 from cli.programs import CHECKOUT
-from tests.support.onboarding import Scene, artifact_file
+from retention.certifying import Certifier
+from retention.service import RetentionService
+from retention.signing import CertificateSigner
+from tenants.actors import OPERATOR
+from tenants.key_secrets import KeySecrets
+from tenants.retention.classes import DEFAULT_BOUNDS
+from tenants.retention.errors import OnLegalHold
+from tests.support.onboarding import SECRET, Scene, artifact_file
 from tests.support.waiting import eventually
 
 
@@ -79,6 +86,27 @@ async def test_a_deleted_adapter_is_gone_at_once_and_its_name_is_free(
     assert await eventually(serves) < 1
     with pytest.raises(ModelNotFound):
         await resolver.resolve(ours, made.adapter.id)
+
+
+async def test_it_is_certified_when_nothing_is_stored_and_refused_while_it_is_held(place: Scene) -> None:
+    ours, retention = place.tenants[0], RetentionService(place.database)
+    made = await place.create("pirate")
+    hold = await retention.place_hold(ours, "case", OPERATOR, object_id=made.adapter.id)
+    with pytest.raises(OnLegalHold):
+        await place.onboarding.deletion.delete(ours, "pirate")
+    await retention.lift_hold(ours, hold.id, OPERATOR)
+    await place.onboarding.deletion.delete(ours, "pirate")
+    num_objects = len(await objects_of(place, made.adapter.id))
+    certifier = Certifier(place.database, CertificateSigner(KeySecrets.of(SECRET)), DEFAULT_BOUNDS)
+    assert await certifier.run() == 0
+    late = await retention.place_hold(ours, "case", OPERATOR, object_id=made.adapter.id)
+    await purge(place)
+    assert len(await objects_of(place, made.adapter.id)) == num_objects, "held before it was purged"
+    await retention.lift_hold(ours, late.id, OPERATOR)
+    await purge(place)
+    assert (await certifier.run(), await objects_of(place, made.adapter.id)) == (1, [])
+    [row] = await retention.certificates(ours, object_id=made.adapter.id)
+    assert (row.cause, row.num_rows, row.num_objects) == ("request", 1, num_objects)
 
 
 async def test_deleting_ends_its_jobs(place: Scene) -> None:

@@ -44,6 +44,7 @@ from billing.spend.alerts import SpendAlertService
 from billing.statements import Statements
 from billing.window_usage import WindowUsage
 from db.session import Database
+from retention.service import RetentionService
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from telemetry.metrics import ServingMetrics
@@ -214,6 +215,7 @@ async def site(
                 files=place.files,
                 uploads=place.uploads,
                 batches=BatchService(database, place.store),
+                retention=RetentionService(database),
                 batch_endpoints=tuple(ENDPOINTS),
                 adapters=place.onboarding,
                 models=models,

@@ -29,16 +29,22 @@ from billing.spend.alerts import Threshold
 from db.session import EVERY_TENANT
 from engine.protocol import AdapterRef, Usage
 from engine.signing.keys import SigningKey
+from retention.certifying import Certifier
+from retention.objects import delete_owed_objects
+from retention.service import RetentionService
+from retention.signing import CertificateSigner
 from sla.incidents.service import Incidents
 from tenants.actors import OPERATOR
+from tenants.key_secrets import KeySecrets
 from tenants.provisioning.profiles import GroupProfile
 from tenants.refusals.recorder import RefusedRequest
 from tenants.refusals.repository import RefusalWriter
+from tenants.retention.classes import DEFAULT_BOUNDS
 from tests.admin.conftest import Site
 from tests.admin.reports import finish_with_report, report_of
 from tests.admin.test_billing import invoiced
 from tests.support.booked import Booked, book, request
-from tests.support.onboarding import BASE_DIGEST, SAPLING
+from tests.support.onboarding import BASE_DIGEST, SAPLING, SECRET
 from tests.support.saml_provider import certificate, metadata
 
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -134,7 +140,23 @@ async def _organisation(site: Site, named: Naming, made: Furnished) -> None:
     pem = SigningKey.make().public.pem
     signing_key = await account.signing_keys.add(tenant, named("signing key"), pem, OPERATOR)
     made.things["signing_key"] = signing_key.id
+    hold = await RetentionService(site.place.database).place_hold(
+        tenant, named("hold"), OPERATOR, object_id="conv_held"
+    )
+    made.things |= {"data_class": "files", "hold": hold.id, "certificate": await certified_file(site)}
     made.things |= {"project": project.id, "user": user.id, "key": key.id, "tenant": tenant}
+
+
+async def certified_file(site: Site) -> str:
+    """Returns the id of the certificate of a file that was deleted on request."""
+    place = site.place
+    file = await place.files.create(site.tenant_id, None, "batch", "gone.jsonl", b"{}", max_bytes=100)
+    await place.files.delete(site.tenant_id, file.id)
+    await delete_owed_objects(place.database, place.store)
+    signer = CertificateSigner(KeySecrets.of(SECRET))
+    await Certifier(place.database, signer, DEFAULT_BOUNDS).run()
+    [row] = await RetentionService(place.database).certificates(site.tenant_id, object_id=file.id)
+    return row.id
 
 
 async def _adapters(site: Site, named: Naming, made: Furnished) -> None:

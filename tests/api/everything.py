@@ -48,14 +48,20 @@ from db.base import new_id
 from db.session import Database
 from engine.protocol import AdapterRef, Usage
 from engine.signing.keys import SigningKey
+from retention.certifying import Certifier
+from retention.objects import delete_owed_objects
+from retention.service import RetentionService
+from retention.signing import CertificateSigner
 from sla.service import SlaReports
 from tenants.actors import OPERATOR
 from tenants.idempotency.records import IdempotencyRecords
 from tenants.key_contexts import KeyContexts
+from tenants.key_secrets import KeySecrets
 from tenants.limits.kinds import Limit, Metric
 from tenants.provisioning.profiles import GroupProfile
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
+from tenants.retention.classes import DEFAULT_BOUNDS
 from tenants.service import AccountServices, TenantService, account_services
 from tenants.workload_identity.spent_tokens import SpentTokens
 from tests.api.conftest import build
@@ -188,6 +194,7 @@ async def everything(
             files=place.files,
             uploads=place.uploads,
             batches=BatchService(database, place.store),
+            retention=RetentionService(database),
             onboarding=place.onboarding,
             accounts=accounts,
             quotas=quotas,
@@ -273,6 +280,7 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     lines = await place.files.create(tenant, None, "batch", "a.jsonl", b"{}", max_bytes=100)
     batches = BatchService(place.database, place.store)
     batch = await batches.create(tenant, inference.id, NewBatch(lines.id, "/v1/chat/completions"), OPERATOR)
+    hold = await RetentionService(place.database).place_hold(tenant, "case", OPERATOR, object_id="conv_held")
     assert invoice is not None
     assert pending.job_id is not None
     assert owner.tenant_id == tenant
@@ -310,6 +318,8 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         "delivery_id": deliveries[0][0].id,
         "alert_id": alert.id,
         "invoice_id": invoice.id,
+        "legal_hold_id": hold.id,
+        "certificate_id": await _certificate(place, tenant),
         **await _stored(place.database, inference.id, tenant),
     }
     return Having(
@@ -322,6 +332,17 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         files,
         serving,
     )
+
+
+async def _certificate(place: Scene, tenant: str) -> str:
+    """The certificate of a file that was deleted on request."""
+    file = await place.files.create(tenant, None, "batch", "gone.jsonl", b"{}", max_bytes=100)
+    await place.files.delete(tenant, file.id)
+    await delete_owed_objects(place.database, place.store)
+    signer = CertificateSigner(KeySecrets.of(SECRET))
+    await Certifier(place.database, signer, DEFAULT_BOUNDS).run()
+    [row] = await RetentionService(place.database).certificates(tenant, object_id=file.id)
+    return row.id
 
 
 async def _shares(place: Scene, tenant: str, adapter_id: str, name: str) -> tuple[str, str, str, str]:

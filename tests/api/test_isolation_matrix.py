@@ -30,6 +30,7 @@ NOT_IDS = {
     "chart": "sample-nll",  # of a report, by name
     "role_id": "role-viewer",  # the five that everybody has
     "rate_limit_id": "rl-*",  # of a model, by name
+    "data_class": "files",  # by name
 }
 """Path parameters that are the same for every tenant."""
 
@@ -49,6 +50,7 @@ FIELDS_NOT_IDS = {
     "tokenize.id",  # the same
     "tool_call_id",  # the same
     "call_id",  # the same, of responses
+    "placeLegalHold.object_id",  # of anything, also to come: it holds what of the organization has it
     "createShare.organization_id",  # another organization on purpose: an offer, which it may decline
     "exchangeToken.identity_provider_id",  # without a key: the issuer's signature decides
     "exchangeToken.service_account_id",
@@ -80,6 +82,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "updateWebhookEndpoint": {"name": "mine"},
     "rotateWebhookSecret": {},
     "testWebhookEndpoint": {"event_type": "invoice.finalized"},
+    "updateRetention": {"days": 30},
     "updateConversation": {"metadata": {}},
     "createConversationItems": {"items": [{"role": "user", "content": "mine"}]},
     "updateSpendAlert": ALERT,
@@ -211,6 +214,7 @@ QUERY_IDS = {
     "service_account_id": "service_account_id",
     "actor_ids[]": "user_id",
     "resource_ids[]": "project_id",
+    "object_id": "file_id",
 }
 QUERIES_NOT_IDS = {"models[]"}
 _ID_QUERY = re.compile(r"(after|before|[a-z_]*ids?(\[\])?|models\[\])$")
@@ -234,6 +238,7 @@ LISTED = {
     "listWebhookEndpoints": "webhook_endpoint_id",
     "listWebhookDeliveries": "delivery_id",
     "listSpendAlerts": "alert_id",
+    "listDeletionCertificates": "certificate_id",
     "listProjectSpendAlerts": "alert_id",
     "listRateLimits": "api_key_id",
     "listInputItems": "item_id",

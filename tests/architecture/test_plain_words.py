@@ -26,6 +26,7 @@ PACKAGES = (
     "examples",
     "kernels",
     "migrations",
+    "retention",
     "routing",
     "sla",
     "telemetry",

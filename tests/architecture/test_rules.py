@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "adapters", "admin", "api", "batches", "billing", "cli", "conversations", "db", "engine", "kernels",
-    "routing", "sla", "telemetry", "tenants", "tokenization", "worker",
+    "retention", "routing", "sla", "telemetry", "tenants", "tokenization", "worker",
 )  # fmt: skip
 FORBIDDEN_FOLDERS = {"utils", "common", "helpers", "core"}
 FORBIDDEN_NAME_ENDINGS = ("Manager", "Handler", "Helper", "Impl", "Utils")
@@ -61,7 +61,16 @@ def test_only_repositories_build_queries() -> None:
     offenders = [
         f"{path}: {name}"
         for path, tree in modules(
-            "api", "admin", "worker", "tenants", "adapters", "batches", "billing", "cli", "conversations"
+            "api",
+            "admin",
+            "worker",
+            "tenants",
+            "adapters",
+            "batches",
+            "billing",
+            "cli",
+            "conversations",
+            "retention",
         )
         if path.name != "repository.py"
         for module, name in imported_names(tree)

@@ -88,25 +88,6 @@ async def test_malformed_entries_hold_up_no_others(
     assert len(await stored(database)) == 1
 
 
-async def test_nothing_is_left_of_organizations_that_store_nothing(
-    database: Database, redis_client: redis.asyncio.Redis
-) -> None:
-    async with database.write(EVERY_TENANT) as session:
-        await session.execute(
-            text(
-                "INSERT INTO tenants (id, name, stores_nothing) "
-                "VALUES ('tnt_a', 'a', true), ('tnt_b', 'b', false)"
-            )
-        )
-    async with recording_to(redis_client) as recorder:
-        for tenant in ("tnt_a", "tnt_a", "tnt_b"):
-            await recorder.keep(NAMED, tenant, new_request_id("chatcmpl", AT))
-    intake = MetadataIntake(database, redis_client, "one")
-    await intake.drain()
-    assert await intake.tidy() == 2
-    assert [row[0] for row in await stored(database)] == ["tnt_b"]
-
-
 async def test_while_redis_is_away_requests_do_not_wait_and_memory_is_bounded(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,12 +10,13 @@ from sqlalchemy import text
 
 from conversations.background.service import BackgroundQueue
 from conversations.errors import ResponseNotFound
-from conversations.expiry import delete_expired
 from conversations.owner import Owner
 from conversations.responses.service import ResponseRecord, ResponseService
 from conversations.sealing import ContentSealer
 from conversations.service import ConversationService
 from db.session import EVERY_TENANT, Database
+from retention.sweep import RetentionSweep
+from tenants.retention.classes import DEFAULT_BOUNDS
 
 SEALER = ContentSealer("s" * 32)
 TABLES = ("stored_responses", "response_events", "conversations", "conversation_items")
@@ -68,7 +69,7 @@ async def test_what_has_expired_is_gone_for_good(database: Database) -> None:
     await fill(database, owner(1), "old")
     await expire_all(database)
     await fill(database, owner(1), "new")
-    assert await delete_expired(database) == 3
+    assert await RetentionSweep(database, DEFAULT_BOUNDS).run_expired() == 3
     assert await counts(database) == {
         "stored_responses": 2,
         "response_events": 1,
@@ -77,7 +78,7 @@ async def test_what_has_expired_is_gone_for_good(database: Database) -> None:
     }
     found = await ResponseService(database, SEALER).find(owner(1), "resp_new")
     assert found.input == record("new").input
-    assert await delete_expired(database) == 0
+    assert await RetentionSweep(database, DEFAULT_BOUNDS).run_expired() == 0
 
 
 async def test_an_organization_that_stores_nothing_loses_what_it_had(database: Database) -> None:
@@ -85,7 +86,7 @@ async def test_an_organization_that_stores_nothing_loses_what_it_had(database: D
     await fill(database, owner(1, "b"), "theirs")
     async with database.write(EVERY_TENANT) as session:
         await session.execute(text("UPDATE tenants SET stores_nothing = true WHERE id = 'ten_b'"))
-    assert await delete_expired(database) == 3
+    assert await RetentionSweep(database, DEFAULT_BOUNDS).run_expired() == 3
     async with database.read(EVERY_TENANT) as session:
         left = await session.execute(text("SELECT DISTINCT tenant_id FROM stored_responses"))
         assert left.scalars().all() == ["ten_a"]

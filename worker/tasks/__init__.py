@@ -7,7 +7,6 @@ from celery import Celery
 from worker.runtime import Runtime
 from worker.tasks import (
     books,
-    conversations,
     invoices,
     jobs,
     metering,
@@ -16,6 +15,7 @@ from worker.tasks import (
     quotas,
     refusals,
     request_metadata,
+    retention,
     signatures,
     sla,
     spend,
@@ -27,7 +27,7 @@ def register(app: Celery, runtime: Runtime) -> None:
     """Adds all tasks to `app`, to run on `runtime`."""
     for domain in (
         *(metering, sla, refusals, outbox, jobs, quotas, storage, spend, invoices, books, payments),
-        conversations,
+        retention,
         request_metadata,
         signatures,
     ):

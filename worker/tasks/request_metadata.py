@@ -1,4 +1,4 @@
-"""Stores the metadata of requests, and deletes that of organizations that store nothing."""
+"""Stores the metadata of requests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ def register(app: Celery, runtime: Runtime) -> None:
 
     @app.task(name=TIDY_REQUEST_METADATA, time_limit=300)
     def tidy_request_metadata() -> None:
-        """Deletes the rows of organizations that store nothing. What fails, the next run does."""
+        """Forgets consumers of the stream that are gone. What fails, the next run does."""
         try:
-            deleted = runtime.run(_tidy(runtime))
-        except (DatabaseUnavailable, RedisError) as error:
-            log.warning("metadata of requests is deleted later", error=str(error))
-        else:
-            if deleted:
-                log.info("metadata of requests deleted", count=deleted)
+            runtime.run(_tidy(runtime))
+        except RedisError as error:
+            log.warning("consumers of the metadata of requests are forgotten later", error=str(error))
 
 
 # The runtime's services exist once its loop runs.
@@ -39,5 +36,5 @@ async def _store(runtime: Runtime) -> int:
     return await runtime.request_metadata.drain()
 
 
-async def _tidy(runtime: Runtime) -> int:
-    return await runtime.request_metadata.tidy()
+async def _tidy(runtime: Runtime) -> None:
+    await runtime.request_metadata.tidy()

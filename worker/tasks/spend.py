@@ -21,7 +21,7 @@ from billing.window_usage import WindowUsage
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
 from tenants.quotas.unreserved_spend import UnreservedSpend
-from worker.app import DELIVER_NOTIFICATIONS, FORGET_NOTIFICATIONS, WATCH_SPEND
+from worker.app import DELIVER_NOTIFICATIONS, WATCH_SPEND
 from worker.runtime import Runtime
 
 log = structlog.get_logger(__name__)
@@ -53,13 +53,6 @@ def register(app: Celery, runtime: Runtime) -> None:
         else:
             if due:
                 runtime.delivering.start(lambda: deliver(runtime.database_url, runtime.notifications))
-
-    @app.task(name=FORGET_NOTIFICATIONS, time_limit=300)
-    def forget_notifications() -> None:
-        try:
-            runtime.run(_forget(runtime))
-        except DatabaseUnavailable as error:
-            log.warning("old notifications are deleted by the next run", error=str(error))
 
 
 async def deliver(database_url: str, settings: NotificationSettings) -> int:
@@ -122,8 +115,3 @@ async def _publish_ready_adapters(database: Database, now: datetime) -> None:
         }
         async with database.write(adapter.tenant_id) as session:
             await publish(session, adapter.tenant_id, ADAPTER_READY, facts, key=key, now=now)
-
-
-async def _forget(runtime: Runtime) -> None:
-    forgotten = await deliveries_of(runtime.database, runtime.notifications).forget_old()
-    log.debug("old notifications deleted", notifications=forgotten)

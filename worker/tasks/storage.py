@@ -1,4 +1,4 @@
-"""Removes expired files and uploads, orphaned objects and deleted adapters, and settles awaited uploads.
+"""Removes parts of ended uploads, orphaned objects and deleted adapters, and settles awaited uploads.
 
 In the queue of jobs: object storage may be slow, and metering must not wait for it.
 """
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 def register(app: Celery, runtime: Runtime) -> None:
     @app.task(name=SWEEP_STORAGE, time_limit=3000)
     def sweep_storage() -> None:
-        """Removes expired files and uploads, and objects that no row names."""
+        """Ends expired uploads, and removes their parts and objects that no row names."""
         _run(runtime, _sweep, "files and objects removed", "storage is swept again later")
 
     @app.task(name=PURGE_DELETED, time_limit=3000)
@@ -62,7 +62,7 @@ def _run(
 async def _sweep(runtime: Runtime) -> int:
     now = datetime.now(UTC)
     report = await sweep(runtime.database, runtime.store, now)
-    removed = report.expired_files + report.parts + report.orphans + report.partial_files
+    removed = report.parts + report.orphans + report.partial_files
     return removed + await sweep_copies(runtime.database, runtime.store, now)
 
 

@@ -162,6 +162,12 @@ async def jobs(call: Caller) -> None:
     await call("cancelCalibrationJob", job_id=job["id"])
 
 
+async def kept(call: Caller) -> None:
+    await call("updateRetention", {"days": 30}, data_class="batches")
+    hold = await call("placeLegalHold", {"reason": "case 7", "data_class": "files"})
+    await call("liftLegalHold", legal_hold_id=hold["id"])
+
+
 async def people(call: Caller) -> None:
     await call("updateDataRetention", {"retention_type": "zero_data_retention"})
     invite = await call("createInvite", {"email": "new@ours.example", "role": "reader"})
@@ -270,6 +276,7 @@ async def paid(call: Caller) -> None:
 
 PARTS: tuple[Callable[[Caller], Awaitable[None]], ...] = (
     files,
+    kept,
     adapters,
     jobs,
     people,

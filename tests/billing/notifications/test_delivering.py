@@ -20,14 +20,13 @@ import redis.asyncio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from sqlalchemy import text
 
 from billing.notifications.delivering import BACKOFF, LEASE, Deliveries
 from billing.notifications.events import EVENTS, INVOICE_FINALIZED, PAYMENT_FAILED
 from billing.notifications.publishing import GIVE_UP_AFTER, publish
 from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
-from db.session import EVERY_TENANT, Database
+from db.session import Database
 from tenants.actors import OPERATOR
 from tenants.models import Tenant
 from tenants.outbound.errors import EndpointUnreachable
@@ -337,21 +336,6 @@ async def test_the_address_is_looked_at_once_and_the_certificate_is_the_names(tm
         with pytest.raises(EndpointUnreachable):
             await strict.post(url, {}, b"{}")
         assert len(hooks.heard) == 1
-
-
-async def test_old_notifications_are_forgotten_unless_somebody_waits(
-    database: Database, tenant: Tenant, webhooks: WebhookService, hooks: HookServer, clock: Clock
-) -> None:
-    await endpoint(webhooks, tenant, hooks.url("/200"))
-    deliveries = Deliveries(database, SENDER, clock=clock)
-    await happen(database, tenant, clock, "delivered")
-    await deliveries.deliver()
-    await happen(database, tenant, clock, "waiting")
-    clock.now += timedelta(days=31)
-    assert await deliveries.forget_old() == 1
-    async with database.read(EVERY_TENANT) as session:
-        left = (await session.execute(text("SELECT key FROM notifications"))).scalars().all()
-    assert left == ["waiting"]
 
 
 def test_samples_fit_into_a_notification() -> None:

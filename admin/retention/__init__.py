@@ -1,0 +1,1 @@
+"""The pages of retention: periods, legal holds, and certificates of deletion."""
