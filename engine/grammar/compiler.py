@@ -16,7 +16,9 @@ from llguidance import LLMatcher, LLTokenizer
 from engine.grammar.constraint import CompiledGrammar, Lane, LaneLimits
 from engine.grammar.formats import parser_limits, to_llguidance
 from engine.grammar.heap import give_back
+from engine.grammar.schema_nodes import read_schema
 from engine.grammar.store import LANE_BYTES_BY_THREAD, GrammarKey, GrammarStore
+from engine.grammar.text_state import SchemaTexts, TokenTexts
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +28,8 @@ MAX_LANE_MASKS = 10_000
 """Masks after which a lane of less than `SMALL_BYTES` is replaced; larger ones are sooner, in proportion."""
 MIN_LANE_MASKS = 1_000
 SMALL_BYTES = 1 << 20
+MAX_FOLLOWED = 64 << 10
+"""Characters of a JSON Schema whose masks are kept by state."""
 
 
 class GrammarCompiler:
@@ -46,6 +50,7 @@ class GrammarCompiler:
         # A single thread never waits for another.
         self._max_lanes = 1 if mask_threads == 1 else MAX_LANES
         self._tokenizer = tokenizer
+        self._tokens = TokenTexts(tokenizer)
         self._ending_ids = frozenset(eos_ids)
         self._wake = wake
         self._threads = ThreadPoolExecutor(num_threads, "grammars")
@@ -136,5 +141,17 @@ class GrammarCompiler:
 
         max_masks = max(MIN_LANE_MASKS, MAX_LANE_MASKS * SMALL_BYTES // max(SMALL_BYTES, key.charge))
         return CompiledGrammar(
-            first, self._ending_ids, LaneLimits(self._max_lanes, max_masks), add_lane, replace_lane
+            first,
+            self._ending_ids,
+            LaneLimits(self._max_lanes, max_masks),
+            add_lane,
+            replace_lane,
+            key.tenant,
+            self._texts(key),
         )
+
+    def _texts(self, key: GrammarKey) -> SchemaTexts | None:
+        """Returns the texts of a grammar's schema, unless following them is not worth its memory."""
+        if key.grammar.kind != "json_schema" or len(key.grammar.source) > MAX_FOLLOWED:
+            return None
+        return SchemaTexts(read_schema(key.grammar.source), self._tokens)
