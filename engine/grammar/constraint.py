@@ -234,7 +234,7 @@ class Constraint:
         if text is None or texts is None:
             return None
         key = (text.after(drafts) if drafts else text).key
-        return None if key is None else StateKey(self._grammar.tenant, texts.number, key)
+        return None if key is None else (self._grammar.tenant, texts.number, key)
 
     def look_ahead(self, drafts: Sequence[int]) -> LLMatcher | None:
         """Returns a matcher to fill the mask after some drafts with; None where the grammar does not allow

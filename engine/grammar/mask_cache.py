@@ -23,14 +23,8 @@ MAX_BYTES = 128 * MB
 MAX_BYTES_BY_TENANT = 32 * MB
 
 
-@dataclass(frozen=True, slots=True)
-class StateKey:
-    """A state of one grammar of one tenant."""
-
-    tenant: str
-    grammar: int
-    """Of no other grammar, also when it is compiled again."""
-    key: MaskKey
+StateKey = tuple[str, int, MaskKey]
+"""A state of one grammar: (tenant, the number of the grammar's texts, key)."""
 
 
 @dataclass(slots=True)
@@ -54,7 +48,7 @@ class Filling:
 
 
 class MaskCache:
-    """The masks used last, of all grammars."""
+    """The masks used last, of all grammars. A step begins when the masks of the last one are filled."""
 
     def __init__(self) -> None:
         self._masks: TenantCache[tuple[int, MaskKey], bytes] = TenantCache(MAX_BYTES, MAX_BYTES_BY_TENANT)
@@ -62,20 +56,22 @@ class MaskCache:
     def copy_known(self, rows: Sequence[Row], bits_MW: Words) -> Filling:
         """Copies the masks that are kept to the rows they are for, and returns which others to fill."""
         filling = Filling()
+        alone = []
         by_state: dict[StateKey, list[Row]] = {}
         for row in rows:
             if row.state is None:
-                filling.rows.append(row)
+                alone.append(row)
             else:
                 by_state.setdefault(row.state, []).append(row)
         known = []
         for state, alike in by_state.items():
-            mask = self._masks.get(state.tenant, (state.grammar, state.key))
+            mask = self._masks.get(state[0], state[1:])
             if mask is not None:
                 known += [(row, mask) for row in alike]
             else:
                 filling.rows.append(alike[0])
                 filling.alike.append((alike[0], alike[1:]))
+        filling.rows += alone  # last: the others take longer
         _copy(known, bits_MW)
         return filling
 
@@ -92,18 +88,19 @@ class MaskCache:
                 continue
             assert first.state is not None
             mask = bits_MW[first.place].tobytes()
-            self._masks.put(first.state.tenant, (first.state.grammar, first.state.key), mask, len(mask))
+            self._masks.put(first.state[0], first.state[1:], mask, len(mask))
             copies += [(row, mask) for row in others]
         _copy(copies, bits_MW)
         return left
 
 
 def _copy(masks: list[tuple[Row, bytes]], bits_MW: Words) -> None:
+    """Copies masks to rows. That of a matcher that has failed allows nothing."""
     if not masks:
         return
     # One by one and without giving the interpreter away, as numpy's copies do: another thread would keep it.
     row_bytes = bits_MW.strides[0]
-    everything = bits_MW.data.cast("B")
+    everything, nothing = bits_MW.data.cast("B"), bytes(row_bytes)
     for row, mask in masks:
         begin = row.place * row_bytes
-        everything[begin : begin + row_bytes] = mask
+        everything[begin : begin + row_bytes] = nothing if row.matcher.is_error() else mask

@@ -70,10 +70,6 @@ class MaskFiller:
                 bits_MW[place] = 0  # the draw does not count: a draft before it cannot be drawn
             else:
                 rows.append(Row(matcher, place, grammar.state(drafts)))
-        failed = [row for row in rows if row.matcher.is_error()]
-        if failed:
-            rows = [row for row in rows if not row.matcher.is_error()]
-            bits_MW[[row.place for row in failed]] = 0
         to_fill = self._cache.copy_known(rows, bits_MW)
         begun = threading.Event()
         filling = self._waiting.submit(self._fill, begun, to_fill, restricting, bits_MW, then)
