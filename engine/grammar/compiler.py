@@ -43,14 +43,15 @@ class GrammarCompiler:
         *,
         num_threads: int = 2,
         mask_threads: int = 1,
+        keeps_masks: bool = True,
     ) -> None:
         """`wake` is called from another thread when there is something to take. `mask_threads` will fill the
-        grammars' masks.
+        grammars' masks. Unless `keeps_masks`, every mask is filled, also those known from another row.
         """
         # A single thread never waits for another.
         self._max_lanes = 1 if mask_threads == 1 else MAX_LANES
         self._tokenizer = tokenizer
-        self._tokens = TokenTexts(tokenizer)
+        self._tokens = TokenTexts(tokenizer) if keeps_masks else None
         self._ending_ids = frozenset(eos_ids)
         self._wake = wake
         self._threads = ThreadPoolExecutor(num_threads, "grammars")
@@ -152,6 +153,7 @@ class GrammarCompiler:
 
     def _texts(self, key: GrammarKey) -> SchemaTexts | None:
         """Returns the texts of a grammar's schema, unless following them is not worth its memory."""
-        if key.grammar.kind != "json_schema" or len(key.grammar.source) > MAX_FOLLOWED:
+        is_short = len(key.grammar.source) <= MAX_FOLLOWED
+        if self._tokens is None or key.grammar.kind != "json_schema" or not is_short:
             return None
         return SchemaTexts(read_schema(key.grammar.source), self._tokens)
