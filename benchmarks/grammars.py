@@ -307,7 +307,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     else:
         config = load_config(asked.base)
         vocabulary = Tokenizer.from_file(str(asked.base / "tokenizer.json"))
-    tokenizer = _tokenizer(vocabulary, config.eos_ids, config.vocab_size)
+    tokenizer = load_vocabulary(vocabulary, config.eos_ids, config.vocab_size)
     loaded_s = time.perf_counter() - began
     library = AdapterLibrary(config)
     max_rows = max(batch for batch, *_ in asked.batches)
@@ -369,7 +369,8 @@ def _source(asked: argparse.Namespace) -> str:
     return "trained on the Python library" if asked.tokenizer is None else str(asked.vocabulary)
 
 
-def _tokenizer(vocabulary: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
+def load_vocabulary(vocabulary: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
+    """Returns a vocabulary as grammars are followed with it."""
     with tempfile.TemporaryDirectory() as folder:
         vocabulary.save(str(Path(folder) / "tokenizer.json"))
         return load_tokenizer(Path(folder), eos_ids, vocab_size)
