@@ -2,8 +2,9 @@
 
     python -m benchmarks.lockstep_masks --tokenizer tokenizer.json --eos "<|eot_id|>" --out F
 
-The worst case of `benchmarks.grammars`, without a model: all rows write a list of the same schema from its beginning, and draw
-any allowed token, each as likely. One thread fills the masks. Both ways draw the same tokens, in turns.
+The worst case of `benchmarks.grammars`, without a model: all rows write a list of the same schema from its
+beginning, and draw any allowed token, each as likely. One thread fills the masks. Both ways draw the same
+tokens, in turns.
 
     cpu_ms     = of the process, from the call to the last mask, by step
     caller_ms  = of that, in the thread that plans steps

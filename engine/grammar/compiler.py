@@ -18,7 +18,8 @@ from engine.grammar.formats import parser_limits, to_llguidance
 from engine.grammar.heap import give_back
 from engine.grammar.schema_nodes import read_schema
 from engine.grammar.store import LANE_BYTES_BY_THREAD, GrammarKey, GrammarStore
-from engine.grammar.text_state import SchemaTexts, TokenTexts
+from engine.grammar.text_state import SchemaTexts
+from engine.grammar.token_texts import TokenTexts
 
 log = structlog.get_logger(__name__)
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 DEAD = -1
 MAX_POSITIONS = 1_000
 MAX_STATES = 2_000
+MAX_REMEMBERED = 10_000
+"""Steps, as dictionaries find them faster."""
 MAX_DEPTH = 30
 """Of groups within groups."""
 _DIGITS = sum(1 << code for code in b"0123456789")
@@ -195,6 +198,15 @@ class _Reader:
         return made
 
 
+KeyT = TypeVar("KeyT")
+
+
+def _remember(known: dict[KeyT, int], key: KeyT, value: int) -> None:
+    if len(known) == MAX_REMEMBERED:
+        known.clear()
+    known[key] = value
+
+
 class Pattern:
     """An expression's automaton. State 0 is before the first character."""
 
@@ -211,6 +223,21 @@ class Pattern:
         self._states: list[tuple[frozenset[int], bool]] = [(whole.first, whole.is_nullable)]
         self._numbers = {self._states[0]: 0}
         self._next: dict[int, int] = {}
+        self._after: dict[tuple[int, bytes], int] = {}
+        self._choices: dict[tuple[int, int], int] = {}
+
+    def after(self, state: int, text: bytes) -> int:
+        """Returns the state after more characters; `DEAD` if one of them does not belong to the text."""
+        key = state, text
+        found = self._after.get(key)
+        if found is None:
+            found = state
+            for code in text:
+                found = self.step(found, code)
+                if found == DEAD:
+                    break
+            _remember(self._after, key, found)
+        return found
 
     def step(self, state: int, code: int) -> int:
         """Returns the state after one more character, a byte; `DEAD` if there is none, or one too many."""
@@ -224,12 +251,17 @@ class Pattern:
         """Returns how many different bytes may come next if at most `room` characters follow; the quotation
         mark that ends the string counts as one.
         """
-        follow, is_end = self._states[state]
-        allowed = 0
-        for position in follow:
-            if self._lengths[position] < room:
-                allowed |= self._characters[position]
-        return allowed.bit_count() + is_end
+        key = state, room
+        found = self._choices.get(key)
+        if found is None:
+            follow, is_end = self._states[state]
+            allowed = 0
+            for position in follow:
+                if self._lengths[position] < room:
+                    allowed |= self._characters[position]
+            found = allowed.bit_count() + is_end
+            _remember(self._choices, key, found)
+        return found
 
     def _make(self, state: int, code: int) -> int:
         reached = [position for position in self._states[state][0] if self._characters[position] >> code & 1]

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from copy import copy
 from itertools import count
 
-from llguidance import LLTokenizer
-
+from engine.grammar.pattern_states import DEAD
 from engine.grammar.schema_nodes import (
     ARRAY,
     OBJECT,
@@ -27,6 +26,7 @@ from engine.grammar.schema_nodes import (
     ObjectNode,
     StringNode,
 )
+from engine.grammar.token_texts import TokenTexts
 
 MaskKey = tuple[int, int, int]
 """(place in the schema, state within the string, characters that it may still have)."""
@@ -49,35 +49,6 @@ _ASCII = re.compile(rb'[^"\\\x80-\xff]*')
     _IN_OPAQUE,
     _LOST,
 ) = range(10)
-
-
-class TokenTexts:
-    """The bytes of a vocabulary's tokens."""
-
-    def __init__(self, tokenizer: LLTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, tuple[bytes, int]] = {}
-        self.longest = max(len(tokenizer.decode_bytes([one])) for one in range(tokenizer.vocab_size))
-        """Bytes of the longest token."""
-
-    def of(self, token_id: int) -> tuple[bytes, int]:
-        """Returns (the token's bytes; its characters, if they are whole and stand for themselves in a JSON
-        string, or 0).
-        """
-        found = self._known.get(token_id)
-        if found is None:
-            text = self._tokenizer.decode_bytes([token_id])
-            found = self._known[token_id] = text, _num_plain(text)
-        return found
-
-
-def _num_plain(text: bytes) -> int:
-    if b'"' in text or b"\\" in text:
-        return 0
-    try:
-        return len(text.decode())
-    except UnicodeDecodeError:
-        return 0
 
 
 class _Frame:
@@ -158,9 +129,18 @@ class TextState:
     def advance(self, token_id: int) -> None:
         """Follows a token."""
         text, num_plain = self._schema.tokens.of(token_id)
-        if self._mode == _IN_TEXT and num_plain and not self._unfinished and not self._buffer:
+        mode = self._mode
+        if mode == _IN_TEXT and num_plain and not self._unfinished and not self._buffer:
             self._num_chars += num_plain
             return
+        if mode == _IN_PATTERN and num_plain:
+            assert isinstance(self._node, StringNode)
+            assert self._node.pattern is not None
+            state = self._node.pattern.after(self._pattern_state, text)
+            if state != DEAD:
+                self._pattern_state = state
+                self._num_chars += num_plain
+                return
         place, end = 0, len(text)
         while place < end:
             place = _STEPS[self._mode](self, text, place)
@@ -336,7 +316,7 @@ class TextState:
         assert isinstance(self._node, StringNode)
         assert self._node.pattern is not None
         self._pattern_state = self._node.pattern.step(self._pattern_state, byte)
-        if self._pattern_state < 0:  # an escape, or more states than are followed
+        if self._pattern_state == DEAD:  # an escape, or more states than are followed
             self._mode, self._depth = _IN_OPAQUE_STRING, 0
             return place
         self._num_chars += 1

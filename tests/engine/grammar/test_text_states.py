@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine.grammar.schema_nodes import read_schema
-from engine.grammar.text_state import MAX_PLACES, MaskKey, SchemaTexts, TokenTexts
+from engine.grammar.text_state import MAX_PLACES, MaskKey, SchemaTexts
+from engine.grammar.token_texts import TokenTexts
 from tests.engine.grammar.crossing_tokens import crossing_tokenizer
 
 TOKENS = TokenTexts(crossing_tokenizer())
