@@ -157,4 +157,7 @@ class GrammarCompiler:
         is_short = len(key.grammar.source) <= MAX_FOLLOWED
         if self._tokens is None or key.grammar.kind != "json_schema" or not is_short:
             return None
-        return SchemaTexts(read_schema(key.grammar.source), self._tokens)
+        try:
+            return SchemaTexts(read_schema(key.grammar.source), self._tokens)
+        except RecursionError:  # nested deeper than this reads: its masks are filled
+            return None

@@ -335,3 +335,15 @@ def test_patterns_of_formats_allow_what_llguidance_does(kind: str) -> None:
             if token_id == END_ID:
                 break
             assert all(matcher.consume_token(token_id) for matcher in walked)
+
+
+def test_references_that_lead_further_than_is_read_have_masks_nevertheless() -> None:
+    definitions: Schema = {
+        f"d{number}": {"type": "array", "items": {"$ref": f"#/$defs/d{number + 1}"}} for number in range(400)
+    }
+    definitions["d400"] = {"type": "string"}
+    [grammar] = compiled({"$ref": "#/$defs/d0", "$defs": definitions})
+    assert grammar.texts is None
+    filler, bits_MW = MaskFiller(1), np.zeros((1, NUM_WORDS), np.int32)
+    filler.start([grammar.demand()], bits_MW).result()
+    assert bits_MW.any()
