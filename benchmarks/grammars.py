@@ -11,7 +11,8 @@ Python library (`benchmarks.library_vocabulary`): its tokens are longer, its mas
 `rows`: the step of a batch of which `constrained` rows are held to a JSON Schema (a list of objects with
 formats, bounds and patterns, longer than the measurement), and of the same batch without grammars, in turns.
 There are `schemas` of them, whose objects have the same properties in different orders. With one schema all
-rows write the same property at the same time: the slowest masks of all rows meet in the same steps.
+rows write the same property at the same time: the slowest masks of all rows meet in the same steps. Masks are
+kept by state; with `--fill-every-mask` they are not.
 
     step_ms       = (time of 129 tokens - time of 1 token) / 128, the median of several runs
     step_ms_free  = the same without grammars
@@ -306,7 +307,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     else:
         config = load_config(asked.base)
         vocabulary = Tokenizer.from_file(str(asked.base / "tokenizer.json"))
-    tokenizer = _tokenizer(vocabulary, config.eos_ids, config.vocab_size)
+    tokenizer = load_vocabulary(vocabulary, config.eos_ids, config.vocab_size)
     loaded_s = time.perf_counter() - began
     library = AdapterLibrary(config)
     max_rows = max(batch for batch, *_ in asked.batches)
@@ -332,11 +333,13 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
             "seconds": round(loaded_s, 1),
         },
         "mask_threads": 1 if device.type == "cpu" else asked.mask_threads,
+        "kept_masks": not asked.fill_every_mask,
         "copy_tb_s": round(copy_bandwidth(device) / 1e12, 3),
         "rows": [],
     }
     options = RunnerOptions(mask_threads=figures["mask_threads"])
-    with InProcessEngine(model, library, sizes, options, tokenizer) as engine:
+    keeps_masks = not asked.fill_every_mask
+    with InProcessEngine(model, library, sizes, options, tokenizer, keeps_masks=keeps_masks) as engine:
         bench = Bench(engine, vocabulary, asked.repeats)
         for batch in asked.batches:
             figures["rows"].append(bench.row(*batch))
@@ -366,7 +369,8 @@ def _source(asked: argparse.Namespace) -> str:
     return "trained on the Python library" if asked.tokenizer is None else str(asked.vocabulary)
 
 
-def _tokenizer(vocabulary: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
+def load_vocabulary(vocabulary: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
+    """Returns a vocabulary as grammars are followed with it."""
     with tempfile.TemporaryDirectory() as folder:
         vocabulary.save(str(Path(folder) / "tokenizer.json"))
         return load_tokenizer(Path(folder), eos_ids, vocab_size)
@@ -403,6 +407,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     option("--generations", type=int, default=10_000, help="texts generated from them; 0: none")
     option("--adapters", type=int, default=16, help="adapters that the texts are generated on, and the base")
     option("--mask-threads", type=int, default=14)
+    option("--fill-every-mask", action="store_true", help="keep no masks by state, for a comparison")
     option("--device", default="auto")
     return parser.parse_args(arguments)
 

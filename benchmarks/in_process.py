@@ -77,9 +77,11 @@ class InProcessEngine:
         tokenizer: LLTokenizer | None = None,
         leader: Leader | None = None,
         drafter: Drafter | None = None,
+        *,
+        keeps_masks: bool = True,
     ) -> None:
         """With a `tokenizer`, requests may have grammars and think. With a `leader`, `model` is rank 0's
-        part of one.
+        part of one. Unless `keeps_masks`, every mask is filled.
         """
         self.model = model
         self._leader = leader
@@ -109,7 +111,11 @@ class InProcessEngine:
         grammars = None
         if tokenizer is not None:
             compiler = GrammarCompiler(
-                tokenizer, config.eos_ids, self._wake.set, mask_threads=options.mask_threads
+                tokenizer,
+                config.eos_ids,
+                self._wake.set,
+                mask_threads=options.mask_threads,
+                keeps_masks=keeps_masks,
             )
             grammars = GrammarAdmission(compiler)
         self.core = EngineCore(scheduler, runner, grammars=grammars)

@@ -16,7 +16,10 @@ from llguidance import LLMatcher, LLTokenizer
 from engine.grammar.constraint import CompiledGrammar, Lane, LaneLimits
 from engine.grammar.formats import parser_limits, to_llguidance
 from engine.grammar.heap import give_back
+from engine.grammar.schema_nodes import read_schema
 from engine.grammar.store import LANE_BYTES_BY_THREAD, GrammarKey, GrammarStore
+from engine.grammar.text_state import SchemaTexts
+from engine.grammar.token_texts import TokenTexts
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +29,8 @@ MAX_LANE_MASKS = 10_000
 """Masks after which a lane of less than `SMALL_BYTES` is replaced; larger ones are sooner, in proportion."""
 MIN_LANE_MASKS = 1_000
 SMALL_BYTES = 1 << 20
+MAX_FOLLOWED = 64 << 10
+"""Characters of a JSON Schema whose masks are kept by state."""
 
 
 class GrammarCompiler:
@@ -39,13 +44,15 @@ class GrammarCompiler:
         *,
         num_threads: int = 2,
         mask_threads: int = 1,
+        keeps_masks: bool = True,
     ) -> None:
         """`wake` is called from another thread when there is something to take. `mask_threads` will fill the
-        grammars' masks.
+        grammars' masks. Unless `keeps_masks`, every mask is filled, also those known from another row.
         """
         # A single thread never waits for another.
         self._max_lanes = 1 if mask_threads == 1 else MAX_LANES
         self._tokenizer = tokenizer
+        self._tokens = TokenTexts(tokenizer) if keeps_masks else None
         self._ending_ids = frozenset(eos_ids)
         self._wake = wake
         self._threads = ThreadPoolExecutor(num_threads, "grammars")
@@ -136,5 +143,21 @@ class GrammarCompiler:
 
         max_masks = max(MIN_LANE_MASKS, MAX_LANE_MASKS * SMALL_BYTES // max(SMALL_BYTES, key.charge))
         return CompiledGrammar(
-            first, self._ending_ids, LaneLimits(self._max_lanes, max_masks), add_lane, replace_lane
+            first,
+            self._ending_ids,
+            LaneLimits(self._max_lanes, max_masks),
+            add_lane,
+            replace_lane,
+            key.tenant,
+            self._texts(key),
         )
+
+    def _texts(self, key: GrammarKey) -> SchemaTexts | None:
+        """Returns the texts of a grammar's schema, unless following them is not worth its memory."""
+        is_short = len(key.grammar.source) <= MAX_FOLLOWED
+        if self._tokens is None or key.grammar.kind != "json_schema" or not is_short:
+            return None
+        try:
+            return SchemaTexts(read_schema(key.grammar.source), self._tokens)
+        except RecursionError:  # nested deeper than this reads: its masks are filled
+            return None

@@ -14,6 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
+from engine.grammar.mask_cache import StateKey
+from engine.grammar.text_state import SchemaTexts, TextState
+
 ALWAYS, NEVER = -1, 1 << 62
 """Fewer and more tokens than any choice has."""
 
@@ -97,10 +100,14 @@ class CompiledGrammar:
         limits: LaneLimits,
         add_lane: Callable[[CompiledGrammar], bool],
         replace_lane: Callable[[CompiledGrammar, int], None],
+        tenant: str,
+        texts: SchemaTexts | None,
     ) -> None:
         """`add_lane` compiles another lane, and calls `append`, or returns False; `replace_lane` compiles one
-        in place of a lane, and calls `replace`.
+        in place of a lane, and calls `replace`. `texts`: of its schema; None: masks are not kept.
         """
+        self.tenant = tenant
+        self.texts = texts
         self.ending_ids = ending_ids
         """The model's end-of-sequence tokens, which a grammar allows exactly where it may end."""
         self._lanes = [first]
@@ -147,7 +154,7 @@ class CompiledGrammar:
 class Constraint:
     """A choice's position in its grammar. Kept across preemptions."""
 
-    __slots__ = ("_grammar", "foreseen_ids", "foresees", "is_over", "lane", "matcher", "pending")
+    __slots__ = ("_grammar", "_text", "foreseen_ids", "foresees", "is_over", "lane", "matcher", "pending")
 
     binds_from = ALWAYS
 
@@ -158,6 +165,8 @@ class Constraint:
         self.lane: Lane | None = None
         self.pending: list[int] = []
         """Committed tokens that the matcher has not consumed."""
+        self._text: TextState | None = None if grammar.texts is None else grammar.texts.start()
+        """After the tokens that the matcher has consumed."""
         self.is_over = False
         """Whether an end of sequence was committed: no token follows."""
         self.foresees = False
@@ -206,9 +215,26 @@ class Constraint:
         if matcher is None or self.is_over:
             return []
         if self.pending:
-            matcher.consume_tokens(self.pending)
-            self.pending = []
+            matcher.consume_tokens(self.take_pending())
         return [] if matcher.is_error() else matcher.compute_ff_tokens()
+
+    def take_pending(self) -> list[int]:
+        """Returns the pending tokens, for the matcher to consume now."""
+        taken, self.pending = self.pending, []
+        if self._text is not None:
+            for token_id in taken:
+                self._text.advance(token_id)
+        return taken
+
+    def state(self, drafts: Sequence[int] = ()) -> StateKey | None:
+        """Returns what the mask after the tokens consumed and some drafts depends on; None where it may be
+        this choice's own.
+        """
+        text, texts = self._text, self._grammar.texts
+        if text is None or texts is None:
+            return None
+        key = (text.after(drafts) if drafts else text).key
+        return None if key is None else (self._grammar.tenant, texts.number, key)
 
     def look_ahead(self, drafts: Sequence[int]) -> LLMatcher | None:
         """Returns a matcher to fill the mask after some drafts with; None where the grammar does not allow

@@ -17,8 +17,18 @@ _DATE = (
     rf"|{_LEAP_YEAR}-02-29)"
 )
 _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
-PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
-"""Of RFC 3339, without leap seconds."""
+_ATOM, _LETTER = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]", "[A-Za-z0-9]"
+_OCTET = r"(\d|[1-9]\d|1\d\d|2[0-4]\d|25[0-5])"
+PATTERNS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "email": rf"^{_ATOM}(\.?{_ATOM})*@({_LETTER}((-*|\.){_LETTER})*|\[{_OCTET}(\.{_OCTET}){{3}}\])$",
+    "uuid": r"^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$",
+}
+"""Dates and times of RFC 3339, without leap seconds; addresses of RFC 5321, with a dot-string before the @.
+Masks are kept by the states of these patterns (`engine/grammar/pattern_states.py`).
+"""
 MAX_BOUND = 1e300
 """Larger bounds stay as they are: there may be no float for them."""
 SMALLEST_STEP = 1e-9

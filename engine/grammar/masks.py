@@ -11,6 +11,7 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 
 from engine.grammar.constraint import Constraint, RowConstraint
+from engine.grammar.mask_cache import Filling, MaskCache, Row
 
 Words = npt.NDArray[np.int32]
 
@@ -26,6 +27,7 @@ class MaskFiller:
     def __init__(self, num_threads: int) -> None:
         self._executor = LLExecutor(num_threads)
         self._waiting = ThreadPoolExecutor(1, "masks")
+        self._cache = MaskCache()
 
     def start(
         self,
@@ -61,15 +63,16 @@ class MaskFiller:
         # Neighbours in the list are filled by one thread: those that share a lane wait for each other.
         opened.sort(key=lambda one: id(one[2].lane))
         self._advance(opened)
+        rows = [Row(matcher, place, grammar.state()) for matcher, place, grammar in opened]
         for grammar, place, drafts in drafted:
             matcher = grammar.look_ahead(drafts)
             if matcher is None:
                 bits_MW[place] = 0  # the draw does not count: a draft before it cannot be drawn
             else:
-                opened.append((matcher, place, grammar))
+                rows.append(Row(matcher, place, grammar.state(drafts)))
+        to_fill = self._cache.copy_known(rows, bits_MW)
         begun = threading.Event()
-        matchers = [(matcher, place) for matcher, place, _ in opened]
-        filling = self._waiting.submit(self._fill, begun, matchers, restricting, bits_MW, then)
+        filling = self._waiting.submit(self._fill, begun, to_fill, restricting, bits_MW, then)
         # Nothing holds the interpreter while masks are filled, but a busy caller would be asked for it only
         # after milliseconds: so it waits until it is not needed any more.
         begun.wait()
@@ -80,11 +83,10 @@ class MaskFiller:
         advanced = []
         for matcher, _, grammar in opened:
             if grammar.pending:
-                *accepted, last = grammar.pending
+                *accepted, last = grammar.take_pending()
                 if accepted:  # drafts
                     matcher.consume_tokens(accepted)
                 advanced.append((matcher, last))
-                grammar.pending = []
         if advanced:
             self._executor.consume_token_par(advanced)
         for _, _, grammar in opened:
@@ -94,19 +96,28 @@ class MaskFiller:
     def _fill(
         self,
         begun: threading.Event,
-        matchers: list[tuple[LLMatcher, int]],
+        filling: Filling,
         restricting: list[tuple[int, RowConstraint]],
         bits_MW: Words,
         then: Callable[[], None],
     ) -> None:
         begun.set()
-        if matchers:
-            self._executor.unsafe_compute_mask_ptr(
-                matchers, bits_MW.ctypes.data, bits_MW.strides[0], len(bits_MW)
-            )
-        for matcher, place in matchers:
-            if matcher.is_error():
-                bits_MW[place] = 0
+        self._compute(filling.rows, bits_MW)
+        self._compute(self._cache.keep(filling, bits_MW), bits_MW)
         for place, constraint in restricting:
             constraint.restrict(bits_MW[place])
         then()
+
+    def _compute(self, rows: list[Row], bits_MW: Words) -> None:
+        """Fills masks. That of a matcher that fails allows nothing."""
+        if not rows:
+            return
+        self._executor.unsafe_compute_mask_ptr(
+            [(row.matcher, row.place) for row in rows],
+            bits_MW.ctypes.data,
+            bits_MW.strides[0],
+            len(bits_MW),
+        )
+        for row in rows:
+            if row.matcher.is_error():
+                bits_MW[row.place] = 0

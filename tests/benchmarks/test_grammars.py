@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import grammars
+from benchmarks import grammars, lockstep_masks
 from benchmarks.grammar_service import KINDS, WITHOUT
 from benchmarks.grammars import measure, parse
 from benchmarks.tables import grammar_table
@@ -58,3 +58,10 @@ def test_requests_differ_where_they_are_to_be_new() -> None:
     for kind, other in WITHOUT.items():
         messages = [KINDS[one]("name").get("tools") for one in (kind, other)]
         assert messages[0] == messages[1], "the prompts are the same"
+
+
+def test_masks_in_lockstep() -> None:
+    wanted = ["--tokenizer", str(BASE / "tokenizer.json"), "--eos", "<|end|>", "--out", "F"]
+    figures = lockstep_masks.measure(lockstep_masks.parse([*wanted, "--rows=4", "--steps=6", "--runs=1"]))
+    [run] = figures["runs"]
+    assert run["every"]["filled"] == 4 >= run["kept"]["filled"]

@@ -118,5 +118,5 @@ def test_a_number_on_an_exclusive_bound_is_not_generated(text: str, is_allowed: 
 
 
 def test_other_formats_stay() -> None:
-    assert exact({"type": "string", "format": "uuid"}) == {"type": "string", "format": "uuid"}
+    assert exact({"type": "string", "format": "ipv4"}) == {"type": "string", "format": "ipv4"}
     assert exact(True) is True
