@@ -19,6 +19,7 @@ import conversations.models
 import db.outbox
 import sla.incidents.models
 import sla.models
+import sla.status.models
 import tenants.audit.models
 import tenants.limits.models
 import tenants.models
@@ -45,6 +46,7 @@ DOMAINS = (
     conversations.models,
     db.outbox,
     sla.incidents.models,
+    sla.status.models,
     sla.models,
     tenants.audit.models,
     tenants.limits.models,

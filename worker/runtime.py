@@ -33,6 +33,7 @@ from db.session import EVERY_TENANT, Database
 from db.settings import DatabaseSettings
 from db.tasks import TaskSender
 from sla.folding import SlaFolding
+from sla.status.sampling import StatusSampling
 from tenants.quotas.journal import JournalSettling
 from tenants.refusals.intake import RefusalIntake
 from worker.background_thread import BackgroundThread
@@ -54,6 +55,7 @@ class Runtime:
     meter: JournalMeter
     charges: ChargeService
     service_levels: SlaFolding
+    status: StatusSampling
     refusals: RefusalIntake
     request_metadata: MetadataIntake
     store: ObjectStore
@@ -131,6 +133,7 @@ class Runtime:
         self.outbox = Outbox(self.database, self._sender)
         consumer = f"{socket.gethostname()}:{self._pid}"
         self.service_levels = SlaFolding(self.database, self.redis, consumer)
+        self.status = StatusSampling(self.database, self.redis)
         self.refusals = RefusalIntake(self.database, self.redis, consumer)
         self.request_metadata = MetadataIntake(self.database, self.redis, consumer)
         self.charges = ChargeService(self.database)

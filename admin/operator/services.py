@@ -16,6 +16,7 @@ from billing.reports.margin_runs import MarginRuns
 from sla.failures import FailureCounts
 from sla.incidents.burning import ServiceBurn
 from sla.incidents.service import Incidents
+from sla.status.sampling import KnownComponents
 from tenants.operators.directory import TenantSearch
 from tenants.operators.impersonation import Impersonations
 from tenants.operators.service import OperatorAccounts
@@ -40,3 +41,4 @@ class OperatorServices:
     comparing: Comparisons
     incidents: Incidents
     burn: ServiceBurn
+    components: KnownComponents

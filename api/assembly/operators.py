@@ -20,6 +20,7 @@ from db.session import Database
 from sla.failures import FailureCounts
 from sla.incidents.burning import ServiceBurn
 from sla.incidents.service import Incidents
+from sla.status.sampling import KnownComponents
 from tenants.operators.directory import TenantSearch
 from tenants.operators.impersonation import Impersonations
 from tenants.operators.service import OperatorAccounts
@@ -45,4 +46,5 @@ def operator_services(
         comparing=Comparisons(database, cache, outbox),
         incidents=Incidents(database),
         burn=ServiceBurn(database),
+        components=KnownComponents(cache),
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import redis.asyncio
 import structlog
+from redis.exceptions import RedisError
 
 from adapters.bases import Bases
 from adapters.files.service import FileService, UploadService
@@ -45,6 +46,7 @@ from api.metrics.payments import PaymentsCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
 from api.pools import Pools
+from api.process_report import ProcessReporting
 from api.readiness import EngineDisk, ExpectedBase, LocalDisk, RedisWritable, SchemaVersion
 from api.services import Check, Onboarding, RequestLimits, Services
 from api.settings import ApiSettings
@@ -75,6 +77,7 @@ from db.settings import DatabaseSettings
 from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
+from sla.status.board import StatusBoard
 from telemetry.disk import DiskSettings
 from telemetry.metrics import ServingMetrics
 from telemetry.trace_setup import open_tracing
@@ -166,6 +169,7 @@ async def open_services(
             running_background(services, stores.database, settings.name)
         )
         await _start_batches(opened, services, stores, settings)
+        services = await _start_status(opened, services, stores, settings)
         sign_in = await opened.enter_async_context(open_sign_in(ConsoleSettings(), NotificationSettings()))
         operation = operator_services(stores.database, stores.cache, onboarding.outbox, generation.watch)
         yield services, console_over(stores.database, stores.cache, services, billing, operation, sign_in)
@@ -255,6 +259,23 @@ async def _start_batches(
         runner = batch_runner(services, stores.database, stores.objects, stores.sandbox, batches, owner)
         await runner.start()
         opened.push_async_callback(runner.close)
+
+
+async def _start_status(
+    opened: AsyncExitStack, services: Services, stores: _Stores, settings: ApiSettings
+) -> Services:
+    """Returns the services with the status page, which this process reports itself to."""
+    reporting = ProcessReporting(services, stores.cache, f"{settings.name}-{token_hex(4)}")
+    board = StatusBoard(stores.database, stores.cache, reporting.report)
+
+    async def withdraw() -> None:
+        with contextlib.suppress(RedisError, OSError):
+            await reporting.withdraw()
+
+    opened.push_async_callback(withdraw)
+    await board.start()
+    opened.push_async_callback(board.close)
+    return replace(services, status=board)
 
 
 def _billing(stores: _Stores, payments: PaymentService, quotas: Quotas) -> BillingServices:

@@ -18,6 +18,7 @@ from worker.tasks import (
     request_metadata,
     sla,
     spend,
+    status,
     storage,
 )
 
@@ -28,5 +29,6 @@ def register(app: Celery, runtime: Runtime) -> None:
         *(metering, sla, refusals, outbox, jobs, quotas, storage, spend, invoices, books, payments),
         conversations,
         request_metadata,
+        status,
     ):
         domain.register(app, runtime)
