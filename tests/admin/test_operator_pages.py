@@ -287,6 +287,14 @@ async def test_the_margin_is_worked_out_beside_the_page(site: Site, visitor: htt
     # It brought a dollar in and ran for an hour.
     name = (await site.tenants.find_tenant(site.tenant_id)).name
     assert cells(page, name)[1:] == ["1", "3,600", "$1.00", "$0.25", "$0.75"]
+    by_adapter = page.partition("Cost per million tokens by adapter")[2]
+    assert "Base models" in by_adapter
+    file = await visitor.get("/operator/margin/adapters.csv", params=asked)
+    assert file.headers["content-type"].startswith("text/csv")
+    header, row = file.text.splitlines()
+    values = dict(zip(header.split(","), row.split(","), strict=True))
+    assert (values["tenant_id"], values["cost_per_million_tokens"]) == (site.tenant_id, "250000")
+    assert (await visitor.get("/operator/margin/adapters.csv")).status_code == 200, "the form"
     for wrong in ({"price": "x"}, {"month": "2026-13"}, {"month": "2099-01"}, {"gpus": "-1"}):
         assert (await visitor.get("/operator/margin", params={**asked, **wrong})).status_code == 422
 
