@@ -132,14 +132,25 @@ def measure_cost(site: Site, receiver: OtlpReceiver, seconds: float, seed: int) 
 
 
 def _described(values: Sequence[float], seed: int) -> dict[str, Any]:
-    """The median, its 95 % interval by bootstrap, and the quartiles."""
+    """The median, the mean of the middle four fifths, which varies less, their 95 % intervals by bootstrap,
+    and the quartiles.
+    """
     rng = np.random.default_rng(seed)
-    drawn = np.median(rng.choice(np.asarray(values), (2_000, len(values))), axis=1)
+    found = np.asarray(values)
+    drawn = rng.choice(found, (2_000, len(found)))
     return {
         "median": round(statistics.median(values), 4),
-        "median_95": [round(float(one), 4) for one in np.quantile(drawn, (0.025, 0.975))],
+        "median_95": [round(float(one), 4) for one in np.quantile(np.median(drawn, axis=1), (0.025, 0.975))],
+        "middle_mean": round(float(_middle_mean(found)), 4),
+        "middle_mean_95": [round(float(one), 4) for one in np.quantile(_middle_mean(drawn), (0.025, 0.975))],
         "quartiles": [round(float(one), 4) for one in np.quantile(values, (0.25, 0.75))],
     }
+
+
+def _middle_mean(values: np.ndarray) -> Any:
+    """Returns the mean without the lowest and the highest tenth, along the last axis."""
+    cut = values.shape[-1] // 10
+    return np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut].mean(axis=-1)
 
 
 def measure_alone() -> dict[str, Any]:

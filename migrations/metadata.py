@@ -17,6 +17,7 @@ import billing.request_metadata.models
 import billing.spend.models
 import conversations.models
 import db.outbox
+import sla.capacity.models
 import sla.incidents.models
 import sla.models
 import sla.status.models
@@ -45,6 +46,7 @@ DOMAINS = (
     billing.spend.models,
     conversations.models,
     db.outbox,
+    sla.capacity.models,
     sla.incidents.models,
     sla.status.models,
     sla.models,

@@ -13,6 +13,7 @@ from billing.pricing import PriceService
 from billing.reconciliation.comparing import Comparisons
 from billing.reconciliation.service import ReconciliationService
 from billing.reports.margin_runs import MarginRuns
+from sla.capacity.reading import CapacityReports
 from sla.failures import FailureCounts
 from sla.incidents.burning import ServiceBurn
 from sla.incidents.service import Incidents
@@ -42,3 +43,4 @@ class OperatorServices:
     incidents: Incidents
     burn: ServiceBurn
     components: KnownComponents
+    capacity: CapacityReports

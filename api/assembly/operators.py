@@ -17,6 +17,7 @@ from billing.reports.margin import MarginReports
 from billing.reports.margin_runs import MarginRuns
 from db.outbox import Outbox
 from db.session import Database
+from sla.capacity.reading import CapacityReports
 from sla.failures import FailureCounts
 from sla.incidents.burning import ServiceBurn
 from sla.incidents.service import Incidents
@@ -47,4 +48,5 @@ def operator_services(
         incidents=Incidents(database),
         burn=ServiceBurn(database),
         components=KnownComponents(cache),
+        capacity=CapacityReports(database, cache),
     )

@@ -1,4 +1,5 @@
-"""The status page: what was sampled of each component, and incidents that are planned maintenance.
+"""The status page and the capacity page: what was sampled of each component and of each resource, and
+incidents that are planned maintenance.
 
 Rows of before are incidents of no component in particular.
 """
@@ -38,6 +39,18 @@ def upgrade() -> None:
         *(sa.Column(state, COUNT, server_default=ZERO, nullable=False) for state in STATES),
         sa.PrimaryKeyConstraint("day", "component", name="pk_status_days"),
     )
+    op.create_table(
+        "capacity_samples",
+        sa.Column("hour", INSTANT, nullable=False),
+        sa.Column("subject", TEXT, nullable=False),
+        sa.Column("resource", TEXT, nullable=False),
+        sa.Column("num_samples", COUNT, nullable=False),
+        sa.Column("total", sa.Double(), nullable=False),
+        sa.Column("peak", sa.Double(), nullable=False),
+        sa.Column("limit", sa.Double()),
+        sa.PrimaryKeyConstraint("hour", "subject", "resource", name="pk_capacity_samples"),
+        sa.CheckConstraint("num_samples > 0", name=op.f("ck_capacity_samples_has_samples")),
+    )
     op.add_column("incidents", sa.Column("planned_until", INSTANT))
     op.add_column(
         "incidents", sa.Column("components", ARRAY(TEXT), server_default=sa.text("'{}'"), nullable=False)
@@ -49,5 +62,6 @@ def downgrade() -> None:
     op.drop_constraint(op.f("ck_incidents_planned_later"), "incidents", type_="check")
     op.drop_column("incidents", "components")
     op.drop_column("incidents", "planned_until")
+    op.drop_table("capacity_samples")
     op.drop_table("status_days")
     op.drop_table("status_samples")

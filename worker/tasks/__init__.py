@@ -7,6 +7,7 @@ from celery import Celery
 from worker.runtime import Runtime
 from worker.tasks import (
     books,
+    capacity,
     conversations,
     invoices,
     jobs,
@@ -30,5 +31,6 @@ def register(app: Celery, runtime: Runtime) -> None:
         conversations,
         request_metadata,
         status,
+        capacity,
     ):
         domain.register(app, runtime)

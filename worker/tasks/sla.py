@@ -44,3 +44,4 @@ async def _count(runtime: Runtime) -> int:
 async def _tidy(runtime: Runtime) -> None:
     await runtime.service_levels.tidy()
     await runtime.status.tidy()
+    await runtime.capacity.tidy()
