@@ -30,7 +30,7 @@ class Incident(Base):
     began_at: Mapped[datetime]
     """In the future for maintenance that is announced."""
     planned_until: Mapped[datetime | None]
-    """When maintenance is to end; None for an incident, which nobody planned."""
+    """When maintenance is to end; None for an incident."""
     components: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
     """Of the status page (`sla.status.components`). Empty: none of an incident, all of maintenance."""
     ended_at: Mapped[datetime | None]

@@ -179,9 +179,9 @@ def _chart(one: Outlook, unit: Unit) -> Chart | None:
     ]
     if one.is_known:
         series += [
-            Series("Forecast", "c1", [day.expected for day in one.days]),
             Series("90 % low", "rest", [day.low for day in one.days]),
             Series("90 % high", "rest", [day.high for day in one.days]),
+            Series("Forecast", "c1", [day.expected for day in one.days]),
         ]
     top = max([0.0, *(day.high or day.peak or 0.0 for day in one.days)])
     if one.limit is not None and one.limit <= 3 * top:  # a limit that is far away would flatten the rest
