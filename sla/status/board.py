@@ -22,6 +22,7 @@ from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
 from sla.incidents.models import Incident, IncidentNote
 from sla.incidents.repository import IncidentRepository
+from sla.status import sampling
 from sla.status.components import BASE, State, title_of, worst
 from sla.status.models import StatusDay
 from sla.status.repository import StatusRepository
@@ -190,13 +191,13 @@ class StatusBoard:
     async def _read_history(self) -> bool:
         now = self._clock()
         try:
-            async with self._database.read(EVERY_TENANT) as session:
+            async with asyncio.timeout(sampling.PATIENCE_S), self._database.read(EVERY_TENANT) as session:
                 repository = StatusRepository(session)
                 days = await repository.days(now.date() - timedelta(days=DAYS - 1))
                 incidents = await repository.incidents(now - INCIDENTS_SHOWN, MOST_INCIDENTS)
                 notes = await IncidentRepository(session).notes([one.id for one in incidents])
                 minute, states = await repository.last_states()
-        except DatabaseUnavailable:
+        except (DatabaseUnavailable, TimeoutError):
             return False
         last = None if minute is None else Sample(int(minute.timestamp()), states)  # type: ignore[arg-type]
         self._history = _History(now, _by_component(days), _shown(incidents, notes), last)

@@ -7,6 +7,7 @@ samples wait, so that its absence is in the history.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -44,6 +45,8 @@ FORGOTTEN_S = 3600.0
 MOST_WAITING = 3 * 24 * 60
 """Samples kept in Redis while the database is away; older ones are dropped."""
 WINDOW = timedelta(minutes=5)
+PATIENCE_S = 5.0
+"""For the database: one that hangs is as good as away, and must not hold up the samples that say so."""
 SAMPLES_KEPT = timedelta(days=3)
 DAYS_KEPT = timedelta(days=400)
 
@@ -108,19 +111,23 @@ class StatusSampling:
         self._clock = clock
 
     async def sample(self, *, oldest_job_s: float | None, metering_lag_s: float) -> dict[str, State]:
-        """Samples the current minute. `oldest_job_s`: None where the database was away. Raises RedisError."""
+        """Samples the current minute; returns nothing before the first API process of a new service has
+        reported. `oldest_job_s`: None where the database was away. Raises RedisError.
+        """
         now = self._clock()
         minute = now.replace(second=0, microsecond=0)
         processes, before = await self._reports(now.timestamp()), await latest_sample(self._redis)
+        if not processes and before is None:
+            return {}
         served: dict[str, Served] = {}
         maintained: list[frozenset[str]] = []
         has_database = oldest_job_s is not None
         try:
-            async with self._database.read(EVERY_TENANT) as session:
+            async with asyncio.timeout(PATIENCE_S), self._database.read(EVERY_TENANT) as session:
                 repository = StatusRepository(session)
                 served = await repository.served(minute - WINDOW)
                 maintained = [frozenset(one) for one in await repository.maintained(now)]
-        except DatabaseUnavailable:
+        except (DatabaseUnavailable, TimeoutError):
             has_database = False
         terms: dict[str, Terms] = {tier.value: found for tier, found in DEFAULTS.items()}
         signals = Signals(
@@ -147,13 +154,13 @@ class StatusSampling:
 
     async def store(self) -> int:
         """Moves the samples that wait into the database; returns how many. Raises RedisError,
-        DatabaseUnavailable.
+        DatabaseUnavailable, TimeoutError.
         """
         waiting: list[Any] = await self._redis.lrange(SAMPLES, 0, -1)
         if not waiting:
             return 0
         samples = [_samples.decode(one) for one in waiting]
-        async with self._database.write(EVERY_TENANT) as session:
+        async with asyncio.timeout(PATIENCE_S), self._database.write(EVERY_TENANT) as session:
             await StatusRepository(session).add(
                 [
                     (datetime.fromtimestamp(sample.minute, UTC), component, state)

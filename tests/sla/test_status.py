@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from db.session import EVERY_TENANT, Database
 from sla.incidents.service import Incidents
 from sla.measures import Counts
 from sla.repository import SlaWriter
+from sla.status import sampling as sampling_module
 from sla.status.board import Day, Snapshot, StatusBoard
 from sla.status.components import ProcessReport
 from sla.status.sampling import (
@@ -51,6 +53,17 @@ class Away:
 
 
 AWAY: Any = Away()
+
+
+class Hanging:
+    """A database that accepts a transaction and never answers."""
+
+    @asynccontextmanager
+    async def read(self, tenant: str) -> Any:
+        await asyncio.Event().wait()
+        yield
+
+    write = read
 
 
 @pytest.fixture
@@ -104,6 +117,21 @@ async def test_samples_are_counted_once_and_wait_while_the_database_is_away(
     assert days["uploads"] == Day(NOW.date(), operational=1, down=1)
     assert days["billing"] == Day(NOW.date(), operational=1, degraded=1)
     assert {one.id: one.uptime for one in snapshot.components}["uploads"] == 0.5
+
+
+async def test_a_database_that_hangs_is_away(
+    redis_client: redis.asyncio.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling_module, "PATIENCE_S", 0.05)
+    hanging: Any = Hanging()
+    sampling = StatusSampling(hanging, redis_client, clock)
+    await reported(redis_client, clock)
+    assert (await sample(sampling))["uploads"] == "down"
+    with pytest.raises(TimeoutError):
+        await sampling.store()
+    assert await redis_client.llen(SAMPLES) == 1
+    snapshot = await shown(hanging, redis_client, clock)
+    assert {one.id: one.state for one in snapshot.components}["uploads"] == "down", "seen before it is stored"
 
 
 async def test_failures_of_all_tenants_and_silent_processes_are_seen(
@@ -221,13 +249,15 @@ async def test_old_samples_are_forgotten_and_days_are_kept(
     database: Database, redis_client: redis.asyncio.Redis, clock: Clock
 ) -> None:
     sampling = StatusSampling(database, redis_client, clock)
+    assert await sample(sampling) == {}, "a service that nothing was heard of is not down"
+    await reported(redis_client, clock)
     await sample(sampling)
     await sampling.store()
     clock.now += timedelta(days=4)
     await sampling.tidy()
     async with database.read(EVERY_TENANT) as session:
         assert (await session.execute(text("SELECT count(*) FROM status_samples"))).scalar_one() == 0
-        assert (await session.execute(text("SELECT count(*) FROM status_days"))).scalar_one() == 4
+        assert (await session.execute(text("SELECT count(*) FROM status_days"))).scalar_one() == 5
     clock.now += timedelta(days=400)
     await sampling.tidy()
     async with database.read(EVERY_TENANT) as session:

@@ -18,7 +18,8 @@ from engine.protocol import JOURNAL_STREAM
 from sla.capacity.engine_loads import EngineLoad, report_loads
 from sla.capacity.reading import CapacityReports
 from sla.capacity.sampling import CapacitySampling
-from sla.status.sampling import SAMPLES, StatusSampling, latest_sample
+from sla.status.components import ProcessReport
+from sla.status.sampling import SAMPLES, StatusSampling, latest_sample, report_process
 from tests.worker.jobs_stack import JobsStack
 from worker.tasks import capacity, status
 
@@ -69,6 +70,7 @@ async def test_a_job_waits_until_one_is_begun(jobs: JobsStack, database: Databas
 async def test_a_sample_is_kept_while_the_database_is_away(
     database: Database, redis_client: redis.asyncio.Redis
 ) -> None:
+    await report_process(redis_client, "api-0", ProcessReport(time.time(), (), {"llama": True}))
     with pytest.raises(DatabaseUnavailable):
         await status.sample(runtime(Away(), redis_client))
     found = await latest_sample(redis_client)

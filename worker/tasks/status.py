@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from adapters.jobs.repository import AllTenantsJobs
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT
 from engine.protocol import JOURNAL_STREAM
+from sla.status.sampling import PATIENCE_S
 from worker.app import SAMPLE_STATUS
 from worker.runtime import Runtime
 
@@ -27,17 +29,17 @@ def register(app: Celery, runtime: Runtime) -> None:
             runtime.run(sample(runtime))
         except RedisError as error:
             log.warning("the status page has no sample of this minute", error=str(error))
-        except DatabaseUnavailable as error:
+        except (DatabaseUnavailable, TimeoutError) as error:
             log.warning("samples of the status page wait in Redis", error=str(error))
 
 
 async def sample(runtime: Runtime) -> None:
-    """Raises RedisError, DatabaseUnavailable."""
+    """Raises RedisError, DatabaseUnavailable, TimeoutError."""
     oldest_job_s: float | None
     try:
-        async with runtime.database.read(EVERY_TENANT) as session:
+        async with asyncio.timeout(PATIENCE_S), runtime.database.read(EVERY_TENANT) as session:
             oldest_job_s = await AllTenantsJobs(session).oldest_wait()
-    except DatabaseUnavailable:
+    except (DatabaseUnavailable, TimeoutError):
         oldest_job_s = None
     await runtime.status.sample(oldest_job_s=oldest_job_s, metering_lag_s=await metering_lag(runtime))
     await runtime.status.store()
