@@ -60,11 +60,12 @@ PLANS = Section("plans", "/operator/plans", "Plans", "Money")
 PRICES = Section("prices", "/operator/prices", "Prices", "Money")
 MARGIN = Section("margin", "/operator/margin", "Margin", "Money")
 BOOKS = Section("books", "/operator/reconciliation", "Reconciliation", "Money")
+CAPACITY = Section("capacity", "/operator/capacity", "Capacity", "Operator")
 JOBS = Section("jobs", "/operator/jobs", "Jobs", "Operator")
 INCIDENTS = Section("incidents", "/operator/incidents", "Incidents", "Operator")
 EVERY_AUDIT = Section("audit", "/operator/audit", "Audit log", "Records")
 
-OPERATOR_SECTIONS = (TENANTS, ENGINES, JOBS, INCIDENTS, PLANS, PRICES, MARGIN, BOOKS, EVERY_AUDIT)
+OPERATOR_SECTIONS = (TENANTS, ENGINES, CAPACITY, JOBS, INCIDENTS, PLANS, PRICES, MARGIN, BOOKS, EVERY_AUDIT)
 """Sections of operators; each is served by `Console.operator_view`."""
 
 

@@ -106,6 +106,11 @@ def can_serve(services: Services, reasons: Mapping[str, str | None]) -> bool:
     return services.pools.ready and not any(common)
 
 
+def is_of_engines(name: str) -> bool:
+    """Whether a check is of engines or what they serve, and not of this process and its stores."""
+    return name in ("engine", "base") or name.startswith(_ENGINE_OF)
+
+
 async def reasons_not_ready(services: Services) -> dict[str, str | None]:
     """Runs every check; returns why each fails, by its name, and None for those that pass."""
     names = list(services.checks)

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
-    from telemetry.tracing import Attributes, AttributeValue, Tracing
+    from telemetry.tracing import Attributes, AttributeValue, Span, Tracing
 
 
 class TraceClock:
@@ -68,7 +66,7 @@ class RequestTrace:
             self._phases.append(("respond", self._last, ended))
         for phase, begin, end in self._phases:
             self.tracing.record(self._span, phase, unix_ns(begin), unix_ns(end))
-        self._span.update_name(name)
+        self._span.name = name
         self._span.set_attributes({"http.response.status_code": status, **attributes})
         if status >= 500:
             self.tracing.mark_failed(self._span, str(status))
@@ -81,11 +79,15 @@ def begin_request(
     """Begins the span of an HTTP request that came at `began`, in the trace that the client's `traceparent`
     names; None when it is not sampled.
     """
+    parent = headers.get(b"traceparent")
+    origin = tracing.origin() if parent is None else tracing.origin(parent.decode("latin-1"))
+    if origin is None:
+        return None
     clock = TraceClock()
-    parent = headers.get(b"traceparent", b"").decode("latin-1")
     state = headers.get(b"tracestate", b"").decode("latin-1")
-    span = tracing.begin(method, "server", clock.unix_ns(began), parent, state)
-    return None if span is None else RequestTrace(tracing, span, clock, began)
+    return RequestTrace(
+        tracing, tracing.begin_at(origin, method, "server", clock.unix_ns(began), state), clock, began
+    )
 
 
 def trace_of(request: Request) -> RequestTrace | None:

@@ -47,6 +47,7 @@ from retention.service import RetentionService
 from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
+from sla.status.board import StatusBoard
 from telemetry.metrics import ServingMetrics
 from tenants.idempotency.records import IdempotencyRecords
 from tenants.quotas import Quotas
@@ -171,6 +172,8 @@ class Services:
     """None in a process that exchanges no tokens of other issuers."""
     incidents: Incidents | None = None
     """None in a process whose landing page shows no incidents."""
+    status: StatusBoard | None = None
+    """None in a process without the status page."""
 
     @property
     def polled(self) -> tuple[PolledCollector, ...]:

@@ -13,8 +13,8 @@
                        (`kernels.timing.copy_bandwidth`)
 
 Activations, embeddings and logits are left out: under 2 % of the bytes at 256 rows. So is arithmetic, which
-hides behind the bytes at all batches measured. The floor is a bound, not a promise: `cli.capacity.step_model`
-predicts how long a step takes.
+hides behind the bytes at all batches measured. The floor is a bound, not a promise:
+`engine.planner.step_model` predicts how long a step takes.
 
 Loads no torch.
 """
@@ -23,11 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cli.capacity.byte_counts import KV_BYTES as KV_BYTES
-from cli.capacity.byte_counts import WEIGHT_BYTES as WEIGHT_BYTES
-from cli.capacity.byte_counts import adapter_bytes as adapter_bytes
-from cli.capacity.byte_counts import head_bytes, kv_token_bytes, linear_bytes
 from engine.model.config import ModelConfig
+from engine.planner.byte_counts import KV_BYTES as KV_BYTES
+from engine.planner.byte_counts import WEIGHT_BYTES as WEIGHT_BYTES
+from engine.planner.byte_counts import adapter_bytes as adapter_bytes
+from engine.planner.byte_counts import head_bytes, kv_token_bytes, linear_bytes
 
 
 def mean_context(prompt_len: int, num_steps: int) -> float:

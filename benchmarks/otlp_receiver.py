@@ -78,6 +78,8 @@ def receiving_spans() -> Iterator[OtlpReceiver]:
     receiver = OtlpReceiver()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # collectors keep connections open
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":

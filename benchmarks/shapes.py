@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cli.capacity.shapes import published_shape
 from engine.model.config import ModelConfig, RopeScaling
+from engine.planner.shapes import published_shape
 
 SHAPES: dict[str, ModelConfig] = {
     "llama-3.1-8b": published_shape("llama-3.1-8b"),

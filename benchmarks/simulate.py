@@ -4,7 +4,7 @@
 
 The policy `service` is the service's own router and placement (`routing/`), run as it is; `random` and
 `least-open` (fewest open requests) are for comparison. All get the same requests. Engines are fluids with the
-step times of `cli.capacity.step_model` (`benchmarks.simulation.replica` says what that leaves out); loads
+step times of `engine.planner.step_model` (`benchmarks.simulation.replica` says what that leaves out); loads
 take what was measured on an H200. A host with its replicas fails, later a zone; each returns with empty
 caches."""
 
@@ -23,11 +23,11 @@ from benchmarks.simulation.policies import LeastOpenPolicy, Policy, RandomPolicy
 from benchmarks.simulation.replica import FluidReplica, ReplicaSizes, StepTable
 from benchmarks.simulation.service_router import ServiceRouter
 from benchmarks.simulation.traffic import Traffic, TrafficOptions
-from cli.capacity.byte_counts import adapter_bytes
-from cli.capacity.hardware import GPUS
-from cli.capacity.plan import LOAD_BYTES_PER_S, READ_BYTES_PER_S
-from cli.capacity.shapes import published_shape
-from cli.capacity.step_model import StepModel
+from engine.planner.byte_counts import adapter_bytes
+from engine.planner.hardware import GPUS
+from engine.planner.plan import LOAD_BYTES_PER_S, READ_BYTES_PER_S
+from engine.planner.shapes import published_shape
+from engine.planner.step_model import StepModel
 
 POLICIES = ("service", "random", "least-open")
 RESTART_S = 36.0

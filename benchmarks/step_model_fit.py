@@ -2,9 +2,9 @@
 
     python -m benchmarks.step_model_fit [--fit]
 
-Without `--fit` it prints the errors of the constants in `cli.capacity.step_model`. Decode steps and prefill
-fit the constants; mixed load and open-loop serving, which `benchmarks.virtual_engine` replays, and steps of
-several GPUs only check them.
+Without `--fit` it prints the errors of the constants in `engine.planner.step_model`. Decode steps and
+prefill fit the constants; mixed load and open-loop serving, which `benchmarks.virtual_engine` replays, and
+steps of several GPUs only check them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from benchmarks.load_figures import Slo, summarise
 from benchmarks.random_adapters import MIXED_RANKS
 from benchmarks.virtual_engine import EngineSizes, VirtualEngine
 from benchmarks.workload import Arrival, Lengths, draw_arrivals
-from cli.capacity.byte_counts import adapter_bytes
-from cli.capacity.hardware import GPUS
-from cli.capacity.shapes import published_shape
-from cli.capacity.step_model import FITTED, Constants, StepModel, StepWork
+from engine.planner.byte_counts import adapter_bytes
+from engine.planner.hardware import GPUS
+from engine.planner.shapes import published_shape
+from engine.planner.step_model import FITTED, Constants, StepModel, StepWork
 
 RESULTS = Path(__file__).resolve().parent / "results" / "h200"
 TENSOR_PARALLEL_RESULTS = RESULTS.parent / "h200-x2"

@@ -3,10 +3,11 @@ billed.
 
     python -m benchmarks.tracing --out benchmarks/results/cpu-epyc-2-cores/tracing.json
 
-`cost`: four API processes on one core, two of them with tracing at a sampling of 1 %, share one saturating
-load; their CPU seconds per request are compared round by round, so that what else runs on the machine slows
-all of them alike. `between_two_alike` says how exact that is. `alone` is the CPU time of the root span
-without any other process: of a request that is not sampled, and of one that is.
+`cost`: an API process under load records spans, at a sampling of 1 %, in every second turn of 400 requests;
+the CPU seconds of turns that follow each other are compared (`benchmarks.tracing_turns`), so that what else
+runs on the machine slows both alike, and the median of many pairs counts. The exporter's thread is added.
+`between_two_alike` is the same for turns without spans: how exact that is. `alone` is the CPU time of the
+root span without any other process: of a request that is not sampled, and of one that is.
 
 `agreement`: requests one after the other through an API process and an engine that record every span. Phases
 must add up to their request's span, that to the duration in the access log and to what the client measured;
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import statistics
@@ -29,42 +31,46 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import msgspec
 import numpy as np
 import psycopg
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from prometheus_client.parser import text_string_to_metric_families
+from opentelemetry.sdk.trace import SpanProcessor
 from sqlalchemy import make_url
 
 from api.request_trace import begin_request
 from benchmarks.gateway import PROMPT_WORDS, open_bench
-from benchmarks.gateway_site import BASE_NAME, Site, cpu_seconds, free_port, running_site
+from benchmarks.gateway_site import BASE_NAME, Site, free_port, running_site, stop
 from benchmarks.gateway_traffic import run_beside
 from benchmarks.otlp_receiver import OtlpReceiver, ReceivedSpan, receiving_spans
 from benchmarks.random_llama import random_words
 from benchmarks.report import write_report
+from benchmarks.tracing_turns import REQUESTS_A_TURN, Turns
+from telemetry.sampling import HeadSampling
 from telemetry.tracing import Tracing
 
 SAMPLED = 0.01
-KINDS = ("off", "on", "off", "on")
-"""Of the processes whose cost is compared."""
+AT_ONCE = 16
+"""Requests under way: at the end of a turn so many are left to the next."""
+WARM_UP_PAIRS = 5
+MIN_PAIRS = 10
 REQUESTS = 1_000
 PHASES = ("authenticate", "prepare", "reserve", f"chat {BASE_NAME}", "respond")
 PARTS = ("queue", "prefill", "decode", "journal")
 ROOT = "POST /v1/chat/completions"
 REPEATS_ALONE = 20_000
+METERING_S = 900.0
+"""For the worker to meter what the load before has left, on a busy machine."""
 
 
 class Disagreement(Exception):
     """Spans are missing, or differ from what was measured or billed."""
 
 
-def start_api(site: Site, name: str, **settings: str) -> str:
+def start_api(site: Site, name: str, module: str = "api.main", *arguments: str, **settings: str) -> str:
     """Starts a further API process on the measured core. Returns its URL."""
     port = free_port()
     process = site.start(
-        *("-m", "api.main"),
+        *("-m", module, *arguments),
         cores=site.cores.measured,
         ROOTSTOCK_API_NAME=name,
         ROOTSTOCK_API_PORT=str(port),
@@ -80,82 +86,78 @@ def start_api(site: Site, name: str, **settings: str) -> str:
 # Cost ------------------------------------------------------------------------------------------------------
 
 
-def measure_cost(
-    site: Site, receiver: OtlpReceiver, rounds: int, seconds: float, seed: int
-) -> dict[str, Any]:
-    """Compares the CPU of two processes with tracing and two without, under one load at the same time."""
-    on = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
-        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
-        "OTEL_TRACES_SAMPLER_ARG": str(SAMPLED),
-    }
-    for number, kind in enumerate(KINDS[1:], 1):
-        start_api(site, f"api-{number}", **(on if kind == "on" else {}))
+def measure_cost(site: Site, receiver: OtlpReceiver, seconds: float, seed: int) -> dict[str, Any]:
+    """Compares the CPU of a process's turns with spans and without, in pairs that follow each other."""
     bench = open_bench(site, seed)
+    written = site.folder / "turns.json"
+    url = start_api(
+        site,
+        "turns",
+        "benchmarks.tracing_turns",
+        str(written),
+        OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint,
+        OTEL_TRACES_SAMPLER="parentbased_traceidratio",
+        OTEL_TRACES_SAMPLER_ARG=str(SAMPLED),
+    )
     received_before = len(receiver.spans)
-    found: list[list[float]] = []
-    num_requests = 0
-    for _ in range(rounds):
-        before = [_spent(site, number) for number in range(len(KINDS))]
-        outcome = run_beside(bench.task(seconds), site.cores.others)
-        if outcome.failures:
-            raise Disagreement(f"{outcome.failures} beside {outcome.requests} answers; {site.warnings()}")
-        after = [_spent(site, number) for number in range(len(KINDS))]
-        num_requests += outcome.requests
-        found.append(
-            [(now[0] - then[0]) / (now[1] - then[1]) for now, then in zip(after, before, strict=True)]
-        )
-    by_kind = {
-        kind: [[one[place] for place, its in enumerate(KINDS) if its == kind] for one in found]
-        for kind in ("off", "on")
-    }
+    task = bench.task(seconds, urls=[f"{url}/v1/chat/completions"], at_once=AT_ONCE)
+    outcome = run_beside(task, site.cores.others)
+    if outcome.failures:
+        raise Disagreement(f"{outcome.failures} beside {outcome.requests} answers; {site.warnings()}")
+    stop(site.apis.pop())
+    site.urls.pop()
+    turns = msgspec.json.decode(written.read_bytes(), type=Turns)
+    # The first turns warm the process up.
+    off, on = turns.off[WARM_UP_PAIRS:], turns.on[WARM_UP_PAIRS:]
+    if len(off) < MIN_PAIRS:
+        raise Disagreement(f"only {len(off)} pairs of turns: take more seconds")
+    base = statistics.median(off)
+    exporter = turns.exporter_cpu / turns.requests_on
+    pairs = [one / other - 1 + exporter / base for one, other in zip(on, off, strict=True)]
+    alike = [later / earlier - 1 for earlier, later in itertools.pairwise(off)]
     roots = [span for span in receiver.spans[received_before:] if span.name == ROOT]
     return {
         "sampling": SAMPLED,
-        "rounds": rounds,
-        "seconds_each": seconds,
-        "requests": num_requests,
+        "requests_a_turn": REQUESTS_A_TURN,
+        "pairs": len(pairs),
+        "requests": outcome.requests,
         "cpu_us_per_request": {
-            kind: round(statistics.median(map(statistics.mean, values)) * 1e6, 1)
-            for kind, values in by_kind.items()
+            "off": round(base * 1e6, 1),
+            "exporter": round(exporter * 1e6, 2),
         },
-        "more_cpu": _ratios(
-            [sum(on) / sum(off) for on, off in zip(by_kind["on"], by_kind["off"], strict=True)]
-        ),
-        "between_two_alike": {
-            kind: _ratios([second / first for first, second in values]) for kind, values in by_kind.items()
-        },
+        "more_cpu": _described(pairs, seed),
+        "between_two_alike": _described(alike, seed),
         "requests_in_spans": len(roots),
     }
 
 
-def _spent(site: Site, number: int) -> tuple[float, float]:
-    """Returns the CPU seconds of a process, and how many chat requests it has answered."""
-    text = httpx.get(f"{site.urls[number]}/metrics", timeout=30, trust_env=False).text
-    answered = sum(
-        sample.value
-        for family in text_string_to_metric_families(text)
-        if family.name == "rootstock_http_requests"
-        for sample in family.samples
-        if sample.name.endswith("_total") and sample.labels["route"] == "/v1/chat/completions"
-    )
-    return cpu_seconds(site.apis[number].pid), answered
-
-
-def _ratios(values: Sequence[float]) -> dict[str, Any]:
-    """Describes by how much more than 1 the values are."""
-    more = sorted(value - 1 for value in values)
+def _described(values: Sequence[float], seed: int) -> dict[str, Any]:
+    """The median, the mean of the middle four fifths, which varies less, their 95 % intervals by bootstrap,
+    and the quartiles.
+    """
+    rng = np.random.default_rng(seed)
+    found = np.asarray(values)
+    drawn = rng.choice(found, (2_000, len(found)))
     return {
-        "median": round(statistics.median(more), 4),
-        "quartiles": [round(float(one), 4) for one in np.quantile(more, (0.25, 0.75))],
+        "median": round(statistics.median(values), 4),
+        "median_95": [round(float(one), 4) for one in np.quantile(np.median(drawn, axis=1), (0.025, 0.975))],
+        "middle_mean": round(float(_middle_mean(found)), 4),
+        "middle_mean_95": [round(float(one), 4) for one in np.quantile(_middle_mean(drawn), (0.025, 0.975))],
+        "quartiles": [round(float(one), 4) for one in np.quantile(values, (0.25, 0.75))],
     }
+
+
+def _middle_mean(values: np.ndarray) -> Any:
+    """Returns the mean without the lowest and the highest tenth, along the last axis."""
+    cut = values.shape[-1] // 10
+    return np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut].mean(axis=-1)
 
 
 def measure_alone() -> dict[str, Any]:
     """Measures the CPU microseconds of a request's root span, not sampled and sampled, without its export."""
 
     def each(share: float, headers: dict[bytes, bytes]) -> float:
-        tracing = Tracing(TracerProvider(sampler=ParentBased(TraceIdRatioBased(share))))
+        tracing = Tracing(SpanProcessor(), HeadSampling(round(share * 2**64), follows_parent=True))
         best = float("inf")
         for _ in range(5):
             began = time.process_time()
@@ -285,7 +287,7 @@ def _compare_with_ledger(
         )
         for span in engines
     }
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + METERING_S
     url = make_url(site.owner_url).set(drivername="postgresql")
     with psycopg.connect(url.render_as_string(hide_password=False), autocommit=True) as connection:
         while True:
@@ -337,8 +339,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="where to write the report")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each round")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of the load that costs are from")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--beside", default="", help="what else runs on the machine, for the report")
     arguments = parser.parse_args()
@@ -349,7 +350,8 @@ def main() -> None:
         receiving_spans() as receiver,
         running_site(Path(folder)) as site,
     ):
-        cost = measure_cost(site, receiver, arguments.rounds, arguments.seconds, arguments.seed)
+        cost = measure_cost(site, receiver, arguments.seconds, arguments.seed)
+        print(json.dumps({"cost": {**cost, "alone": alone}}), flush=True)
         rng = np.random.default_rng(arguments.seed)
         agreement = measure_agreement(site, receiver, [random_words(rng, PROMPT_WORDS) for _ in range(64)])
         placement = site.cores.described()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from benchmarks.load_figures import Notes, StepNote, Timed
 from benchmarks.workload import Arrival
-from cli.capacity.step_model import StepModel, StepWork
+from engine.planner.step_model import StepModel, StepWork
 
 
 @dataclass(frozen=True, slots=True)

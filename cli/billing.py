@@ -14,10 +14,14 @@ import typer
 from cli.printing import Data, print_rows
 
 if TYPE_CHECKING:
-    from billing.reports.margin import Margin
+    from billing.reports.margin import AdapterLine, Margin
 
 billing_app = typer.Typer(help="The ledger: margin, reconciliation, corrections.", no_args_is_help=True)
 
+ADAPTER_HEADER = (
+    *("TENANT", "MODEL", "REQUESTS", "TOKENS", "GPU HOURS"),
+    *("COST", "COST/M TOKENS", "REVENUE/M TOKENS"),
+)
 MARGIN_HEADER = ("TENANT", "CLASS", "REQUESTS", "INPUT", "OUTPUT", "GPU HOURS", "REVENUE", "COST", "MARGIN")
 
 
@@ -42,10 +46,13 @@ def margin(
             help="GPUs paid for during that time. Default: as many as engines have served.",
         ),
     ] = None,
+    by_adapter: Annotated[
+        bool, typer.Option("--by-adapter", help="Show cost per million tokens by adapter instead.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON, in micro-USD.")] = False,
     data: Data = None,
 ) -> None:
-    """Show a month's revenue and serving cost by tenant and service tier, in USD.
+    """Show a month's revenue and serving cost by tenant and service tier or by adapter, in USD.
 
     A GPU's busy time comes from the ledger's timings; each request is charged the time it ran.
     """
@@ -62,7 +69,10 @@ def margin(
     if as_json:
         print(json.dumps(report.as_json(), indent=2))
         return
-    print_rows(MARGIN_HEADER, margin_rows(report, names))
+    if by_adapter:
+        print_rows(ADAPTER_HEADER, [adapter_row(line, names) for line in report.adapters])
+    else:
+        print_rows(MARGIN_HEADER, margin_rows(report, names))
     print()
     print_rows(("", "FIGURE"), margin_figures(report))
 
@@ -89,6 +99,20 @@ def margin_rows(report: Margin, names: dict[str, str]) -> list[tuple[str, ...]]:
     total = ("(all)", "", *map(str, totals), hours(report.paid_us))
     rows.append((*total, *map(usd, (report.revenue, cost, report.margin))))
     return rows
+
+
+def adapter_row(line: AdapterLine, names: dict[str, str]) -> tuple[str, ...]:
+    """Returns the row of an adapter, or of a tenant's requests on base models."""
+    dear = (line.per_million_tokens(line.cost), line.per_million_tokens(line.revenue))
+    return (
+        names.get(line.tenant_id, line.tenant_id),
+        line.model or line.adapter_id or "(base models)",
+        str(line.num_requests),
+        str(line.tokens),
+        hours(line.gpu_us),
+        usd(line.cost),
+        *("-" if amount is None else usd(amount) for amount in dear),
+    )
 
 
 def margin_figures(report: Margin) -> list[tuple[str, str]]:

@@ -18,8 +18,10 @@ import billing.request_metadata.models
 import billing.spend.models
 import conversations.models
 import db.outbox
+import sla.capacity.models
 import sla.incidents.models
 import sla.models
+import sla.status.models
 import tenants.audit.models
 import tenants.limits.models
 import tenants.models
@@ -49,7 +51,9 @@ DOMAINS = (
     billing.spend.models,
     conversations.models,
     db.outbox,
+    sla.capacity.models,
     sla.incidents.models,
+    sla.status.models,
     sla.models,
     tenants.audit.models,
     tenants.limits.models,

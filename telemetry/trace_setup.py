@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from telemetry.release import installed_release
+from telemetry.sampling import sampling_of
 
 if TYPE_CHECKING:
     from telemetry.tracing import Tracing
@@ -34,9 +35,8 @@ def open_tracing(service: str, instance: str, environment: Mapping[str, str] = o
     check_tracing(environment)
     from telemetry.tracing import exporting_tracing
 
-    return exporting_tracing(
-        {"service.name": service, "service.instance.id": instance, "service.version": installed_release()}
-    )
+    names = {"service.name": service, "service.instance.id": instance}
+    return exporting_tracing(names | {"service.version": installed_release()}, sampling_of(environment))
 
 
 def check_tracing(environment: Mapping[str, str] = os.environ) -> None:

@@ -38,6 +38,9 @@ MAKE_PARTITIONS = "billing.make_partitions"
 MAKE_CHARGES = "billing.make_charges"
 COUNT_SERVICE_LEVELS = "sla.count_service_levels"
 TIDY_SERVICE_LEVELS = "sla.tidy_service_levels"
+SAMPLE_STATUS = "sla.sample_status"
+SAMPLE_CAPACITY = "sla.sample_capacity"
+PLAN_CAPACITY = "sla.plan_capacity"
 STORE_REFUSED_REQUESTS = "tenants.store_refused_requests"
 TIDY_REFUSED_REQUESTS = "tenants.tidy_refused_requests"
 STORE_REQUEST_METADATA = "billing.store_request_metadata"
@@ -102,6 +105,9 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         RECONCILE: 600.0,
         COUNT_SERVICE_LEVELS: 5.0,
         TIDY_SERVICE_LEVELS: 24 * HOUR,
+        SAMPLE_STATUS: 60.0,
+        SAMPLE_CAPACITY: 300.0,
+        PLAN_CAPACITY: 1800.0,
         STORE_REFUSED_REQUESTS: 2.0,
         TIDY_REFUSED_REQUESTS: 6 * HOUR,
         STORE_REQUEST_METADATA: 2.0,

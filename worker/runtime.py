@@ -32,7 +32,9 @@ from db.outbox import Outbox
 from db.session import EVERY_TENANT, Database
 from db.settings import DatabaseSettings
 from db.tasks import TaskSender
+from sla.capacity.sampling import CapacitySampling
 from sla.folding import SlaFolding
+from sla.status.sampling import StatusSampling
 from tenants.quotas.journal import JournalSettling
 from tenants.refusals.intake import RefusalIntake
 from tenants.retention.classes import DEFAULT_BOUNDS, RetentionBounds
@@ -55,6 +57,8 @@ class Runtime:
     meter: JournalMeter
     charges: ChargeService
     service_levels: SlaFolding
+    status: StatusSampling
+    capacity: CapacitySampling
     refusals: RefusalIntake
     request_metadata: MetadataIntake
     store: ObjectStore
@@ -134,6 +138,8 @@ class Runtime:
         self.outbox = Outbox(self.database, self._sender)
         consumer = f"{socket.gethostname()}:{self._pid}"
         self.service_levels = SlaFolding(self.database, self.redis, consumer)
+        self.status = StatusSampling(self.database, self.redis)
+        self.capacity = CapacitySampling(self.database, self.redis)
         self.refusals = RefusalIntake(self.database, self.redis, consumer)
         self.request_metadata = MetadataIntake(self.database, self.redis, consumer)
         self.charges = ChargeService(self.database)

@@ -12,9 +12,7 @@ from db.tasks import TRACEPARENT
 from telemetry.trace_context import in_trace
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
-    from telemetry.tracing import Tracing
+    from telemetry.tracing import Span, Tracing
 
 
 class TaskSpans:

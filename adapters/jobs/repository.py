@@ -225,6 +225,17 @@ class AllTenantsJobs:
         query = select(Job.status, func.count()).group_by(Job.status)
         return {status: int(count) for status, count in (await self._session.execute(query)).tuples()}
 
+    async def oldest_wait(self) -> float:
+        """Returns for how many seconds a job has waited for its first attempt while none was begun; 0 without
+        one that waits.
+        """
+        is_new = Job.status == JobStatus.QUEUED, Job.attempts == 0
+        since = func.greatest(func.min(Job.created_at).filter(*is_new), func.max(Job.started_at))
+        waited = func.extract("epoch", func.now() - since)
+        query = select(waited, func.count().filter(*is_new)).where(Job.status.in_(UNFINISHED))
+        seconds, waiting = (await self._session.execute(query)).one()
+        return float(seconds) if waiting else 0.0
+
     async def owner(self, job_id: str) -> str | None:
         query = select(Job.tenant_id).where(Job.id == job_id)
         return (await self._session.execute(query)).scalar_one_or_none()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from admin.operator.audit.routes import AuditRoutes
+from admin.operator.capacity.routes import CapacityRoutes
 from admin.operator.engines.routes import EngineRoutes
 from admin.operator.home_routes import HomeRoutes
 from admin.operator.incidents.routes import IncidentRoutes
@@ -24,6 +25,7 @@ def operator_routes(console: Console, services: ConsoleServices) -> list[Route]:
     return [
         *HomeRoutes(console).routes(),
         *EngineRoutes(console, services).routes(),
+        *CapacityRoutes(console, services).routes(),
         *TenantCreationRoutes(console, services).routes(),
         *TenantRoutes(console, services).routes(),
         *PlanRoutes(console, services).routes(),

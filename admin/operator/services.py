@@ -13,9 +13,11 @@ from billing.pricing import PriceService
 from billing.reconciliation.comparing import Comparisons
 from billing.reconciliation.service import ReconciliationService
 from billing.reports.margin_runs import MarginRuns
+from sla.capacity.reading import CapacityReports
 from sla.failures import FailureCounts
 from sla.incidents.burning import ServiceBurn
 from sla.incidents.service import Incidents
+from sla.status.sampling import KnownComponents
 from tenants.operators.directory import TenantSearch
 from tenants.operators.impersonation import Impersonations
 from tenants.operators.service import OperatorAccounts
@@ -40,3 +42,5 @@ class OperatorServices:
     comparing: Comparisons
     incidents: Incidents
     burn: ServiceBurn
+    components: KnownComponents
+    capacity: CapacityReports

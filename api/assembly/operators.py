@@ -17,9 +17,11 @@ from billing.reports.margin import MarginReports
 from billing.reports.margin_runs import MarginRuns
 from db.outbox import Outbox
 from db.session import Database
+from sla.capacity.reading import CapacityReports
 from sla.failures import FailureCounts
 from sla.incidents.burning import ServiceBurn
 from sla.incidents.service import Incidents
+from sla.status.sampling import KnownComponents
 from tenants.operators.directory import TenantSearch
 from tenants.operators.impersonation import Impersonations
 from tenants.operators.service import OperatorAccounts
@@ -45,4 +47,6 @@ def operator_services(
         comparing=Comparisons(database, cache, outbox),
         incidents=Incidents(database),
         burn=ServiceBurn(database),
+        components=KnownComponents(cache),
+        capacity=CapacityReports(database, cache),
     )

@@ -6,14 +6,16 @@ What starts later closes earlier: the engine's connection before the quotas that
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import redis.asyncio
 import structlog
+from redis.exceptions import RedisError
 
 from adapters.bases import Bases
 from adapters.files.service import FileService, UploadService
@@ -25,6 +27,7 @@ from adapters.resolver import ModelResolver
 from adapters.served_bases import FurtherBases
 from adapters.sharing.settings import SharingSettings
 from adapters.storage import ObjectStore, StorageSettings, open_store
+from adapters.storage.local import LocalStore
 from admin.app import BillingServices
 from admin.settings import ConsoleSettings
 from api.assembly.adapters import open_onboarding
@@ -45,6 +48,7 @@ from api.metrics.payments import PaymentsCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
 from api.pools import Pools
+from api.process_report import CapacityReporting, ProcessReporting
 from api.readiness import EngineDisk, ExpectedBase, LocalDisk, RedisWritable, SchemaVersion
 from api.services import Check, Onboarding, RequestLimits, Services
 from api.settings import ApiSettings
@@ -77,6 +81,7 @@ from retention.service import RetentionService
 from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
+from sla.status.board import StatusBoard
 from telemetry.disk import DiskSettings
 from telemetry.metrics import ServingMetrics
 from telemetry.trace_setup import open_tracing
@@ -170,6 +175,9 @@ async def open_services(
             running_background(services, stores.database, settings.name)
         )
         await _start_batches(opened, services, stores, settings)
+        services = await _start_status(
+            opened, services, stores, settings, {base.name: base.path / "config.json" for base in bases}
+        )
         sign_in = await opened.enter_async_context(open_sign_in(ConsoleSettings(), NotificationSettings()))
         operation = operator_services(stores.database, stores.cache, onboarding.outbox, generation.watch)
         yield services, console_over(stores.database, stores.cache, services, billing, operation, sign_in)
@@ -259,6 +267,34 @@ async def _start_batches(
         runner = batch_runner(services, stores.database, stores.objects, stores.sandbox, batches, owner)
         await runner.start()
         opened.push_async_callback(runner.close)
+
+
+async def _start_status(
+    opened: AsyncExitStack,
+    services: Services,
+    stores: _Stores,
+    settings: ApiSettings,
+    configs: Mapping[str, Path],
+) -> Services:
+    """Returns the services with the status page, which this process reports itself to."""
+    reporting = ProcessReporting(services, stores.cache, f"{settings.name}-{token_hex(4)}")
+    store = stores.objects.scratch if isinstance(stores.objects, LocalStore) else None
+    capacity = CapacityReporting(services, stores.cache, configs, store)
+
+    async def report() -> None:
+        await reporting.report()
+        await capacity.report()
+
+    board = StatusBoard(stores.database, stores.cache, report)
+
+    async def withdraw() -> None:
+        with contextlib.suppress(RedisError, OSError):
+            await reporting.withdraw()
+
+    opened.push_async_callback(withdraw)
+    await board.start()
+    opened.push_async_callback(board.close)
+    return replace(services, status=board)
 
 
 def _billing(stores: _Stores, payments: PaymentService, quotas: Quotas) -> BillingServices:

@@ -18,9 +18,7 @@ from api.request_trace import TraceClock, trace_of
 from engine.protocol import Usage
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
-    from telemetry.tracing import AttributeValue, Tracing
+    from telemetry.tracing import AttributeValue, Span, Tracing
 
 PROVIDER = "rootstock"
 """`gen_ai.provider.name`."""
@@ -96,7 +94,7 @@ class AnswerTrace:
         unix_ns = self._clock.unix_ns
         self._span.set_attributes(self._attributes(self._usages))
         if self._first_at is not None:
-            self._span.set_attribute("gen_ai.response.time_to_first_chunk", self._first_at - self._began)
+            self._span.attributes["gen_ai.response.time_to_first_chunk"] = self._first_at - self._began
             self._span.add_event("first token", timestamp=unix_ns(self._first_at))
         self._span.end(unix_ns(self._ended_at))
 

@@ -1,4 +1,6 @@
-"""Serves the landing page at `/`, and the documentation with the API reference below `/docs`."""
+"""Serves the landing page at `/`, the status page at `/status`, and the documentation with the API reference
+below `/docs`.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from admin.web.static_files import REVALIDATED, File, StaticFiles, make_file, re
 from api.health import can_serve, reasons_not_ready
 from api.services import Services
 from api.site.pages import HERE, render, render_reference
+from api.site.status import StatusPages
 from db.errors import DatabaseUnavailable
 from sla.incidents.service import PublicIncident
 
@@ -53,6 +56,7 @@ class SiteRoutes:
         self._site = _files_of(site)
         self._own = _files_of(HERE / "static")
         self._console = _files_of(CONSOLE_FILES)
+        self._status = None if services.status is None else StatusPages(services.status)
         self._site_headers = _HEADERS | {"content-security-policy": _policy_for(site)}
         self._reference_html = functools.lru_cache(maxsize=1)(self._render_reference)
         self._reference = functools.lru_cache(maxsize=8)(self._make_reference)
@@ -65,6 +69,9 @@ class SiteRoutes:
             ("/docs/reference", self.reference),
             ("/docs/static/{name}", self.static),
             ("/docs/{path:path}", self.docs),
+            ("/status", self.status),
+            ("/status.json", self.status_json),
+            ("/status.atom", self.status_feed),
         ):
             self._app.add_api_route(path, endpoint, methods=_METHODS, include_in_schema=False)
 
@@ -92,6 +99,22 @@ class SiteRoutes:
         if self._site.is_folder(path):
             return RedirectResponse(f"/docs/{path}/", 308)
         return not_found_page()
+
+    async def status(self, request: Request) -> Response:
+        """The status page, from memory."""
+        return not_found_page() if self._status is None else respond(request, self._status.html(), _HEADERS)
+
+    async def status_json(self, request: Request) -> Response:
+        if self._status is None:
+            return not_found_page()
+        # For status pages of others: it is public, and needs no key.
+        headers = _HEADERS | {"access-control-allow-origin": "*"}
+        return respond(request, self._status.json(), headers)
+
+    async def status_feed(self, request: Request) -> Response:
+        if self._status is None:
+            return not_found_page()
+        return respond(request, self._status.atom(_base_url(request)), _HEADERS)
 
     async def static(self, request: Request, name: str) -> Response:
         """Styles and scripts of the landing page and the reference: their own, and the console's."""

@@ -3,7 +3,7 @@
 Between two events every row has drawn the same number of tokens since, so a row that needs k more ends when
 the replica's progress has grown by k: an event per request and not per token. A prompt stops all rows for as
 long as its tokens add to steps; prompts are computed in the order they came. Step times come from
-`cli.capacity.step_model`, for the number of rows and of distinct adapters, at one mean context.
+`engine.planner.step_model`, for the number of rows and of distinct adapters, at one mean context.
 
 Adapters are read by several threads and loaded one at a time into slots; the least recently used idle one is
 evicted and stays in host memory. Keys and values of conversations stay until others need their room.
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.simulation.traffic import SimulatedRequest
-from cli.capacity.step_model import StepModel, StepWork
+from engine.planner.step_model import StepModel, StepWork
 
 NUM_READERS = 4
 """Threads of an engine that read adapters from disk."""

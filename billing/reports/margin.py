@@ -48,6 +48,39 @@ class MarginLine:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterLine:
+    """One tenant's requests on one adapter over the month, or on base models."""
+
+    tenant_id: str
+    adapter_id: str
+    """Empty for base models."""
+    model: str
+    """The name that requests used, without a version; empty for base models."""
+    num_requests: int
+    input_tokens: int
+    output_tokens: int
+    gpu_us: int
+    """Its share of the busy GPU time, in microseconds."""
+    revenue: int
+    cost: int
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def per_million_tokens(self, amount: int) -> int | None:
+        """Returns an amount by million tokens; None without tokens."""
+        return _rounded(amount * 1_000_000, self.tokens) if self.tokens else None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "margin": self.revenue - self.cost,
+            "revenue_per_million_tokens": self.per_million_tokens(self.revenue),
+            "cost_per_million_tokens": self.per_million_tokens(self.cost),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Margin:
     """The margin of a month, or of its part that has passed."""
 
@@ -61,6 +94,8 @@ class Margin:
     revenue: int
     busy_cost: int
     idle_cost: int
+    adapters: Sequence[AdapterLine] = ()
+    """The same requests by adapter, the dearest first."""
 
     @property
     def tokens(self) -> int:
@@ -97,6 +132,7 @@ class Margin:
             "cost_per_million_tokens": self.per_million_tokens(self.busy_cost),
             "cost_per_million_tokens_with_idle": self.per_million_tokens(self.busy_cost + self.idle_cost),
             "lines": [asdict(line) | {"margin": line.margin} for line in self.lines],
+            "adapters": [line.as_json() for line in self.adapters],
         }
 
 
@@ -131,6 +167,7 @@ class MarginReports:
             raise InvalidReportQuery("num_gpus", "must not be negative")
         busy: dict[str, int] = {}
         held: dict[tuple[str, str], int] = {}
+        held_by_adapter: dict[tuple[str, str], int] = {}
         day = start
         while day < end:  # one day at a time, because the database sorts each on its own
             if on_progress is not None:
@@ -140,12 +177,17 @@ class MarginReports:
                 ledger = OperatorLedger(session)
                 for engine_id, microseconds in await ledger.busy(day, until):
                     busy[engine_id] = busy.get(engine_id, 0) + microseconds
-                for tenant_id, tier, microseconds in await ledger.held(day, until):
+                for tenant_id, tier, adapter_id, microseconds in await ledger.held(day, until):
                     held[tenant_id, tier] = held.get((tenant_id, tier), 0) + microseconds
+                    of_adapter = held_by_adapter.get((tenant_id, adapter_id), 0)
+                    held_by_adapter[tenant_id, adapter_id] = of_adapter + microseconds
             day = until
         async with self._database.read(EVERY_TENANT) as session:
             ledger = OperatorLedger(session)
             used = {(row.tenant_id, row.service_tier): row for row in await ledger.used(start, end)}
+            used_by_adapter = {
+                (row.tenant_id, row.adapter_id): row for row in await ledger.used_by_adapter(start, end)
+            }
             charged = await ledger.charged(start, end)
             for tenant_id, earned in (await EarningsBook(session).by_owner(start, end)).items():
                 charged[tenant_id] = charged.get(tenant_id, 0) - earned  # it goes on to the adapter's owner
@@ -165,6 +207,7 @@ class MarginReports:
             revenue=sum(line.revenue for line in lines),
             busy_cost=busy_cost,
             idle_cost=_rounded(paid_us * gpu_hour_price, HOUR) - busy_cost,
+            adapters=_adapter_lines(used_by_adapter, held_by_adapter, busy_us, busy_cost),
         )
 
 
@@ -193,6 +236,25 @@ def _lines(
         MarginLine(tenant_id, "", 0, 0, 0, 0, 0, revenue, 0) for tenant_id, revenue in sorted(charged.items())
     ]
     return sorted(lines, key=lambda line: (line.tenant_id, line.service_tier))
+
+
+def _adapter_lines(
+    used: dict[tuple[str, str], Any], held: dict[tuple[str, str], int], busy_us: int, busy_cost: int
+) -> list[AdapterLine]:
+    keys = sorted({*used, *held})
+    weights = [held.get(key, 0) for key in keys]
+    lines = []
+    for key, gpu_us, cost in zip(
+        keys, apportion(busy_us, weights), apportion(busy_cost, weights), strict=True
+    ):
+        row = used.get(key)
+        model, counts = "", (0, 0, 0, 0)
+        if row is not None:
+            model = row.model.partition("@")[0] if key[1] else ""
+            counts = (row.num_requests, row.prompt_tokens, row.completion_tokens, row.cost)
+        requests, prompt, completion, revenue = map(int, counts)
+        lines.append(AdapterLine(*key, model, requests, prompt, completion, gpu_us, revenue, cost))
+    return sorted(lines, key=lambda line: (-line.cost, line.tenant_id, line.adapter_id))
 
 
 def apportion(amount: int, weights: Sequence[int]) -> list[int]:

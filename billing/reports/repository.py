@@ -216,7 +216,7 @@ def is_among(column: Any, values: Sequence[str]) -> ColumnElement[bool]:
 # A request submitted up to an hour before `start` may still run then.
 _RUNS = """
     WITH runs AS (
-        SELECT engine_id, tenant_id, service_tier,
+        SELECT engine_id, tenant_id, service_tier, coalesce(adapter_id, '') AS adapter_id,
                greatest(submitted_at + make_interval(secs => queue_seconds), :start) AS begins,
                least(submitted_at + make_interval(secs => total_seconds), :end) AS ends
         FROM usage_records
@@ -242,9 +242,9 @@ _BUSY = text(
 _HELD = text(
     _RUNS
     + """
-    SELECT tenant_id, service_tier,
+    SELECT tenant_id, service_tier, adapter_id,
            CAST(sum(extract(epoch FROM ends - begins)) * 1000000 AS bigint) AS microseconds
-    FROM runs WHERE ends > begins GROUP BY 1, 2 ORDER BY 1, 2
+    FROM runs WHERE ends > begins GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
     """
 )
 
@@ -260,7 +260,9 @@ class OperatorLedger:
         return (await self.session.execute(_BUSY, {"start": start, "end": end})).all()
 
     async def held(self, start: datetime, end: datetime) -> Sequence[Any]:
-        """Returns rows (tenant_id, service_tier, microseconds): the total running time of requests."""
+        """Returns rows (tenant_id, service_tier, adapter_id, microseconds): the total running time of
+        requests. `adapter_id` is empty for those on a base model.
+        """
         return (await self.session.execute(_HELD, {"start": start, "end": end})).all()
 
     async def used(self, start: datetime, end: datetime) -> Sequence[Any]:
@@ -273,6 +275,24 @@ class OperatorLedger:
             select(day.tenant_id, day.service_tier, *(func.sum(column).label(column.key) for column in sums))
             .where(day.day >= start, day.day < end)
             .group_by(day.tenant_id, day.service_tier)
+        )
+        return (await self.session.execute(query)).all()
+
+    async def used_by_adapter(self, start: datetime, end: datetime) -> Sequence[Any]:
+        """Returns rows (tenant_id, adapter_id, model, num_requests, prompt_tokens, completion_tokens, cost)
+        of whole UTC days. `model` is one of those that requests named.
+        """
+        day = UsageRollupDay
+        sums = (day.num_requests, day.prompt_tokens, day.completion_tokens, day.cost)
+        query = (
+            select(
+                day.tenant_id,
+                day.adapter_id,
+                func.max(day.model).label("model"),
+                *(func.sum(column).label(column.key) for column in sums),
+            )
+            .where(day.day >= start, day.day < end)
+            .group_by(day.tenant_id, day.adapter_id)
         )
         return (await self.session.execute(query)).all()
 

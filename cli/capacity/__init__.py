@@ -1,1 +1,1 @@
-"""Plans capacity: predicts step times, memory, waiting times, replicas and cost from a model and a load."""
+"""The command `plan-capacity`; `engine.planner` computes the plan."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.errors import UsageError
+from cli.errors import CliError, UsageError
 
 capacity_app = typer.Typer()
 
@@ -41,12 +41,13 @@ def plan_capacity(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Plan replicas, memory, latency and cost for a model, its adapters and a load."""
-    from cli.capacity.hardware import GPUS, TENSOR_PARALLEL_SIZES
-    from cli.capacity.plan import Deployment, plan_capacity
     from cli.capacity.report import print_json, print_tables
-    from cli.capacity.shapes import find_shape
-    from cli.capacity.workload import AdapterLoad, EngineLimits, Load, Targets
     from engine.device.capabilities import refusal
+    from engine.planner.errors import InvalidPlan, NoPlan
+    from engine.planner.hardware import GPUS, TENSOR_PARALLEL_SIZES
+    from engine.planner.plan import Deployment, plan_capacity
+    from engine.planner.shapes import find_shape
+    from engine.planner.workload import AdapterLoad, EngineLimits, Load, Targets
 
     _one_of("--gpu", gpu, list(GPUS))
     _one_of("--tensor-parallel", tensor_parallel, TENSOR_PARALLEL_SIZES)
@@ -63,7 +64,10 @@ def plan_capacity(
     ):
         if not 0 < value < float("inf"):
             raise UsageError(f"{name} {value:g} must be a positive number")
-    config = find_shape(model)
+    try:
+        config = find_shape(model)
+    except InvalidPlan as error:
+        raise UsageError(str(error)) from None
     if config.num_kv_heads % tensor_parallel:
         raise UsageError(
             f"--tensor-parallel {tensor_parallel} does not divide the model's {config.num_kv_heads} "
@@ -75,7 +79,12 @@ def plan_capacity(
     )  # fmt: skip
     load = Load(requests_per_second, prompt_tokens, output_tokens, output_variation)
     targets = Targets(ttft_target_ms / 1e3, token_target_ms / 1e3)
-    plan = plan_capacity(deployment, load, targets, gpus, price)
+    try:
+        plan = plan_capacity(deployment, load, targets, gpus, price)
+    except InvalidPlan as error:
+        raise UsageError(str(error)) from None
+    except NoPlan as error:
+        raise CliError(str(error)) from None
     (print_json if as_json else print_tables)(plan)
 
 

@@ -7,8 +7,8 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from cli.capacity.plan import CapacityPlan
 from cli.printing import print_rows
+from engine.planner.plan import CapacityPlan
 
 
 def print_json(plan: CapacityPlan) -> None:

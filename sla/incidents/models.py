@@ -1,10 +1,12 @@
-"""Defines the tables of incidents and their notes. They concern the service, not one tenant."""
+"""Defines the tables of incidents, planned maintenance and their notes. They concern the service, not one
+tenant.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, func, text
+from sqlalchemy import ARRAY, CheckConstraint, ForeignKey, Index, Text, func, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.base import Base
@@ -15,6 +17,7 @@ class Incident(Base):
     __table_args__ = (
         CheckConstraint("severity IN ('minor', 'major', 'critical')", name="severity_known"),
         CheckConstraint("ended_at >= began_at", name="ends_later"),
+        CheckConstraint("planned_until > began_at", name="planned_later"),
         Index("ix_incidents_open", "began_at", postgresql_where=text("ended_at IS NULL")),
     )
 
@@ -25,6 +28,11 @@ class Incident(Base):
     is_public: Mapped[bool] = mapped_column(server_default=text("false"))
     """Whether tenants see it on every page while it is open."""
     began_at: Mapped[datetime]
+    """In the future for maintenance that is announced."""
+    planned_until: Mapped[datetime | None]
+    """When maintenance is to end; None for an incident."""
+    components: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
+    """Of the status page (`sla.status.components`). Empty: none of an incident, all of maintenance."""
     ended_at: Mapped[datetime | None]
     opened_by: Mapped[str]
     """The operator's e-mail address."""

@@ -1,12 +1,14 @@
-"""Opens and closes incidents and adds notes, for operators, and shows public ones to tenants.
+"""Opens and closes incidents, plans maintenance and adds notes, for operators, and shows public ones to
+tenants.
 
 Every method is one transaction with an entry in the operator's audit log.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, get_args
@@ -23,6 +25,8 @@ Severity = Literal["minor", "major", "critical"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 MAX_TITLE_LEN = 120
 MAX_NOTE_LEN = 2000
+MAX_COMPONENTS = 50
+_COMPONENT = re.compile(r"api|uploads|console|billing|base:[A-Za-z0-9._-]{1,64}")
 KEPT_S = 3.0
 """Seconds for which a process caches the open public incidents."""
 
@@ -66,7 +70,9 @@ class Incidents:
             return kept
         async with self._database.read(EVERY_TENANT) as session:
             repository = IncidentRepository(session)
-            found = await repository.open(public_alone=True)
+            now = datetime.now(UTC)
+            # Maintenance that is announced is for the status page until it begins.
+            found = [one for one in await repository.open(public_alone=True) if one.began_at <= now]
             notes = await repository.notes([one.id for one in found]) if found else []
         latest = {note.incident_id: note.body for note in notes if note.is_public}
         kept = [
@@ -84,19 +90,32 @@ class Incidents:
         is_public: bool = False,
         began_at: datetime | None = None,
         note: str = "",
+        planned_until: datetime | None = None,
+        components: Collection[str] = (),
     ) -> Incident:
-        """Opens an incident. Raises ValueError naming the field."""
+        """Opens an incident, or plans maintenance, which is what has an end from the start. Raises ValueError
+        naming the field.
+
+        Args:
+            components: what of the status page is affected; none of maintenance is all of it.
+        """
         now = datetime.now(UTC)
         if severity not in SEVERITIES:
             raise ValueError(f"severity must be one of {', '.join(SEVERITIES)}")
-        if began_at is not None and began_at > now:
-            raise ValueError("began_at must not be in the future")
+        if planned_until is None and began_at is not None and began_at > now:
+            raise ValueError("began_at must not be in the future; give maintenance an end, planned_until")
+        if planned_until is not None and planned_until <= max(began_at or now, now):
+            raise ValueError("planned_until must be later than the start and than now")
+        if len(components) > MAX_COMPONENTS or not all(map(_COMPONENT.fullmatch, components)):
+            raise ValueError("components must be those of the status page")
         incident = Incident(
             id=new_id("inc"),
             title=_text("title", title, MAX_TITLE_LEN),
             severity=severity,
             is_public=is_public,
             began_at=began_at or now,
+            planned_until=planned_until,
+            components=sorted(set(components)),
             opened_by=_name(actor),
             created_at=now,
         )
@@ -109,7 +128,12 @@ class Incidents:
                 repository.add(_note(incident, body, is_public, actor))
             details: dict[str, str | bool] = {"title": incident.title, "severity": severity}
             details["public"] = is_public
-            await _record(session, actor, "incident.opened", incident, details)
+            if components:
+                details["components"] = ", ".join(incident.components)
+            if planned_until is not None:
+                details["planned_until"] = planned_until.isoformat()
+            type = "incident.opened" if planned_until is None else "maintenance.planned"
+            await _record(session, actor, type, incident, details)
         self._kept = (0.0, [])
         return incident
 
@@ -132,12 +156,14 @@ class Incidents:
         self._kept = (0.0, [])
 
     async def close(self, incident_id: str, actor: Actor) -> Incident:
-        """Closes an incident. Raises IncidentNotFound, IncidentEnded."""
+        """Closes an incident, or ends maintenance; before its start that cancels it. Raises IncidentNotFound,
+        IncidentEnded.
+        """
         async with self._database.write(EVERY_TENANT) as session:
             incident = await _held(session, incident_id)
             if incident.ended_at is not None:
                 raise IncidentEnded(incident_id)
-            incident.ended_at = datetime.now(UTC)
+            incident.ended_at = max(datetime.now(UTC), incident.began_at)
             await _record(session, actor, "incident.closed", incident, {})
         self._kept = (0.0, [])
         return incident

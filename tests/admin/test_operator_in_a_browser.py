@@ -18,6 +18,8 @@ from tenants.operators.service import OperatorAccounts
 from tests.admin.browsing import Visit, chromium, visit
 from tests.admin.conftest import EMAIL, PASSWORD, Site
 from tests.admin.operators import OPERATOR_EMAIL
+from tests.admin.test_operator_capacity import furnish
+from tests.admin.test_operator_engines import report as engine_report
 from tests.support.booked import request, write
 from tests.support.serving import served
 
@@ -93,11 +95,14 @@ async def _each_page(site: Site, seen: Visit) -> list[str]:
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     report = await site.operation.books.reconcile(today - timedelta(days=1), today + timedelta(days=1))
     await site.place.create("coming", "sql")
+    await furnish(site)
+    site.engines.reports = [engine_report()]
     await site.operation.margins.look(f"{today:%Y-%m}", 2_500_000, 1)
     pages = {
         "tenants": "/operator/tenants",
         "tenant": f"/operator/tenants/{site.tenant_id}",
         "prices": "/operator/prices",
+        "capacity": "/operator/capacity",
         "margin": f"/operator/margin?month={today:%Y-%m}&price=2.50&gpus=1",
         "jobs": "/operator/jobs",
         "books": "/operator/reconciliation",

@@ -200,6 +200,46 @@ async def test_incidents_are_opened_told_and_closed(site: Site, visitor: httpx.A
     assert types[:4] == ["incident.closed", "incident.noted", "incident.noted", "incident.opened"]
 
 
+async def test_maintenance_is_planned_and_cancelled(site: Site, visitor: httpx.AsyncClient) -> None:
+    await operate(site, visitor)
+    here = "/operator/incidents"
+    given = {
+        "title": "New disks",
+        "severity": "minor",
+        "is_public": "on",
+        "began_at": "2098-01-01T10:00",
+        "planned_until": "2098-01-01T12:00",
+        "component:uploads": "on",
+    }
+    for wrong, field in (
+        ({"planned_until": "2097-01-01T10:00"}, "planned_until"),
+        ({"component:x": "on"}, ""),
+    ):
+        refused = await post(visitor, here, here, **{**given, **wrong})
+        assert refused.status_code == 422
+        assert 'name="component:uploads" checked' in refused.text, "what was entered is kept"
+        if field:
+            assert f'id="problem-{field}"' in refused.text
+        else:
+            assert "must be those of the status page" in refused.text
+    planned = await post(visitor, here, here, **given)
+    assert planned.status_code == 303
+    one = planned.headers["location"].removeprefix("/console")
+    shown = (await visitor.get(one)).text
+    for words in ("Planned", "as planned", "affects Uploads and calibration"):
+        assert words in shown, words
+    async with site.visitor() as theirs:
+        await sign_in(theirs)
+        assert "New disks" not in (await theirs.get("/members")).text, "it has not begun"
+    assert (await post(visitor, one, f"{one}/close")).status_code == 303
+    closed, entry, *_ = await site.account.audit.list(OPERATOR_CHAIN)
+    assert (closed.type, entry.type) == ("incident.closed", "maintenance.planned")
+    assert (entry.details["components"], entry.details["planned_until"]) == (
+        "uploads",
+        "2098-01-01T12:00:00+00:00",
+    )
+
+
 async def test_jobs_of_all_tenants_are_cancelled_and_repeated(site: Site, visitor: httpx.AsyncClient) -> None:
     submitted = await site.place.create("pirate")
     job_id = submitted.job_id
@@ -287,6 +327,14 @@ async def test_the_margin_is_worked_out_beside_the_page(site: Site, visitor: htt
     # It brought a dollar in and ran for an hour.
     name = (await site.tenants.find_tenant(site.tenant_id)).name
     assert cells(page, name)[1:] == ["1", "3,600", "$1.00", "$0.25", "$0.75"]
+    by_adapter = page.partition("Cost per million tokens by adapter")[2]
+    assert "Base models" in by_adapter
+    file = await visitor.get("/operator/margin/adapters.csv", params=asked)
+    assert file.headers["content-type"].startswith("text/csv")
+    header, row = file.text.splitlines()
+    values = dict(zip(header.split(","), row.split(","), strict=True))
+    assert (values["tenant_id"], values["cost_per_million_tokens"]) == (site.tenant_id, "250000")
+    assert (await visitor.get("/operator/margin/adapters.csv")).status_code == 200, "the form"
     for wrong in ({"price": "x"}, {"month": "2026-13"}, {"month": "2099-01"}, {"gpus": "-1"}):
         assert (await visitor.get("/operator/margin", params={**asked, **wrong})).status_code == 422
 

@@ -15,10 +15,10 @@ import pytest
 import structlog
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from api.app import create_app
+from telemetry.sampling import NO_TRACE
 from tests.api.conftest import World, build, serving, wait_until
 from tests.api.fakes import KEY, Script, Step
 from tests.support.spans import tracing_to
@@ -186,7 +186,7 @@ async def test_lines_of_a_request_have_its_ids(traced: Traced) -> None:
 
 async def test_what_is_not_sampled_costs_no_span(codec: TextCodec) -> None:
     exporter = InMemorySpanExporter()
-    async with opened(build(codec, tracing=tracing_to(exporter, ALWAYS_OFF)), exporter) as traced:
+    async with opened(build(codec, tracing=tracing_to(exporter, NO_TRACE)), exporter) as traced:
         assert (await traced.ask()).status_code == 200
         assert traced.spans() == []
         assert traced.world.engine.submitted[0].traceparent == ""

@@ -22,9 +22,9 @@ from benchmarks.step_model_fit import (
     serving_rows,
     tensor_parallel_rows,
 )
-from cli.capacity.hardware import GPUS, all_reduce_seconds
-from cli.capacity.shapes import published_shape
-from cli.capacity.step_model import StepModel, StepWork
+from engine.planner.hardware import GPUS, all_reduce_seconds
+from engine.planner.shapes import published_shape
+from engine.planner.step_model import StepModel, StepWork
 
 DECODE_BOUND = 0.10
 PREFILL_BOUND = 0.05

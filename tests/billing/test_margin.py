@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from billing.errors import InvalidReportQuery
 from billing.rates import Rate
 from billing.reports.margin import MarginReports, apportion
-from cli.billing import margin_figures, margin_rows
+from cli.billing import adapter_row, margin_figures, margin_rows
 from db.session import Database
 from engine.protocol import Usage, UsageEvent
 from tests.support.booked import charge, request, write
@@ -97,6 +97,37 @@ async def test_a_gpu_is_busy_while_anything_runs_and_requests_bear_it_by_the_tim
         "-5183.988000",
     )
     assert ("cost per million tokens", "6.500000") in margin_figures(margin)
+
+
+async def test_a_million_tokens_cost_what_their_adapters_requests_held(database: Database) -> None:
+    pirate: dict[str, Any] = {"adapter_id": "adp_a", "model": "sapling:pirate@2"}
+    await write(
+        database,
+        [
+            ran(NOVEMBER, 10),
+            ran(NOVEMBER, 30, **pirate),
+            ran(NOVEMBER + 100, 20, tier="flex", **pirate),
+            ran(NOVEMBER, 5, tenant="tnt_b", **pirate),
+        ],
+    )
+    margin = await report(database)
+    lines = {(line.tenant_id, line.adapter_id): line for line in margin.adapters}
+    assert margin.busy_cost == 50_000
+    ours, base = lines["tnt_a", "adp_a"], lines["tnt_a", ""]
+    assert (ours.model, ours.num_requests, ours.tokens) == ("sapling:pirate", 2, 2000)
+    assert abs(ours.cost - 50_000 * 50 / 65) <= 1
+    assert ours.per_million_tokens(ours.cost) == round(ours.cost * 1e6 / 2000)
+    assert ours.per_million_tokens(ours.revenue) == 1_000_000
+    assert base.model == ""
+    assert abs(base.cost - 50_000 * 10 / 65) <= 1
+    assert sum(line.cost for line in margin.adapters) == margin.busy_cost
+    assert sum(line.gpu_us for line in margin.adapters) == margin.busy_us
+    assert [line.cost for line in margin.adapters] == sorted(
+        (one.cost for one in lines.values()), reverse=True
+    )
+    assert adapter_row(ours, {"tnt_a": "acme"})[:2] == ("acme", "sapling:pirate")
+    assert adapter_row(base, {})[1] == "(base models)"
+    assert margin.as_json()["adapters"][0]["cost_per_million_tokens"] == ours.per_million_tokens(ours.cost)
 
 
 async def test_days_and_months_are_cut_where_they_end(database: Database) -> None:

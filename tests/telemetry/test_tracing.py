@@ -101,7 +101,7 @@ def test_the_environment_names_service_and_resource(
     assert tracing is not None
     span = tracing.begin("request", "server", time.time_ns())
     assert span is not None
-    span.end()
+    span.end(time.time_ns())
     tracing.close()
     resource = receiver.spans[0].resource
     assert resource["service.name"] == "mine"
@@ -135,6 +135,6 @@ def test_the_sampler_is_that_of_the_environment(
     span = tracing.begin("request", "server", time.time_ns(), parent)
     assert (span is not None) is recorded
     if span is not None:
-        span.end()
+        span.end(time.time_ns())
     tracing.close()
     assert len(receiver.spans) == recorded

@@ -7,6 +7,7 @@ from celery import Celery
 from worker.runtime import Runtime
 from worker.tasks import (
     books,
+    capacity,
     invoices,
     jobs,
     metering,
@@ -19,6 +20,7 @@ from worker.tasks import (
     signatures,
     sla,
     spend,
+    status,
     storage,
 )
 
@@ -30,5 +32,7 @@ def register(app: Celery, runtime: Runtime) -> None:
         retention,
         request_metadata,
         signatures,
+        status,
+        capacity,
     ):
         domain.register(app, runtime)

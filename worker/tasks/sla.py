@@ -27,7 +27,7 @@ def register(app: Celery, runtime: Runtime) -> None:
 
     @app.task(name=TIDY_SERVICE_LEVELS, time_limit=300)
     def tidy_service_levels() -> None:
-        """Creates the partitions of the months ahead, and forgets old batches."""
+        """Creates the partitions of the months ahead, and forgets old batches and samples."""
         try:
             runtime.run(_tidy(runtime))
         except (DatabaseUnavailable, RedisError) as error:
@@ -43,3 +43,5 @@ async def _count(runtime: Runtime) -> int:
 
 async def _tidy(runtime: Runtime) -> None:
     await runtime.service_levels.tidy()
+    await runtime.status.tidy()
+    await runtime.capacity.tidy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -49,9 +49,26 @@ def row(incident: Incident, now: datetime) -> IncidentRow:
     return IncidentRow(
         incident,
         _SEVERITIES[incident.severity],
-        Badge("Open", "busy") if incident.ended_at is None else Badge("Resolved", "off"),
-        formatting.duration(seconds),
+        _state(incident, now),
+        formatting.duration(max(0.0, seconds)),
     )
+
+
+def _state(incident: Incident, now: datetime) -> Badge:
+    if incident.ended_at is not None:
+        return Badge("Resolved", "off")
+    if incident.planned_until is None:
+        return Badge("Open", "busy")
+    return Badge("Planned", "off") if incident.began_at > now else Badge("Maintenance", "busy")
+
+
+COMPONENT = "component:"
+"""Prefix of the checkboxes of components."""
+
+
+def chosen(form: Mapping[str, str]) -> list[str]:
+    """Returns the components that a form has ticked."""
+    return [name.removeprefix(COMPONENT) for name in form if name.startswith(COMPONENT)]
 
 
 def burn_rows(burns: Sequence[Burn]) -> list[BurnRow]:

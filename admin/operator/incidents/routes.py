@@ -1,4 +1,4 @@
-"""Serves the routes of incidents: listing, opening, updating and resolving them."""
+"""Serves the routes of incidents and planned maintenance: listing, opening, updating and resolving them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from admin.services import ConsoleServices
 from admin.web import form_errors
 from admin.web.console import Console
 from admin.web.principals import Operator
+from sla.status.components import title_of
 
 HERE = INCIDENTS.path
-_FIELDS = ("title", "severity", "began_at", "note")
+_FIELDS = ("title", "severity", "began_at", "planned_until", "note", "components")
 
 
 class IncidentRoutes:
@@ -27,6 +28,7 @@ class IncidentRoutes:
         self._console = console
         self._incidents = services.operation.incidents
         self._burn = services.operation.burn
+        self._components = services.operation.components
         self._error_mapping = services.error_mapping
         self._expected_errors = form_errors.expected_errors(services.error_mapping)
 
@@ -54,12 +56,17 @@ class IncidentRoutes:
                 is_public="is_public" in form,
                 began_at=page.read_moment("began_at", form.get("began_at", "")),
                 note=form.get("note", ""),
+                planned_until=page.read_moment("planned_until", form.get("planned_until", "")),
+                components=page.chosen(form),
             )
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, _FIELDS, self._error_mapping)
             return await self._list(request, operator, form, errors, status)
         return await self._console.redirect_with_message(
-            request, operator, f"{HERE}/{made.id}", "Incident opened."
+            request,
+            operator,
+            f"{HERE}/{made.id}",
+            "Incident opened." if made.planned_until is None else "Maintenance planned.",
         )
 
     async def show_one(self, request: Request, operator: Operator) -> Response:
@@ -92,7 +99,7 @@ class IncidentRoutes:
         incident_id = request.path_params["incident"]
         await self._incidents.close(incident_id, operator.acting(request))
         return await self._console.redirect_with_message(
-            request, operator, f"{HERE}/{incident_id}", "Incident resolved."
+            request, operator, f"{HERE}/{incident_id}", "Resolved."
         )
 
     async def _list(
@@ -118,6 +125,8 @@ class IncidentRoutes:
             widths=page.WIDTHS,
             severities=page.SEVERITY_CHOICES,
             fields={name: given.get(name, "") for name in (*_FIELDS, "is_public")},
+            components=await self._components.titles(),
+            chosen=page.chosen(given),
             errors=errors,
         )
 
@@ -138,6 +147,7 @@ class IncidentRoutes:
             section=INCIDENTS.id,
             row=page.row(incident, datetime.now(UTC)),
             notes=notes,
+            affected=", ".join(map(title_of, incident.components)),
             burns=page.burn_rows(await self._burn.now()),
             widths=page.WIDTHS,
             note=given.get("note", ""),

@@ -1,13 +1,16 @@
-"""Formats the margin report: totals, and lines by tenant and service tier."""
+"""Formats the margin report: totals, lines by tenant and service tier, and cost by adapter."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 MONTHS = 13
+MAX_ADAPTERS = 50
 _CLASSES = {"priority": "Priority", "default": "Default", "flex": "Flex", "": "Storage and calibration"}
 
 
@@ -24,9 +27,31 @@ class MarginRow:
 
 
 @dataclass(frozen=True)
+class AdapterRow:
+    tenant_id: str
+    tenant: str
+    model: str
+    requests: int
+    tokens: int
+    gpu_seconds: float
+    cost: int
+    cost_per_million: int | None
+    revenue_per_million: int | None
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether a million tokens cost more than they bring."""
+        cost, revenue = self.cost_per_million, self.revenue_per_million
+        return cost is not None and revenue is not None and cost > revenue
+
+
+@dataclass(frozen=True)
 class MarginPage:
     report: Mapping[str, Any]
     rows: list[MarginRow]
+    adapters: list[AdapterRow]
+    """The dearest; the file has all of them."""
+    num_adapters: int
     busy_share: float | None
     """Of the time that is paid."""
 
@@ -47,7 +72,38 @@ def margin(report: Mapping[str, Any], names: Mapping[str, str]) -> MarginPage:
     ]
     rows.sort(key=lambda row: (-row.revenue, row.tenant))
     paid = report["paid_seconds"]
-    return MarginPage(report, rows, report["busy_seconds"] / paid if paid else None)
+    adapters = [_adapter_row(line, names) for line in report.get("adapters", ())]
+    share = report["busy_seconds"] / paid if paid else None
+    return MarginPage(report, rows, adapters[:MAX_ADAPTERS], len(adapters), share)
+
+
+def _adapter_row(line: Mapping[str, Any], names: Mapping[str, str]) -> AdapterRow:
+    return AdapterRow(
+        line["tenant_id"],
+        names.get(line["tenant_id"], line["tenant_id"]),
+        line["model"] or line["adapter_id"] or "Base models",
+        line["num_requests"],
+        line["input_tokens"] + line["output_tokens"],
+        line["gpu_us"] / 1_000_000,
+        line["cost"],
+        line["cost_per_million_tokens"],
+        line["revenue_per_million_tokens"],
+    )
+
+
+ADAPTER_COLUMNS = (
+    *("tenant_id", "adapter_id", "model", "num_requests", "input_tokens", "output_tokens", "gpu_us"),
+    *("revenue", "cost", "margin", "revenue_per_million_tokens", "cost_per_million_tokens"),
+)
+
+
+def adapters_csv(report: Mapping[str, Any]) -> str:
+    """Returns all adapters as CSV. Amounts are micro-USD."""
+    written = io.StringIO()
+    writer = csv.DictWriter(written, ADAPTER_COLUMNS, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(report.get("adapters", ()))
+    return written.getvalue()
 
 
 def months(now: datetime) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,7 +31,24 @@ class MarginRoutes:
         self._directory = services.operation.directory
 
     def routes(self) -> list[Route]:
-        return [Route(MARGIN.path, self._console.operator_view(self.show), methods=["GET"])]
+        view = self._console.operator_view
+        return [
+            Route(MARGIN.path, view(self.show), methods=["GET"]),
+            Route(f"{MARGIN.path}/adapters.csv", view(self.download), methods=["GET"]),
+        ]
+
+    async def download(self, request: Request, operator: Operator) -> Response:
+        """The adapters of a report that has been computed, as CSV; else the page, which computes it."""
+        given = {name: request.query_params.get(name, "") for name in ("month", "price", "gpus")}
+        try:
+            run = await self._margins.look(*_question(given, datetime.now(UTC)))
+        except form_errors.FieldError:
+            return await self.show(request, operator)
+        if run.report is None:
+            return await self.show(request, operator)
+        name = f"cost-by-adapter-{run.report['month']}.csv"
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return Response(page.adapters_csv(run.report), media_type="text/csv", headers=headers)
 
     async def show(self, request: Request, operator: Operator) -> Response:
         now = datetime.now(UTC)
@@ -57,6 +75,7 @@ class MarginRoutes:
             months=months,
             fields={**given, "month": given["month"] or months[0][0]},
             errors=errors,
+            query=urlencode(given),
             is_pending=run is not None and run.report is None and not run.why_not,
         )
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from cli.capacity.hardware import GPUS
-from cli.capacity.memory_split import MemorySplit, scratch_bytes, split_memory
-from cli.capacity.shapes import published_shape
-from cli.capacity.workload import AdapterLoad, EngineLimits
-from cli.errors import UsageError
 from engine.device.gpu_runner import DeviceRunner
 from engine.device.runner_options import BatchLimits
+from engine.planner.errors import InvalidPlan
+from engine.planner.hardware import GPUS
+from engine.planner.memory_split import MemorySplit, scratch_bytes, split_memory
+from engine.planner.shapes import published_shape
+from engine.planner.workload import AdapterLoad, EngineLimits
 
 CONFIG = published_shape("llama-3.1-8b")
 
@@ -50,7 +50,7 @@ def test_without_adapters_they_take_nothing() -> None:
 
 
 def test_a_model_that_does_not_fit() -> None:
-    with pytest.raises(UsageError, match=r"memory does not suffice.*--tensor-parallel"):
+    with pytest.raises(InvalidPlan, match=r"memory does not suffice.*--tensor-parallel"):
         split("none", model="llama-3.1-70b", gpu="h100")
     assert split("none", model="llama-3.1-70b", gpus=2).kv_tokens > 0
 

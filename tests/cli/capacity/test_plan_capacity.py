@@ -83,7 +83,7 @@ def test_assumptions_are_said() -> None:
 
 
 def test_a_checkpoint_is_read(tmp_path: Path) -> None:
-    from cli.capacity.shapes import PUBLISHED
+    from engine.planner.shapes import PUBLISHED
 
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["llama-3.1-8b"]))
     named, read = plan(*LOAD), plan("plan-capacity", "--model", str(tmp_path), *LOAD[3:])

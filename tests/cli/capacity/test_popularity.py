@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.workload import zipf_shares
-from cli.capacity.popularity import Popularity
+from engine.planner.popularity import Popularity
 
 
 @pytest.mark.parametrize("count", [1, 7, 1000, 1001, 50_000])

@@ -13,12 +13,12 @@ from benchmarks.load_figures import Slo, summarise
 from benchmarks.step_model_fit import RESULTS, SERVING, model_of
 from benchmarks.virtual_engine import EngineSizes, VirtualEngine
 from benchmarks.workload import Lengths, draw_arrivals
-from cli.capacity.byte_counts import adapter_bytes
-from cli.capacity.hardware import GPUS
-from cli.capacity.replica_queue import AdapterMemory, QueueFigures, ReplicaQueue
-from cli.capacity.shapes import published_shape
-from cli.capacity.step_model import StepModel, StepWork
-from cli.capacity.workload import AdapterLoad, EngineLimits, Load
+from engine.planner.byte_counts import adapter_bytes
+from engine.planner.hardware import GPUS
+from engine.planner.replica_queue import AdapterMemory, QueueFigures, ReplicaQueue
+from engine.planner.shapes import published_shape
+from engine.planner.step_model import StepModel, StepWork
+from engine.planner.workload import AdapterLoad, EngineLimits, Load
 
 MODEL = StepModel(published_shape("llama-3.1-8b"), "fp8", "auto", GPUS["h200"])
 NO_ADAPTERS = AdapterMemory(0, 0, 0, 0.0, 0.0)

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cli.errors import UsageError
 from engine.model.config import ModelConfig, parse_config
+from engine.planner.errors import InvalidPlan
 
 _LLAMA_3_1: dict[str, Any] = {
     "model_type": "llama",
@@ -47,7 +47,7 @@ def published_shape(name: str) -> ModelConfig:
 def find_shape(model: str) -> ModelConfig:
     """Returns the shape of `model`: a listed name, a checkpoint's directory, or a `config.json`.
 
-    Raises UsageError when there is none, or when the engine could not serve it.
+    Raises InvalidPlan when there is none, or when the engine could not serve it.
     """
     if model in PUBLISHED:
         return published_shape(model)
@@ -55,11 +55,11 @@ def find_shape(model: str) -> ModelConfig:
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file():
-        raise UsageError(
+        raise InvalidPlan(
             f"no model {model!r}: pass a directory with a config.json, or one of {', '.join(PUBLISHED)}"
         )
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         return parse_config(raw if isinstance(raw, dict) else {})
     except ValueError as error:
-        raise UsageError(f"{path}: {error}") from None
+        raise InvalidPlan(f"{path}: {error}") from None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cli.capacity.hardware import Gpu
-from cli.capacity.memory_split import MemorySplit, split_memory
-from cli.capacity.popularity import Popularity
-from cli.capacity.replica_queue import AdapterMemory, QueueFigures, ReplicaQueue
-from cli.capacity.step_model import StepModel
-from cli.capacity.workload import AdapterLoad, EngineLimits, Load, Targets
-from cli.errors import CliError, UsageError
 from engine.model.config import ModelConfig
+from engine.planner.errors import InvalidPlan, NoPlan
+from engine.planner.hardware import Gpu
+from engine.planner.memory_split import MemorySplit, split_memory
+from engine.planner.popularity import Popularity
+from engine.planner.replica_queue import AdapterMemory, QueueFigures, ReplicaQueue
+from engine.planner.step_model import StepModel
+from engine.planner.workload import AdapterLoad, EngineLimits, Load, Targets
 
 LOAD_BYTES_PER_S = 83_886_080 / 0.014138
 """From page-locked host memory into a slot: an adapter of 84 MB takes 14.1 ms beside 64 rows that decode
@@ -67,14 +67,14 @@ def plan_capacity(
 ) -> CapacityPlan:
     """Returns a plan for `gpus` GPUs, or with as few replicas as meet the targets.
 
-    Raises UsageError for sizes that contradict each other, and CliError when no number of replicas meets the
+    Raises InvalidPlan for sizes that contradict each other, and NoPlan when no number of replicas meets the
     targets.
     """
     planner = _Planner(deployment, load, targets)
     if gpus is None:
         return planner.plan(planner.fewest(), price)
     if gpus < deployment.tensor_parallel:
-        raise UsageError(
+        raise InvalidPlan(
             f"--gpus {gpus} is less than one replica's {deployment.tensor_parallel}: "
             "pass more GPUs or a smaller --tensor-parallel"
         )
@@ -93,19 +93,19 @@ class _Planner:
         )  # fmt: skip
         longest = load.prompt_tokens + load.output_tokens
         if longest > deployment.config.max_position:
-            raise UsageError(
+            raise InvalidPlan(
                 f"prompts of {load.prompt_tokens:g} and outputs of {load.output_tokens:g} tokens exceed the "
                 f"model's context of {deployment.config.max_position}: pass fewer"
             )
         self._rows_by_memory = int(self._memory.kv_tokens / load.mean_context)
         if not self._rows_by_memory:
-            raise UsageError(
+            raise InvalidPlan(
                 f"keys and values have room for {self._memory.kv_tokens} tokens, and one request holds "
                 f"{load.mean_context:.0f} on average: pass --kv-dtype fp8, more GPUs a replica or "
                 "shorter requests"
             )
         if deployment.adapters.count and not self._memory.resident_adapters:
-            raise UsageError(
+            raise InvalidPlan(
                 f"an adapter of rank {deployment.adapters.rank} takes "
                 f"{self._memory.adapter_bytes / 2**20:.0f} MiB, and the GPU has "
                 f"{self._memory.adapter_pool_bytes / 2**20:.0f} MiB for adapters: pass a smaller --rank or "
@@ -123,7 +123,7 @@ class _Planner:
         while self._missed(high):
             high *= 2
             if high > MAX_REPLICAS:
-                raise CliError(
+                raise NoPlan(
                     f"no number of replicas meets the targets: {'; '.join(self._missed(high))}. "
                     "Relax the targets, or pass a faster --gpu, more GPUs a replica or fewer --max-rows"
                 )

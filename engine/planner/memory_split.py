@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cli.capacity.byte_counts import adapter_bytes, head_bytes, kv_token_bytes, linear_bytes
-from cli.capacity.hardware import Gpu
-from cli.capacity.workload import AdapterLoad, EngineLimits
-from cli.errors import UsageError
 from engine.device.memory import MemoryRequest, plan_gpu
 from engine.device.memory import adapter_bytes as typical_adapter_bytes
 from engine.model.config import ModelConfig
+from engine.planner.byte_counts import adapter_bytes, head_bytes, kv_token_bytes, linear_bytes
+from engine.planner.errors import InvalidPlan
+from engine.planner.hardware import Gpu
+from engine.planner.workload import AdapterLoad, EngineLimits
 
 BLOCK_TOKENS = 16
 CONTEXT_BYTES = 512 << 20
@@ -45,7 +45,7 @@ def split_memory(
     limits: EngineLimits,
     adapters: AdapterLoad,
 ) -> MemorySplit:
-    """Returns how an engine divides each GPU's memory. Raises UsageError when the model does not fit."""
+    """Returns how an engine divides each GPU's memory. Raises InvalidPlan when the model does not fit."""
     shared = linear_bytes(config, quantization) + head_bytes(config)
     embedding = 0 if config.tie_embeddings else head_bytes(config)
     used = int((shared + embedding) / tensor_parallel) + CONTEXT_BYTES
@@ -65,7 +65,7 @@ def split_memory(
             host_bytes=limits.host_memory_bytes,
         )
     except ValueError as error:
-        raise UsageError(
+        raise InvalidPlan(
             f"{error}; or pass more GPUs a replica (--tensor-parallel) or a smaller --quantization"
         ) from None
     return MemorySplit(

@@ -25,9 +25,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from cli.capacity.popularity import Popularity
-from cli.capacity.step_model import StepModel, StepWork
-from cli.capacity.workload import PROMPT_SIGMA, AdapterLoad, EngineLimits, Load
+from engine.planner.popularity import Popularity
+from engine.planner.step_model import StepModel, StepWork
+from engine.planner.workload import PROMPT_SIGMA, AdapterLoad, EngineLimits, Load
 
 Floats = NDArray[np.float64]
 NUM_READERS = 4

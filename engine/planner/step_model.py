@@ -26,9 +26,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cli.capacity.byte_counts import head_bytes, kv_token_bytes, linear_bytes, linear_weights, output_bytes
-from cli.capacity.hardware import MEETING_SECONDS, Gpu, all_reduce_seconds
 from engine.model.config import ModelConfig
+from engine.planner.byte_counts import (
+    head_bytes,
+    kv_token_bytes,
+    linear_bytes,
+    linear_weights,
+    output_bytes,
+)
+from engine.planner.hardware import MEETING_SECONDS, Gpu, all_reduce_seconds
 
 
 @dataclass(frozen=True, slots=True)

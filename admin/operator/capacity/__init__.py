@@ -1,0 +1,1 @@
+"""What the service can still take, and until when."""

@@ -1,0 +1,1 @@
+"""Predicts step times, memory, waiting times, replicas and cost from a model and a load."""
