@@ -293,8 +293,8 @@ def prefill_apart_table(results: Results) -> str:
     return f"{_markdown(columns, rows)}\n\n{where}"
 
 
-GRAMMAR_BARS = {(32, 32, 0, 8): 0.03, (256, 256, 0, 8): 0.05}
-"""(rows, constrained rows, adapters, schemas) on an H200: by how much grammars may make a step longer."""
+GRAMMAR_BARS = {(32, 32, 0, 8): 0.03, (256, 256, 0, 8): 0.05, (256, 256, 0, 1): 0.05}
+"""(rows, constrained rows, adapters, schemas) on one GPU: by how much grammars may make a step longer."""
 CPU_GRAMMAR_BAR = 0.1
 """On a CPU, for all rows."""
 
@@ -357,6 +357,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "prefill": prefill_table(DECODE),
     "mixed-load": mixed_table(DECODE),
     "grammars": grammar_table("grammars.json"),
+    "grammars-h100": grammar_table("../h100/grammars.json"),
+    "grammars-h100-every-mask": grammar_table("../h100/grammars-every-mask.json"),
     "cpu-grammars": grammar_table("../cpu-epyc-2-cores/grammars.json"),
     "serving": serving_table,
     "cold-start": cold_start_table,
