@@ -177,7 +177,7 @@ def test_what_is_mounted_and_selected_is_there(name: str) -> None:
     manifests = rendered(name)
     made = {(one["kind"], one["metadata"]["name"]) for one in manifests}
     given = {("PersistentVolumeClaim", "models"), ("PersistentVolumeClaim", "adapters")}
-    given |= {("Secret", "rootstock-engine-clients")}
+    given |= {("Secret", "rootstock-engine-clients"), ("Secret", "rootstock-signing")}
     for _, pod in pods(manifests):
         volumes = {volume["name"] for volume in pod["volumes"]} | {"data"}
         for container in pod["containers"]:
@@ -322,12 +322,31 @@ def test_queries_of_the_autoscaler_are_promql() -> None:
         ("engine.gpus=2,engine.tensorParallel=4", "each part needs a GPU"),
         ("engine.replica=2", "replica"),
         ("engine.encryption.publicKey=abc", "publicKey"),
+        ("signing.required=true", "signing.required needs signing.publicKeys"),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: str, reason: str) -> None:
     done = run("template", "rootstock", str(CHART), "-f", str(CHART / "ci" / "try.yaml"), "--set", values)
     assert done.returncode != 0
     assert reason in done.stderr
+
+
+def test_the_signing_key_reaches_jobs_alone() -> None:
+    manifests = rendered("production")
+    containers = own_containers(manifests)
+    mounting = [
+        component
+        for component, container in containers.items()
+        if any(one["name"] == "signing" for one in container.get("volumeMounts", ()))
+    ]
+    assert mounting == ["jobs"]
+    names = {
+        component: {variable["name"] for variable in container["env"]}
+        for component, container in containers.items()
+    }
+    assert [one for one in names if "ROOTSTOCK_SIGNING_KEY_FILE" in names[one]] == ["jobs"]
+    verifying = {one for one in names if "ROOTSTOCK_SIGNING_PUBLIC_KEYS" in names[one]}
+    assert verifying == {"api", "engine"}
 
 
 def test_both_secrets_of_a_rotation_reach_the_processes() -> None:

@@ -155,6 +155,26 @@ affinity: {{ toJson . }}
 {{- end }}
 {{- end }}
 
+{{- define "rootstock.signingMount" -}}
+{{- if .Values.signing.existingSecret }}
+- name: signing
+  mountPath: /etc/rootstock/signing
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "rootstock.signingVolume" -}}
+{{- with .Values.signing.existingSecret }}
+- name: signing
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items:
+      - key: signing.key
+        path: signing.key
+{{- end }}
+{{- end }}
+
 {{- define "rootstock.sharedVolume" -}}
 - name: shared
   persistentVolumeClaim:

@@ -75,6 +75,19 @@ the chart's: a name that occurs twice is refused by the cluster. */ -}}
   value: {{ include "rootstock.engineEndpoints" . | quote }}
 - name: ROOTSTOCK_JOBS_ARTIFACTS_DIR
   value: {{ include "rootstock.artifacts" . }}
+{{- if .Values.signing.existingSecret }}
+- name: ROOTSTOCK_SIGNING_KEY_FILE
+  value: /etc/rootstock/signing/signing.key
+{{- end }}
+{{- end }}
+
+{{- define "rootstock.verificationEnv" -}}
+{{- if .Values.signing.publicKeys }}
+- name: ROOTSTOCK_SIGNING_PUBLIC_KEYS
+  value: {{ .Values.signing.publicKeys | quote }}
+- name: ROOTSTOCK_SIGNING_REQUIRED
+  value: {{ .Values.signing.required | quote }}
+{{- end }}
 {{- end }}
 
 {{- define "rootstock.apiEnv" -}}
@@ -83,6 +96,7 @@ the chart's: a name that occurs twice is refused by the cluster. */ -}}
 {{ include "rootstock.secretEnv" (list . "ROOTSTOCK_TENANTS_KEY_SECRET" "key-secret") }}
 {{ include "rootstock.optionalSecretEnv" (list . "ROOTSTOCK_TENANTS_PREVIOUS_KEY_SECRET" "previous-key-secret") }}
 {{ include "rootstock.storageEnv" . }}
+{{- include "rootstock.verificationEnv" . }}
 - name: ROOTSTOCK_API_REDIS_URL
   value: $(ROOTSTOCK_REDIS_URL)
 - name: ROOTSTOCK_API_NAME
@@ -113,6 +127,7 @@ the chart's: a name that occurs twice is refused by the cluster. */ -}}
     fieldRef:
       fieldPath: metadata.name
 {{ include "rootstock.redisEnv" . }}
+{{- include "rootstock.verificationEnv" . }}
 - name: ROOTSTOCK_ENGINE_REDIS_URL
   value: $(ROOTSTOCK_REDIS_URL)
 - name: ROOTSTOCK_ENGINE_ENDPOINT
