@@ -71,6 +71,7 @@ async def retrieve_share_signature(request: Request, received_share_id: str) -> 
 
 
 @open_router.get("/adapter-signing-keys.json", operation_id="listPlatformKeys")
+@fails_with(NotServing("Files and adapters are not served here."))
 async def list_keys(request: Request) -> PlatformKeys:
     """Lists the public keys that signatures of adapters are verified with; none where the platform does not
     sign.

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 from xml.etree import ElementTree
 
@@ -24,6 +24,19 @@ NOW = datetime.now(UTC)
 ATOM = "{http://www.w3.org/2005/Atom}"
 TODAY = NOW.date()
 EVIL = "<script>alert(1)</script> & more"
+
+
+class TheSame(datetime):
+    """The time at which this file was loaded: other tests may have run for minutes since."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return NOW
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.site.status.datetime", TheSame)
 
 
 def component(name: str, title: str, state: Any, **minutes: int) -> Component:

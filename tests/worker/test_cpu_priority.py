@@ -85,7 +85,9 @@ async def test_jobs_compute_in_such_threads_beside_a_loop_that_is_none(tmp_path:
     settings = JobsSettings(
         base_path=BASE, base_name="sapling", engine_endpoint="ipc:///nowhere", artifacts_dir=tmp_path
     )
-    runtime: Any = SimpleNamespace(store=None, redis=None, database=None, bases=[settings.first_base])
+    runtime: Any = SimpleNamespace(
+        store=None, redis=None, database=None, jobs=settings, bases=[settings.first_base]
+    )
     async with AsyncExitStack() as opened:
         await open_pipeline(runtime, settings, opened)
         assert await asyncio.to_thread(os.sched_getscheduler, 0) == os.SCHED_IDLE
@@ -118,7 +120,9 @@ async def test_jobs_compute_with_a_bounded_number_of_threads(
         artifacts_dir=tmp_path,
         threads=setting,
     )
-    runtime: Any = SimpleNamespace(store=None, redis=None, database=None, bases=[settings.first_base])
+    runtime: Any = SimpleNamespace(
+        store=None, redis=None, database=None, jobs=settings, bases=[settings.first_base]
+    )
     before = torch.get_num_threads()
     torch.set_num_threads(5)
     try:
