@@ -19,7 +19,7 @@ from adapters.signing.models import AdapterSignature
 from adapters.signing.notes import note_checked, note_signed
 from adapters.signing.repository import SignatureDirectory, SignatureRepository
 from adapters.signing.signer import SignedFiles, VersionSigner
-from adapters.signing.stored import StoredVersions, verify_row
+from adapters.signing.stored import StoredVersions, signs_deleted_sources, verify_row
 from adapters.storage import DigestMismatch, ObjectNotFound, ObjectStore
 from db.session import EVERY_TENANT, Database, WriteSession
 from engine.signing import folder
@@ -96,15 +96,17 @@ class SignatureMaintenance:
 
     async def check(self, tenant_id: str, adapter_id: str, version: int, now: datetime) -> str | None:
         """Compares the stored files of one signed version; returns what is wrong. The version is refused, or
-        served again, from within a second on.
+        served again, from within a second on. One whose sources were deleted by a period is signed anew
+        without them, so that what is exported of it verifies.
         """
         async with self._database.read(tenant_id) as session:
             row, signature = await _read(session, tenant_id, adapter_id, version)
         if row is None or signature is None:
             return None
-        problem = None
+        problem, has_lost_sources = None, False
         try:
-            await self._stored.check(row, signature)
+            verified = await self._stored.check(row, signature)
+            has_lost_sources = signs_deleted_sources(row, verified)
             if await self._stored.lacks_signature(row):
                 report, _ = await self._report(row, signature)
                 await self._signer.place(SignedFiles.of_version(row), signature.bundle, report)
@@ -112,6 +114,8 @@ class SignatureMaintenance:
             problem = str(error)
             log.error("version is not what was signed", adapter_id=adapter_id, version=version, why=problem)
         await self._note(row, problem, now)
+        if has_lost_sources:
+            await self.sign(tenant_id, adapter_id, version)
         return problem
 
     async def _note(self, row: AdapterVersion, problem: str | None, now: datetime) -> None:

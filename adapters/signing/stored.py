@@ -20,7 +20,11 @@ from engine.signing.keys import TrustedKeys
 
 
 def verify_row(row: AdapterVersion, signature: AdapterSignature, keys: TrustedKeys) -> Verified:
-    """Verifies a signature against its version's row, without reading a file. Raises SignatureError."""
+    """Verifies a signature against its version's row, without reading a file. Raises SignatureError.
+
+    A version without any source has lost all of them to the period of its organization, and goes on serving:
+    that they were signed is no difference.
+    """
     verified = bundle.verify_own(signature.bundle.encode(), keys)
     if verified.key.id != signature.key_id:
         raise SignatureError("key_id", f"{signature.key_id[:80]!r} is not the key of the signature")
@@ -30,10 +34,16 @@ def verify_row(row: AdapterVersion, signature: AdapterSignature, keys: TrustedKe
     if row.digest is not None:
         folder.check_packed(verified, row.digest)
     for path in verified.digests.keys() - expected.keys() - {folder.REPORT}:
-        raise SignatureError(path, "it was signed, and the version does not have it")
+        if row.sources or not folder.is_source(path):
+            raise SignatureError(path, "it was signed, and the version does not have it")
     if (folder.REPORT in verified.digests) != (signature.report_key is not None):
         raise SignatureError(folder.REPORT, "the version and its signature differ in whether there is one")
     return verified
+
+
+def signs_deleted_sources(row: AdapterVersion, verified: Verified) -> bool:
+    """Returns whether a signature covers sources that an organization's period has deleted since."""
+    return not row.sources and any(folder.is_source(path) for path in verified.digests)
 
 
 class StoredVersions:
@@ -45,9 +55,9 @@ class StoredVersions:
         self._artifacts_dir = artifacts_dir
         self._keys = keys
 
-    async def check(self, row: AdapterVersion, signature: AdapterSignature) -> None:
-        """Compares every stored file, to the last bit. Raises SignatureError naming the first that differs;
-        StorageUnavailable, OSError.
+    async def check(self, row: AdapterVersion, signature: AdapterSignature) -> Verified:
+        """Compares every stored file, to the last bit; returns what is signed. Raises SignatureError naming
+        the first that differs; StorageUnavailable, OSError.
         """
         verified = verify_row(row, signature, self._keys)
         for name, source in row.sources.items():
@@ -60,6 +70,7 @@ class StoredVersions:
         if self._artifacts_dir is not None:
             for digest in SignedFiles.of_version(row).artifacts:
                 await asyncio.to_thread(self._check_artifact, self._artifacts_dir, digest, row.base_digest)
+        return verified
 
     async def lacks_signature(self, row: AdapterVersion) -> bool:
         """Returns whether engines find a packed adapter of the version without a signature beside it."""

@@ -28,6 +28,11 @@ def source(filename: str) -> str:
     return f"source/{filename}"
 
 
+def is_source(path: str) -> bool:
+    """Returns whether a signed path is one that `source` returns."""
+    return path.startswith("source/")
+
+
 def packed(dtype: str | None) -> str:
     """Returns the path of a packed adapter; `dtype` None: of one that the operator registered."""
     return f"packed/{dtype or 'weights'}.rsa"

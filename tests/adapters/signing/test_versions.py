@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import text
 
 from adapters.bases import Bases
 from adapters.deletion import purge_deleted
@@ -22,7 +23,10 @@ from engine.lora.signatures import signature_path, verify_signed
 from engine.signing import bundle, folder
 from engine.signing.errors import SignatureError
 from engine.signing.keys import TrustedKeys
+from retention.sweep import RetentionSweep
+from tenants.retention.classes import RetentionBounds
 from tests.adapters.signing.conftest import KEY, OTHER_KEY, REPORT, Platform
+from tests.retention.rows import set_days
 from tests.support.onboarding import BASE, BASE_DIGEST
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -96,6 +100,37 @@ async def test_a_rotated_key_signs_everything_anew_and_damage_is_not_signed(plat
     await platform.place.store.put(signature.report_key, REPORT)
     assert await platform.maintenance.sign(refused.tenant_id, bad.adapter.id, 1, anyway=True)
     assert (await platform.look(bad))[0].signature_problem is None
+
+
+async def test_sources_that_a_period_deleted_are_no_difference(platform: Platform) -> None:
+    place = platform.place
+    made = await place.create("pirate")
+    row = await platform.serve(made)
+    await set_days(place.database, "adapter_sources", 1, row.tenant_id)
+    async with place.database.write(row.tenant_id) as session:
+        await session.execute(text("UPDATE adapter_versions SET ready_at = now() - interval '2 days'"))
+    bounds = RetentionBounds({}, backup_days=30, books_years=10)
+    assert await RetentionSweep(place.database, bounds).run_for(row.tenant_id) == 1
+    kept, _ = await platform.look(made)
+    assert kept.sources == {}
+    assert await platform.maintenance.check_due(NOW) == 0
+    kept, signature = await platform.look(made)
+    assert kept.signature_problem is None
+    assert signature is not None
+    verified = verify_row(kept, signature, KEYS)
+    assert not any(folder.is_source(path) for path in verified.digests)
+    assert folder.REPORT in verified.digests
+    platform.keys = [OTHER_KEY, KEY]
+    assert await platform.maintenance.sign_pending() == 1
+    # Where some are left, one that is missing is a difference.
+    platform.keys = [KEY]
+    half = await platform.place.create("to-json", "to-json")
+    row = await platform.serve(half)
+    _, signature = await platform.look(half)
+    assert signature is not None
+    row.sources = {"adapter_config.json": row.sources["adapter_config.json"]}
+    with pytest.raises(SignatureError, match=r"source/adapter_model\.safetensors: it was signed"):
+        verify_row(row, signature, KEYS)
 
 
 async def test_one_flipped_bit_in_what_is_stored_is_refused(platform: Platform) -> None:
