@@ -27,8 +27,8 @@ from benchmarks.grammars import LISTS, load_vocabulary
 from benchmarks.report import write_report
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.constraint import CompiledGrammar
-from engine.grammar.mask_cache import Row
-from engine.grammar.masks import MaskFiller, Words, words_of
+from engine.grammar.mask_cache import Row, Words
+from engine.grammar.masks import MaskFiller, words_of
 from engine.grammar.store import GrammarKey
 
 

@@ -5,11 +5,11 @@ The file has one secret key a line. Clients use the first; engines accept all of
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from cli.errors import CliError
+from engine.files import replace_private
 from engine.transport.curve import MAX_KEYS, KeyPair
 
 
@@ -67,15 +67,8 @@ def _read(file: Path) -> list[KeyPair]:
 
 
 def _replace(file: Path, pairs: Sequence[KeyPair]) -> str:
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as out:
-            os.fchmod(descriptor, 0o600)
-            out.write("".join(f"{pair.secret.hex()}\n" for pair in pairs))
-            out.flush()
-            os.fsync(descriptor)
-        partial.replace(file)
+        replace_private(file, "".join(f"{pair.secret.hex()}\n" for pair in pairs))
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}: name a file in a folder that can be written") from None
     return public_keys(file)

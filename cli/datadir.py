@@ -15,21 +15,14 @@ from types import TracebackType
 from typing import Any
 
 from cli.errors import CliError
+from engine.files import replace_private
 
 _SECRETS_FILE = "secrets.json"
 
 
 def write_private_json(path: Path, document: dict[str, Any]) -> None:
     """Replaces `path` by a JSON file that only its owner may read; the file is never partial or public."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, 0o600)
-        json.dump(document, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(descriptor)
-    partial.replace(path)
+    replace_private(path, json.dumps(document, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from cli.cluster.settings import fetches_from_store, head_settings
 from cli.errors import CliError, UsageError
 from cli.programs import LocalBase
 from engine.device.capabilities import device_kind, num_gpus
-from engine.transport.curve import write_secret
+from engine.files import write_secret
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ certificates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from db.base import new_id
@@ -165,14 +165,7 @@ class RetentionService:
         if days is not None:
             self.bounds.checked(data_class, days, periods.plan_days)
         after = applied(self.bounds, data_class, days, periods.plan_days)
-        changed = Periods(
-            periods.now,
-            {**periods.days, data_class: after},
-            periods.set_days,
-            periods.holds,
-            periods.plan_days,
-            periods.stores_nothing,
-        )
+        changed = replace(periods, days={**periods.days, data_class: after})
         hold_id = periods.holds.of_class(data_class)
         if data_class == DataClass.AUDIT_LOG:
             table = await self._audit_preview(session, changed)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.files import replace_private
 from engine.signing.keys import SigningKey, TrustedKeys, pem_blocks
 
 MAX_KEYS = 2
@@ -29,14 +29,7 @@ def read_keys(file: Path) -> list[SigningKey]:
 
 def write_keys(file: Path, keys: Sequence[SigningKey]) -> None:
     """Replaces the file, which only its owner can read. Raises OSError."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as out:
-        os.fchmod(descriptor, 0o600)
-        out.write("".join(key.pem for key in keys))
-        out.flush()
-        os.fsync(descriptor)
-    partial.replace(file)
+    replace_private(file, "".join(key.pem for key in keys))
 
 
 def ensure_keys(file: Path) -> list[SigningKey]:

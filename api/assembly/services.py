@@ -6,16 +6,14 @@ What starts later closes earlier: the engine's connection before the quotas that
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import redis.asyncio
 import structlog
-from redis.exceptions import RedisError
 
 from adapters.bases import Bases
 from adapters.files.service import FileService, UploadService
@@ -27,7 +25,6 @@ from adapters.resolver import ModelResolver
 from adapters.served_bases import FurtherBases
 from adapters.sharing.settings import SharingSettings
 from adapters.storage import ObjectStore, StorageSettings, open_store
-from adapters.storage.local import LocalStore
 from admin.app import BillingServices
 from admin.settings import ConsoleSettings
 from api.assembly.adapters import open_onboarding
@@ -37,6 +34,7 @@ from api.assembly.operators import operator_services
 from api.assembly.payments import open_payments
 from api.assembly.pools import build_pools
 from api.assembly.sign_in import open_sign_in
+from api.assembly.status_page import running_status
 from api.assembly.stored_state import running_background, stored_state
 from api.batches.settings import BatchSettings
 from api.deferred_work import DeferredWork
@@ -48,7 +46,6 @@ from api.metrics.payments import PaymentsCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
 from api.pools import Pools
-from api.process_report import CapacityReporting, ProcessReporting
 from api.readiness import EngineDisk, ExpectedBase, LocalDisk, RedisWritable, SchemaVersion
 from api.services import Check, Onboarding, RequestLimits, Services
 from api.settings import ApiSettings
@@ -81,7 +78,6 @@ from retention.service import RetentionService
 from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
-from sla.status.board import StatusBoard
 from telemetry.disk import DiskSettings
 from telemetry.metrics import ServingMetrics
 from telemetry.trace_setup import open_tracing
@@ -140,6 +136,7 @@ async def open_services(
     Raises UnusableDatabase, OSError, ValueError when the process cannot serve with these settings.
     """
     bases, metrics = FurtherBases().beside(settings.first_base), ServingMetrics()
+    base_configs = {base.name: base.path / "config.json" for base in bases}
     pools = await build_pools(bases, settings.name, metrics)
     async with AsyncExitStack() as opened:
         tracing = open_tracing("rootstock-api", settings.name)
@@ -160,7 +157,7 @@ async def open_services(
                 stores.sandbox,
                 {pool.name: pool.engine for pool in pools},
                 redis_url=settings.redis_url,
-                base_configs={base.name: base.path / "config.json" for base in bases},
+                base_configs=base_configs,
                 imports=ImportAdmission(ImportSettings().policy(), tenants.key_secrets()),
                 platform_percent=SharingSettings().platform_percent,
                 signing_keys=VerificationSettings().keys,
@@ -175,9 +172,12 @@ async def open_services(
             running_background(services, stores.database, settings.name)
         )
         await _start_batches(opened, services, stores, settings)
-        services = await _start_status(
-            opened, services, stores, settings, {base.name: base.path / "config.json" for base in bases}
+        board = await opened.enter_async_context(
+            running_status(
+                services, stores.database, stores.cache, stores.objects, settings.name, base_configs
+            )
         )
+        services = replace(services, status=board)
         sign_in = await opened.enter_async_context(open_sign_in(ConsoleSettings(), NotificationSettings()))
         operation = operator_services(stores.database, stores.cache, onboarding.outbox, generation.watch)
         yield services, console_over(stores.database, stores.cache, services, billing, operation, sign_in)
@@ -267,34 +267,6 @@ async def _start_batches(
         runner = batch_runner(services, stores.database, stores.objects, stores.sandbox, batches, owner)
         await runner.start()
         opened.push_async_callback(runner.close)
-
-
-async def _start_status(
-    opened: AsyncExitStack,
-    services: Services,
-    stores: _Stores,
-    settings: ApiSettings,
-    configs: Mapping[str, Path],
-) -> Services:
-    """Returns the services with the status page, which this process reports itself to."""
-    reporting = ProcessReporting(services, stores.cache, f"{settings.name}-{token_hex(4)}")
-    store = stores.objects.scratch if isinstance(stores.objects, LocalStore) else None
-    capacity = CapacityReporting(services, stores.cache, configs, store)
-
-    async def report() -> None:
-        await reporting.report()
-        await capacity.report()
-
-    board = StatusBoard(stores.database, stores.cache, report)
-
-    async def withdraw() -> None:
-        with contextlib.suppress(RedisError, OSError):
-            await reporting.withdraw()
-
-    opened.push_async_callback(withdraw)
-    await board.start()
-    opened.push_async_callback(board.close)
-    return replace(services, status=board)
 
 
 def _billing(stores: _Stores, payments: PaymentService, quotas: Quotas) -> BillingServices:

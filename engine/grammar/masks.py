@@ -6,14 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
-import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 
 from engine.grammar.constraint import Constraint, RowConstraint
-from engine.grammar.mask_cache import Filling, MaskCache, Row
-
-Words = npt.NDArray[np.int32]
+from engine.grammar.mask_cache import Filling, MaskCache, Row, Words
 
 
 def words_of(vocab_size: int) -> int:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +31,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
+from engine.files import replacing
 from engine.lora.manifest import (
     ALIGNMENT,
     GROUPS,
@@ -69,6 +69,8 @@ __all__ = [
 MAGIC = b"RTSTOCKA"
 VERSIONS: dict[str, int] = {"bfloat16": 1, "float32": 1, "float8_e4m3": 2}
 SUFFIX = ".rsa"
+READ_BY_ALL = 0o644
+"""Permissions: the packer writes the file, and engines of another user read it."""
 MAX_MANIFEST_BYTES = 16 << 20
 
 _PREFIX = struct.Struct("<8sII")
@@ -162,23 +164,9 @@ class PackedAdapter:
     def write(self, path: Path) -> None:
         """Writes atomically: opening `path`, even after a crash, finds the whole file or none."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), 0o644)  # written by the packer, read by engines of another user
-                file.write(_header(self.manifest))
-                file.write(self.slab.data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        with replacing(path, READ_BY_ALL) as file:
+            file.write(_header(self.manifest))
+            file.write(self.slab.data)
 
     @classmethod
     def read(

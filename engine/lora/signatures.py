@@ -8,8 +8,6 @@ them against the digest, so nothing is read twice.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,8 +17,9 @@ from typing import Literal
 
 import msgspec
 
+from engine.files import replacing
 from engine.gauges import RefusedAdapter
-from engine.lora.artifact import SUFFIX, ArtifactError, artifact_path
+from engine.lora.artifact import READ_BY_ALL, SUFFIX, ArtifactError, artifact_path
 from engine.signing import folder
 from engine.signing.bundle import Verified, verify_own
 from engine.signing.errors import SignatureError
@@ -77,17 +76,8 @@ def write_signature(directory: Path, digest: str, content: bytes) -> None:
     """Writes a packed adapter's signature atomically; it replaces an earlier one."""
     path = signature_path(directory, digest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o644)  # written by the packer, read by engines of another user
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path, READ_BY_ALL) as file:
+        file.write(content)
 
 
 def verify_signed(raw: bytes, digest: str, keys: TrustedKeys, base_digest: str | None) -> Verified:

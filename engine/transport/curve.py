@@ -8,7 +8,6 @@ engines are given two. Keys are written as 64 hexadecimal digits.
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from urllib.parse import parse_qsl
 
 import zmq
 from zmq.utils import z85
+
+from engine.files import write_secret
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 """Where libzmq asks whether a client may connect."""
@@ -61,16 +62,6 @@ class KeyPair:
     def write(self, path: Path) -> None:
         """Writes the secret key to a file that only this account reads, unless it exists. Raises OSError."""
         write_secret(path, self.secret.hex())
-
-
-def write_secret(path: Path, secret: str) -> None:
-    """Writes a file that only this account reads, unless it exists. Raises OSError."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secret)
 
 
 def decode_key(text: str) -> bytes:

@@ -169,8 +169,10 @@ class StatusSampling:
                 ]
             )
         # Removed after the commit: what is stored twice is counted once.
-        for one in waiting:
-            await self._redis.lrem(SAMPLES, 1, one)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for one in waiting:
+                pipe.lrem(SAMPLES, 1, one)
+            await pipe.execute()
         return len(samples)
 
     async def tidy(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from tenants.errors import TenantError
 
 
@@ -20,3 +22,9 @@ class SamlRefused(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+    @classmethod
+    def because_of(cls, error: ValueError) -> Self:
+        """Returns the refusal whose sentence is the error's message."""
+        text = str(error)
+        return cls(f"{text[:1].upper()}{text[1:]}.")

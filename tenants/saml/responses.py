@@ -76,8 +76,7 @@ def read_assertion(
                 raise SamlRefused("The signed response has no Destination.")
         return _assertion(signed, idp, sp, now)
     except ValueError as error:
-        text = str(error)
-        raise SamlRefused(f"{text[:1].upper()}{text[1:]}.") from error
+        raise SamlRefused.because_of(error) from error
 
 
 def _check_response(

@@ -69,7 +69,7 @@ def read_response(document: bytes) -> etree._Element:
     try:
         root = parse(document)
     except ValueError as error:
-        raise SamlRefused(_sentence(error)) from error
+        raise SamlRefused.because_of(error) from error
     if root.tag != _RESPONSE:
         raise SamlRefused("The document is not a SAML 2.0 response.")
     if root.find(f".//{name('saml', 'EncryptedAssertion')}") is not None:
@@ -119,7 +119,7 @@ def verify(document: bytes, root: etree._Element, certificates: list[str]) -> Si
                 "Neither the response nor the assertion is signed. Turn on signing at the identity provider."
             )
     except ValueError as error:
-        raise SamlRefused(_sentence(error)) from error
+        raise SamlRefused.because_of(error) from error
     return SignedResponse(verified.get(_RESPONSE, root), signed, _RESPONSE in verified)
 
 
@@ -190,8 +190,3 @@ def _verified(
         "The signature was not made with a certificate of this organization's identity provider. Check the "
         "certificates in the single sign-on settings."
     )
-
-
-def _sentence(error: ValueError) -> str:
-    text = str(error)
-    return f"{text[:1].upper()}{text[1:]}."
