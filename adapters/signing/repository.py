@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, Row, and_, func, or_, select
@@ -29,13 +29,6 @@ class SignatureRepository(TenantRepository):
         """Returns the signatures of an adapter's versions, by number."""
         query = self.select_own(AdapterSignature).where(AdapterSignature.adapter_id == adapter_id)
         return {row.version: row for row in (await self.session.execute(query)).scalars()}
-
-    async def of_versions(self, versions: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """Returns the key's id by (adapter id, number) of those versions that are signed."""
-        columns = (AdapterSignature.adapter_id, AdapterSignature.version, AdapterSignature.key_id)
-        ids = {adapter_id for adapter_id, _ in versions}
-        query = self.select_own(AdapterSignature, *columns).where(AdapterSignature.adapter_id.in_(ids))
-        return {(row[0], row[1]): row[2] for row in (await self.session.execute(query)).all()}
 
     async def put(self, adapter_id: str, version: int, made: MadeSignature) -> None:
         """Stores a version's signature in place of an earlier one. Its version is locked."""

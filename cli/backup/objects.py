@@ -8,7 +8,7 @@ what was stored since.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,8 +134,3 @@ def restore_artifacts(backup: Backup, folder: Path, on_bytes: OnBytes) -> int:
                 on_bytes(len(chunk))
         partial.replace(target)
     return len(names)
-
-
-def missing_from(named: Mapping[str, str], writer: BackupWriter) -> set[str]:
-    """Returns the keys that rows name and the backup lacks."""
-    return {key for key in named if f"{OBJECTS}{key}" not in writer.files}
