@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from fpdf.fonts import FontFace
 
 import billing.invoices
 from billing.invoices import logo
+from retention.certificate_files import CAUSES
 
 _FONTS = Path(billing.invoices.__file__).parent / "fonts"
 _FONT = "DejaVu"
@@ -24,22 +23,6 @@ _LOGO = 11
 """Millimetres, each way."""
 MOST_IDS = 100
 """Ids of a table that are printed; the JSON has all that the certificate lists."""
-CAUSES = {
-    "periods": "Retention periods of the organization",
-    "request": "Request to delete",
-    "organization": "Deletion of the whole organization",
-}
-_drawing = ThreadPoolExecutor(1, "certificate-pdf")
-
-
-async def certificate_pdf(document: Mapping[str, Any]) -> bytes:
-    """Returns the PDF. One is drawn at a time, in a thread."""
-    return await asyncio.get_running_loop().run_in_executor(_drawing, render, document)
-
-
-def file_name(document: Mapping[str, Any], suffix: str) -> str:
-    statement = document["statement"]
-    return f"deletion-certificate-{statement['number']}-{statement['issued_at'][:10]}.{suffix}"
 
 
 def render(document: Mapping[str, Any]) -> bytes:

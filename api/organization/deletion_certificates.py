@@ -13,7 +13,7 @@ from api.openapi.routing import Router, fails_with
 from api.organization.admin_requests import authenticated_admin
 from api.organization.retention import retention_of
 from api.pagination import Page, Paged, page
-from retention.rendering import certificate_pdf, file_name
+from retention.certificate_files import certificate_pdf, file_name
 from tenants.retention.errors import CertificateNotFound
 from tenants.retention.models import DeletionCertificate
 

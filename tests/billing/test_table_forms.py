@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -157,10 +154,3 @@ async def test_an_unknown_format_is_refused_by_name() -> None:
     with pytest.raises(InvalidReportQuery) as refused:
         await Exports().written("xlsx", COLUMNS, none())
     assert refused.value.field == "format"
-
-
-def test_who_writes_no_parquet_does_not_load_it() -> None:
-    code = "import api.main, sys; print('pyarrow' in sys.modules)"
-    root = Path(__file__).resolve().parents[2]
-    shown = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "False"
