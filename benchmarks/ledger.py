@@ -185,10 +185,10 @@ async def queries(database: Database, ledger: Ledger, rounds: int, pages: int = 
         tenants = [0, *draw.sample(range(1, ledger.tenants), min(pages, ledger.tenants) - 1)]
         for number in tenants:
             for name, question in asked.items():
-                cpu, began = await _cpu(database), time.perf_counter()
+                cpu, began = await cpu_seconds(database), time.perf_counter()
                 await question(ledger.tenant(number))
                 took[name].append(time.perf_counter() - began)
-                worked.append(await _cpu(database) - cpu)
+                worked.append(await cpu_seconds(database) - cpu)
     every = [seconds for times in took.values() for seconds in times]
     return {
         "all": quantiles(every),
@@ -197,8 +197,8 @@ async def queries(database: Database, ledger: Ledger, rounds: int, pages: int = 
     }
 
 
-async def _cpu(database: Database) -> float:
-    """Seconds that this process and its backends have worked, which no other on the machine changes much."""
+async def cpu_seconds(database: Database) -> float:
+    """Returns how long this process and its backends have worked: other load hardly changes that."""
     async with database.read(EVERY_TENANT) as session:
         query = text("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
         pids = (await session.execute(query)).scalars().all()

@@ -1,4 +1,9 @@
-"""How long pages take where a tenant's ledger has a million rows."""
+"""How long pages take where a tenant's ledger has a million rows.
+
+The best of some tries counts, since two cores are shared with the database and other tests. Where the clock
+says too long, the CPU time of this process and its database decides, as long as the clock is not far off: a
+page that waits is slow, too.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,11 @@ import pytest
 from sqlalchemy import text
 
 from admin.operator.tenants.list_page import COLUMNS, PAGE
+from benchmarks.ledger import cpu_seconds
 from benchmarks.ledger_rows import Ledger, fill, vacuum
 from billing.months import begin, month_of
 from db.base import new_id
-from db.session import EVERY_TENANT
+from db.session import EVERY_TENANT, Database
 from tests.admin.conftest import Site, sign_in
 from tests.admin.every_page import OPERATORS, furnish, pages
 from tests.admin.operators import operate
@@ -23,8 +29,9 @@ from tests.support.speed import slowness
 
 ROWS, TENANTS = 1_000_000, 2
 MAX_SECONDS = 0.05
+MOST_WAITED = 5
+"""Times as long by the clock, at most."""
 TRIES = 10
-"""The best of them counts: two cores are shared with the database."""
 READ_ALL = ("/check", ".pdf", "/export")
 """Paths that end so are asked for on purpose, and read rows and not their sums."""
 
@@ -51,12 +58,37 @@ async def operator(million: Ledger, site: Site) -> AsyncIterator[httpx.AsyncClie
         yield opened
 
 
-def is_slow(times: list[float]) -> bool:
-    best = min(times, default=1.0)
-    return best > MAX_SECONDS and best > MAX_SECONDS * slowness()
+class Tries:
+    """One page, asked for until it was quick."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+
+    async def ask(self, visitor: httpx.AsyncClient, path: str) -> httpx.Response:
+        cpu, began = await cpu_seconds(self._database), time.perf_counter()
+        answer = await visitor.get(path)
+        self.seconds.append(time.perf_counter() - began)
+        self.cpu_seconds.append(await cpu_seconds(self._database) - cpu)
+        return answer
+
+    @property
+    def is_slow(self) -> bool:
+        if min(self.seconds) <= MAX_SECONDS:
+            return False
+        limit = MAX_SECONDS * slowness()
+        return min(self.cpu_seconds) > limit or min(self.seconds) > MOST_WAITED * limit
+
+    @property
+    def milliseconds(self) -> list[tuple[int, int]]:
+        """By the clock, and of CPU."""
+        return [
+            (round(1000 * taken), round(1000 * worked))
+            for taken, worked in zip(self.seconds, self.cpu_seconds, strict=True)
+        ]
 
 
-@pytest.mark.quiet
 @pytest.mark.timeout(400)
 async def test_pages_answer_at_once_at_a_million_rows(
     million: Ledger, site: Site, owner_url: str, visitor: httpx.AsyncClient, operator: httpx.AsyncClient
@@ -66,21 +98,20 @@ async def test_pages_answer_at_once_at_a_million_rows(
     vacuum(owner_url)
     await sign_in(visitor)
     furnished = await furnish(site, lambda kind: kind)
-    slow: dict[str, list[int]] = {}
+    slow = {}
     for path in pages(site, furnished):
         if path.endswith(READ_ALL):
             continue
         asker = operator if path.startswith(OPERATORS) else visitor
-        times: list[float] = []
-        while is_slow(times):
-            if len(times) == TRIES:
-                slow[path] = [round(1000 * taken) for taken in times]
-                break
-            began = time.perf_counter()
-            answer = await asker.get(path)
-            times.append(time.perf_counter() - began)
+        tries = Tries(site.place.database)
+        for _ in range(TRIES):
+            answer = await tries.ask(asker, path)
             assert answer.status_code < 400, path
-    assert not slow, f"ms: {slow}"
+            if not tries.is_slow:
+                break
+        else:
+            slow[path] = tries.milliseconds
+    assert not slow, f"ms by the clock, of CPU: {slow}"
 
 
 NUM_TENANTS = 1000
@@ -109,25 +140,23 @@ _WITH = """WITH numbers AS (SELECT n FROM generate_series(1, :tenants) AS n),
 """
 
 
-@pytest.mark.quiet
 @pytest.mark.timeout(200)
 async def test_a_thousand_tenants_are_listed_at_once(site: Site, owner_url: str) -> None:
     async with site.place.database.write(EVERY_TENANT) as session:
         for statement in _TENANTS:
             await session.execute(text(_WITH + statement), {"tenants": NUM_TENANTS})
     vacuum(owner_url)
-    slow: dict[str, list[int]] = {}
+    slow = {}
     async with site.visitor() as opened:
         await operate(site, opened)
         await opened.get("/operator/tenants?sort=spend")  # the first view of a process adds up the sums
         for sort in ("", *(f"-{column.id}" for column in COLUMNS if column.id)):
-            times: list[float] = []
-            while is_slow(times):
-                if len(times) == TRIES:
-                    slow[sort] = [round(1000 * taken) for taken in times]
-                    break
-                began = time.perf_counter()
-                answer = await opened.get(f"/operator/tenants?sort={sort}")
-                times.append(time.perf_counter() - began)
+            tries = Tries(site.place.database)
+            for _ in range(TRIES):
+                answer = await tries.ask(opened, f"/operator/tenants?sort={sort}")
                 assert answer.text.count("/operator/tenants/tnt_") == PAGE
-    assert not slow, f"ms: {slow}"
+                if not tries.is_slow:
+                    break
+            else:
+                slow[sort] = tries.milliseconds
+    assert not slow, f"ms by the clock, of CPU: {slow}"

@@ -56,7 +56,6 @@ def test_quantiles_are_of_what_was_measured() -> None:
     assert quantiles([0.5])["p95"] == 500.0
 
 
-@pytest.mark.quiet
 async def test_metering_keeps_up_with_a_thousand_requests_a_second(
     database: Database, database_url: str, redis_url: str
 ) -> None:
@@ -65,10 +64,11 @@ async def test_metering_keeps_up_with_a_thousand_requests_a_second(
     assert figures["requests_per_cpu_second"] >= 1000, figures
 
 
-@pytest.mark.quiet
 @pytest.mark.timeout(600)
 async def test_questions_to_two_million_rows_are_answered_at_once(database_url: str) -> None:
-    """p95 at most 200 ms; here a tenth of that."""
+    """p95 at most 200 ms; here a tenth of that, and less than half of it in CPU, which other tests beside it
+    do not change.
+    """
     database = Database(database_url, statement_timeout=300)
     try:
         ledger = year_until(datetime.now(UTC), rows=2_000_000, tenants=100, days=60)
