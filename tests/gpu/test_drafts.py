@@ -110,6 +110,6 @@ def test_blocks_run_out_behind_drafts_and_nothing_is_lost(packed: tuple[Path, di
         noise = differing(engine.run(requests, every=3), without)
     drafter = knowing(without, 0.8)
     with device_engine(model, folder, max_rows=64, num_blocks=12, num_slots=3, drafter=drafter) as engine:
-        found = engine.run(requests, every=1)
+        found = engine.run(requests)  # all at once: one each step might wait for its adapter instead
         assert engine.core.stats.preemptions > 0
     assert differing(found, without) <= noise + LOST, noise
