@@ -30,9 +30,7 @@ def small_model(folder: Path) -> Model:
     what a model has learned, and every step takes a tenth of the CPU.
     """
     sapling = load_config(BASE)
-    write_base(
-        folder, num_hidden_layers=1, vocab_size=sapling.vocab_size, eos_token_id=list(sapling.eos_ids)
-    )
+    write_base(folder, num_hidden_layers=1, vocab_size=sapling.vocab_size, eos_token_id=list(sapling.eos_ids))
     return load_model(folder)
 
 
