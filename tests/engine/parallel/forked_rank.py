@@ -1,5 +1,5 @@
-"""Ranks as forks of a process that has imported what they need: their programs' own start takes over a second
-of CPU each, and is tested in `test_losses`.
+"""Ranks as forks of a process that has imported what they need: the start of a program takes over a second of
+CPU. `test_losses` has ranks that start by themselves.
 """
 
 from __future__ import annotations

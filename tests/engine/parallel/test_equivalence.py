@@ -9,18 +9,13 @@ import pytest
 
 from engine.protocol import Grammar, SamplingParams, Submit
 from engine.vocabulary import Vocabulary
-from tests.engine.parallel import forked_rank
 from tests.engine.parallel.group import engine_of
 from tests.engine.runner.bases import write_adapters, write_base
 from tests.engine.runner.rig import assert_alike
 
 SAPLING = Path(__file__).resolve().parents[3] / "examples" / "sapling" / "weights" / "base"
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 SIZES = {"max_rows": 8, "max_batch_tokens": 64, "context_length": 128, "num_slots": 3}
-
-
-@pytest.fixture(autouse=True)
-def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.parallel.ranks._start", forked_rank.start)
 
 
 def _requests(adapters: list, num_tokens: int = 8) -> list[Submit]:
