@@ -112,6 +112,7 @@ class _Planner:
                 "a --gpu with more memory"
             )
         self._rows = min(limits.max_rows, self._rows_by_memory, limits.max_batch_tokens - 1)
+        self._known: dict[int, QueueFigures] = {}
         self._model = StepModel(
             deployment.config, deployment.quantization, deployment.kv_dtype, deployment.gpu,
             deployment.tensor_parallel,
@@ -160,6 +161,15 @@ class _Planner:
         )
 
     def _figures(self, replicas: int) -> QueueFigures:
+        """Returns the figures of one of `replicas`, computed once: the search for the fewest and the plan ask
+        for the same.
+        """
+        found = self._known.get(replicas)
+        if found is None:
+            found = self._known[replicas] = self._compute(replicas)
+        return found
+
+    def _compute(self, replicas: int) -> QueueFigures:
         """Returns the figures of one of `replicas`, each at home to its part of the adapters."""
         deployment, memory = self._deployment, self._memory
         adapters = deployment.adapters

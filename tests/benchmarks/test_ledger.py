@@ -65,16 +65,16 @@ async def test_metering_keeps_up_with_a_thousand_requests_a_second(
 
 
 @pytest.mark.timeout(600)
-async def test_questions_to_two_million_rows_are_answered_at_once(database_url: str) -> None:
-    """p95 at most 200 ms; here a tenth of that, and less than half of it in CPU, which other tests beside it
-    do not change.
+async def test_questions_to_half_a_million_rows_are_answered_at_once(database_url: str) -> None:
+    """p95 at most 200 ms for two million, so that what grows with the rows may take a quarter; answers from
+    the sums take a tenth of that. CPU is held to less, since other tests beside this one do not change it.
     """
     database = Database(database_url, statement_timeout=300)
     try:
-        ledger = year_until(datetime.now(UTC), rows=2_000_000, tenants=100, days=60)
+        ledger = year_until(datetime.now(UTC), rows=500_000, tenants=100, days=60)
         await fill(database, ledger)
         answered = await queries(database, ledger, rounds=1)
     finally:
         await database.close()
-    assert answered["all"]["p95"] <= 200, answered
-    assert answered["cpu_of_all"]["p95"] <= 100, answered
+    assert answered["all"]["p95"] <= 50, answered
+    assert answered["cpu_of_all"]["p95"] <= 25, answered

@@ -17,8 +17,11 @@ if "triton" in sys.modules:
 import torch
 import triton
 
+from tests.interpreted import quicker
+
 assert triton.knobs.runtime.interpret
 assert not torch.cuda.is_initialized()
+quicker.install()
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,14 @@ from engine.model.weights import base_digest
 from engine.protocol import EngineInfo, EngineStats, Submit, TokenLogprob, TopLogprob
 
 CONTEXT = 512
+
+base_digest_of = functools.cache(base_digest)
+model_of = functools.cache(load_model)
+"""By folder and quantisation: models do not change."""
+_known: dict[tuple[object, ...], list[TokenLogprob]] = {}
+"""What prompts scored: a calibration is tested with many runs over the same adapters and samples, and nothing
+but these decides.
+"""
 
 
 class FinishedGeneration:
@@ -51,7 +60,8 @@ class TorchEngine:
         quantization: str = "int8",
         faults: Iterable[EngineError | None] = (),
     ) -> None:
-        self._model = load_model(base_dir, quantization)
+        self._model = model_of(base_dir, quantization)
+        self._form = (base_digest_of(base_dir), quantization)
         self._artifacts_dir = artifacts_dir
         self._packed: dict[str, PackedAdapter] = {}
         self._scorer = HostScorer(self._model, {}, CONTEXT)
@@ -63,7 +73,7 @@ class TorchEngine:
             engine_id="engine-0",
             incarnation="one",
             base="sapling",
-            base_digest=base_digest(base_dir),
+            base_digest=base_digest_of(base_dir),
             quantization=quantization,
             device="cpu",
             context_length=CONTEXT,
@@ -85,16 +95,20 @@ class TorchEngine:
         sampling = request.sampling
         assert (sampling.max_tokens, sampling.prompt_logprobs) == (0, 1)
         name = None if request.adapter is None else request.adapter.digest
+        key = (*self._form, name, sampling.score_from, *request.prompt_ids)
+        if key not in _known:
+            _known[key] = self._score(request.prompt_ids, name, sampling.score_from)
+        return FinishedGeneration(list(_known[key]), None)
+
+    def _score(self, prompt_ids: list[int], name: str | None, start: int) -> list[TokenLogprob]:
         if name is not None and name not in self._packed:
             self._packed[name] = PackedAdapter.read(artifact_path(self._artifacts_dir, name), name)
             self._scorer = HostScorer(self._model, self._packed, CONTEXT)
-        start = sampling.score_from
-        rows = self._scorer.logits(request.prompt_ids, name)[start - 1 : -1].log_softmax(-1)
+        rows = self._scorer.logits(prompt_ids, name)[start - 1 : -1].log_softmax(-1)
         best, likeliest = rows.max(-1)
-        targets = torch.tensor(request.prompt_ids[start:])
+        targets = torch.tensor(prompt_ids[start:])
         chosen = rows.gather(1, targets[:, None])[:, 0]
-        scores = [
+        return [
             TokenLogprob(int(token), float(value), [TopLogprob(int(top), float(top_value))])
             for token, value, top, top_value in zip(targets, chosen, likeliest, best, strict=True)
         ]
-        return FinishedGeneration(scores, None)

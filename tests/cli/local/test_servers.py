@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,24 +21,23 @@ from cli.local import redis as local_redis
 from cli.local.postgres import Installation, installations, start_postgres
 from cli.local.redis import start_redis
 from cli.local.server import LocalServer, LocalServerError
+from tests.support.scratch import scratch_directory
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="rs-local-"))
-    yield path
-    shutil.rmtree(path)
+    with scratch_directory() as path:
+        yield path
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Path]:
     """A directory with a cluster in it, stopped: making one takes longer than all else here."""
-    path = Path(tempfile.mkdtemp(prefix="rs-local-"))
-    start_postgres(path, ephemeral=True).stop()
-    yield path
-    shutil.rmtree(path)
+    with scratch_directory() as path:
+        start_postgres(path, ephemeral=True).stop()
+        yield path
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The sapling base with its own tokenizer: an engine whose requests may have grammars."""
+"""The sapling base's tokenizer and vocabulary: an engine whose requests may have grammars."""
 
 from __future__ import annotations
 
@@ -11,15 +11,27 @@ from engine.grammar.admission import GrammarAdmission
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.store import GrammarKey
 from engine.grammar.tokenizer import load_tokenizer
+from engine.model.config import load_config
+from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.protocol import Grammar, SamplingParams, Submit
 from engine.vocabulary import Vocabulary
+from tests.engine.runner.bases import write_base
 from tests.engine.runner.rig import make_core
 from tests.support.waiting import until
 
 BASE = Path(__file__).resolve().parents[3] / "examples" / "sapling" / "weights" / "base"
 VOCABULARY = Vocabulary.load(BASE)
 PROMPT = [41, 300, 77, 1024, 9, 500]
+
+
+def small_model(folder: Path) -> Model:
+    """One small layer of random weights with sapling's vocabulary: what a grammar allows does not depend on
+    what a model has learned, and every step takes a tenth of the CPU.
+    """
+    sapling = load_config(BASE)
+    write_base(folder, num_hidden_layers=1, vocab_size=sapling.vocab_size, eos_token_id=list(sapling.eos_ids))
+    return load_model(folder)
 
 
 def compiler(model: Model) -> GrammarCompiler:

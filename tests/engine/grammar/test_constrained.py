@@ -14,11 +14,10 @@ import pytest
 from engine.core import EngineCore
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.store import GrammarKey
-from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.protocol import Grammar, Rejected
 from engine.scheduling.validation import MAX_GRAMMAR_BYTES
-from tests.engine.grammar.sapling import BASE, grammar_core, schema, submission, text_of
+from tests.engine.grammar.sapling import grammar_core, schema, small_model, submission, text_of
 from tests.engine.runner.rig import Answer, make_core, run
 
 PERSON = {
@@ -35,8 +34,8 @@ LIST = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems"
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
-    return load_model(BASE)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return small_model(tmp_path_factory.mktemp("small"))
 
 
 def rejections(core: EngineCore, num: int) -> list[Rejected]:

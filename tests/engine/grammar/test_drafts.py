@@ -9,19 +9,18 @@ import pytest
 
 from engine.batch import Batch, StepResult
 from engine.device.cpu_runner import ModelRunner
-from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.request import Request
 from engine.speculation.drafter import SuffixDrafter
-from tests.engine.grammar.sapling import BASE, grammar_core, schema, submission
+from tests.engine.grammar.sapling import grammar_core, schema, small_model, submission
 from tests.engine.grammar.test_constrained import LIST, PERSON, valid
 from tests.engine.plain.guesses import GuessingDrafter
 from tests.engine.runner.rig import assert_alike, run
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
-    return load_model(BASE)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return small_model(tmp_path_factory.mktemp("small"))
 
 
 @pytest.mark.parametrize("skill", [1.0, 0.7])

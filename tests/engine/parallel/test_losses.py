@@ -42,6 +42,7 @@ def _steps(group: Group, seconds: float) -> None:
         group.core.step()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_killed_rank_while_steps_run(base: Path, tmp_path: Path) -> None:
     with engine_of(2, base, tmp_path, **SIZES) as group:
         [pid] = group.rank_pids
@@ -64,6 +65,7 @@ def test_a_killed_rank_while_nothing_runs(
         assert [str(error) for error in group.server.failures] == ["rank 1 of 2 ended with signal 9"]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_hangs_is_killed(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.parallel.ranks.SILENT_SECONDS", 1.5)
     with engine_of(2, base, tmp_path, **SIZES) as group:
@@ -73,6 +75,7 @@ def test_a_rank_that_hangs_is_killed(base: Path, tmp_path: Path, monkeypatch: py
             _steps(group, 20)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_whose_step_fails_says_so(base: Path, tmp_path: Path) -> None:
     with engine_of(2, base, tmp_path, **SIZES) as group:
         group.send(UnloadAdapter(99))

@@ -10,12 +10,11 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.protocol import Grammar, Reasoning
 from engine.reasoning.constraint import EndMarker, has_bit
 from engine.reasoning.splitter import Markers, ThinkingSplitter
-from tests.engine.grammar.sapling import BASE, VOCABULARY, grammar_core, schema, submission, text_of
+from tests.engine.grammar.sapling import VOCABULARY, grammar_core, schema, small_model, submission, text_of
 from tests.engine.plain.guesses import GuessingDrafter
 from tests.engine.reasoning.markers import ids, reasoning
 from tests.engine.runner.rig import Answer, Run, run
@@ -28,18 +27,21 @@ SCHEMA = {
 }
 
 
-def split(answer: Answer, asked: Reasoning, is_exact: bool = False) -> tuple[str, str]:
+def split(answer: Answer, asked: Reasoning, is_exact: bool = False) -> tuple[bytes, bytes]:
+    """Bytes: what nothing holds to a text may be none."""
     splitter = ThinkingSplitter(Markers(asked.start.encode(), asked.end.encode()), asked.is_open, is_exact)
-    parts = [splitter.push(text_of([token_id]).encode()) for token_id in answer.token_ids]
-    return (
-        b"".join(part.thinking for part in parts).decode(),
-        b"".join(part.answer for part in parts).decode(),
-    )
+    parts = [splitter.push(VOCABULARY.token_bytes[token_id]) for token_id in answer.token_ids]
+    return b"".join(part.thinking for part in parts), b"".join(part.answer for part in parts)
+
+
+def said_by(token_id: int) -> str:
+    """Without the bytes of a character that other tokens end or begin."""
+    return VOCABULARY.token_bytes[token_id].decode(errors="ignore")
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
-    return load_model(BASE)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return small_model(tmp_path_factory.mktemp("small"))
 
 
 def reasoning_tokens(found: Run, name: str) -> int:
@@ -117,12 +119,12 @@ def test_stops_hold_for_the_answer_alone(model: Model, tmp_path: Path) -> None:
     thought = run(grammar_core(model, tmp_path), [submission("r", None, reasoning=reasoning(12), **fields)])
     tokens = thought.answers["r", 0].token_ids
     end = 12 + len(reasoning(12).end_ids)
-    stop_id = next(token_id for token_id in tokens[:12] if text_of([token_id]))
-    said = [place for place in range(end, len(tokens)) if text_of([tokens[place]])]
-    stop = text_of([tokens[said[4]]])
+    stop_id = next(token_id for token_id in tokens[:12] if said_by(token_id))
+    said = [place for place in range(end, len(tokens)) if said_by(tokens[place])]
+    stop = said_by(tokens[said[4]])
     for name, given in (
         ("id", {"stop_token_ids": (stop_id,)}),
-        ("text", {"stop": (text_of([stop_id]), stop)}),
+        ("text", {"stop": (said_by(stop_id), stop)}),
     ):
         found = run(
             grammar_core(model, tmp_path),

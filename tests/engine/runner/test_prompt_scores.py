@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,26 +13,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from adapters.packing import pack
-from engine.model.config import load_config
 from engine.model.loading import load_model
 from engine.model.model import Model
-from engine.model.weights import base_digest
-from engine.protocol import AdapterRef, PriorityClass, SamplingParams, Submit, TokenLogprob
-from examples.sapling import ADAPTERS, BASE, tokens
-from examples.sapling.tasks import TASKS
+from engine.protocol import PriorityClass, SamplingParams, Submit, TokenLogprob
+from tests.engine.runner.bases import VOCAB_SIZE, Adapter, write_adapters, write_base
 from tests.engine.runner.rig import make_core, run
 
 CLOSE = 2e-4
 """Log-probabilities of an fp32 model: sums of other shapes round in other orders."""
 NUM_TOPS = 3
-NAMES: list[str | None] = [None, "sort-numbers", "add-numbers"]
+NAMES: list[str | None] = [None, "wide", "mixed"]
 
 
 class Rig(NamedTuple):
     model: Model
+    base: Path
     artifacts: Path
-    refs: dict[str, AdapterRef]
+    adapters: dict[str, Adapter]
     prompts: list[tuple[list[int], str | None]]
 
 
@@ -47,18 +43,18 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    """Conversations on the base and two adapters, and one of noise."""
-    folder = tmp_path_factory.mktemp("artifacts")
-    config, digest = load_config(BASE), base_digest(BASE)
-    refs = {name: pack(ADAPTERS / name, config, digest, folder) for name in NAMES if name}
-    encoder = tokens.Encoder(BASE)
-    prompts: list[tuple[list[int], str | None]] = []
-    for task in list(TASKS.values())[:9]:
-        turns = [encoder.prompt(example.prompt) for example in task.examples("heldout", 4, seed=3)]
-        prompts.append((list(chain.from_iterable(turns)), NAMES[len(prompts) % 3]))
+    """Prompts of several blocks, on the base and two adapters."""
+    folder = tmp_path_factory.mktemp("scored")
+    base = folder / "base"
+    write_base(base, seed=3)
+    written = write_adapters(base, folder / "adapters")
+    adapters = {name: written[name] for name in NAMES if name}
     noise = random.Random(4)
-    prompts.append(([noise.randrange(10, 4000) for _ in range(90)], NAMES[1]))
-    return Rig(load_model(BASE), folder, refs, prompts)
+    prompts = [
+        ([noise.randrange(3, VOCAB_SIZE) for _ in range(noise.randrange(30, 98))], NAMES[index % 3])
+        for index in range(10)
+    ]
+    return Rig(load_model(base), base, folder / "adapters" / "packed", adapters, prompts)
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +65,12 @@ def reference(rig: Rig) -> list[Tensor]:
         import peft
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
-        first, *others = rig.refs
-        wrapped = peft.PeftModel.from_pretrained(model, ADAPTERS / first, adapter_name=first).eval()
+        model = AutoModelForCausalLM.from_pretrained(rig.base, dtype=torch.float32)
+        first, *others = rig.adapters
+        folders = {name: adapter.peft_dir for name, adapter in rig.adapters.items()}
+        wrapped = peft.PeftModel.from_pretrained(model, folders[first], adapter_name=first).eval()
         for name in others:
-            wrapped.load_adapter(ADAPTERS / name, adapter_name=name)
+            wrapped.load_adapter(folders[name], adapter_name=name)
     found = []
     with torch.inference_mode():
         for prompt, name in rig.prompts:
@@ -92,7 +89,7 @@ def submits(rig: Rig, max_tokens: int = 0, **sampling: int) -> list[Submit]:
         max_tokens, temperature=0.0, ignore_eos=True, prompt_logprobs=NUM_TOPS, **sampling
     )
     return [
-        Submit(f"r{index}", "t", prompt, params, rig.refs[name] if name else None)
+        Submit(f"r{index}", "t", prompt, params, rig.adapters[name].ref if name else None)
         for index, (prompt, name) in enumerate(rig.prompts)
     ]
 
@@ -145,7 +142,13 @@ def preempted(rig: Rig) -> dict[str, list[TokenLogprob]]:
 
 def among_requests_without_scores(rig: Rig) -> dict[str, list[TokenLogprob]]:
     plain = [
-        Submit(f"plain{index}", "u", prompt, SamplingParams(20, seed=index), rig.refs[name] if name else None)
+        Submit(
+            f"plain{index}",
+            "u",
+            prompt,
+            SamplingParams(20, seed=index),
+            rig.adapters[name].ref if name else None,
+        )
         for index, (prompt, name) in enumerate(rig.prompts)
     ]
     mixed = [submit for pair in zip(plain, submits(rig), strict=True) for submit in pair]
@@ -196,7 +199,7 @@ def test_rows_ask_for_different_numbers_of_likeliest(rig: Rig) -> None:
 def test_many_scored_prompts_at_flex_leave_others_answers_as_they_were(rig: Rig) -> None:
     greedy = SamplingParams(40, temperature=0.0, ignore_eos=True)
     requests = [
-        Submit(f"d{index}", "u", prompt, greedy, rig.refs[name] if name else None)
+        Submit(f"d{index}", "u", prompt, greedy, rig.adapters[name].ref if name else None)
         for index, (prompt, name) in enumerate(rig.prompts)
     ]
     expected = run(make_core(rig.model, rig.artifacts), requests).tokens()
