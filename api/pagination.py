@@ -64,11 +64,12 @@ Month = Annotated[
 Order = Annotated[Literal["asc", "desc"], Query(description="`desc`: the newest first.")]
 
 
-def _query(
+async def _query(
     after: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="The largest number of objects.")] = 20,
     order: Order = "desc",
 ) -> PageQuery:
+    # `async`, though it awaits nothing: FastAPI calls others in another thread, at each request.
     return PageQuery(after, limit, order == "desc")
 
 

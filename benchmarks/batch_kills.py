@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random, uniform
 from typing import Any
@@ -48,15 +49,34 @@ PATIENCE_S = 600.0
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
-class Kills:
-    """The processes of a run, and those of them that were killed."""
+@dataclass(frozen=True)
+class Part:
+    """One batch of a run.
 
-    def __init__(self, site: Site, seed: int, victims: Sequence[str] = VICTIMS) -> None:
+    Args:
+        url: the endpoint of the lines, `CHAT` or `RESPONSES`.
+        victims: the processes of which some are drawn to be killed.
+    """
+
+    num_lines: int
+    kills: int
+    url: str = CHAT
+    victims: Sequence[str] = VICTIMS
+
+
+class Kills:
+    """The processes of a run, and those of them that were killed during one of its batches."""
+
+    def __init__(self, site: Site) -> None:
         self._site = site
-        self._victims = victims
-        self._random = Random(seed)
         self._running: dict[str, Process] = {}
         self._being_replaced: set[str] = set()
+        self.begin(VICTIMS, 0)
+
+    def begin(self, victims: Sequence[str], seed: int) -> None:
+        """Another batch begins, of which nothing has been killed yet."""
+        self._victims = victims
+        self._random = Random(seed)
         self.kills: Counter[str] = Counter()
 
     async def start(self) -> None:
@@ -113,63 +133,62 @@ def _question(url: str, text: str, length: int) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": length, "ignore_eos": True}
 
 
-async def run(
-    folder: Path,
-    num_lines: int,
-    kills: int,
-    seed: int,
-    *,
-    url: str = CHAT,
-    victims: Sequence[str] = VICTIMS,
-) -> dict[str, Any]:
-    """Returns the figures of one run in `folder`, an empty one with a short path.
-
-    Args:
-        url: the endpoint of the lines, `CHAT` or `RESPONSES`.
-        victims: the processes of which some are drawn to be killed.
-    """
+async def run(folder: Path, parts: Sequence[Part], seed: int) -> list[dict[str, Any]]:
+    """Returns the figures of each part of one run in `folder`, an empty one with a short path."""
     (folder / "witnesses").mkdir()
-    at_once = {"ROOTSTOCK_BATCHES_CONCURRENCY_PER_BATCH": str(min(32, max(2, num_lines // ROUNDS)))}
+    rounds = max(part.num_lines for part in parts) // ROUNDS
+    at_once = {"ROOTSTOCK_BATCHES_CONCURRENCY_PER_BATCH": str(min(32, max(2, rounds)))}
     os.environ |= SETTINGS | at_once
     async with open_site(folder) as site:
-        caller = site.callers[0]
-        killing = Kills(site, seed, victims)
+        killing = Kills(site)
         await killing.start()
         keeping = asyncio.create_task(killing.keep_running())
+        figures, booked = [], set[str]()
         try:
-            async with httpx.AsyncClient(
-                base_url=site.url,
-                headers={"authorization": f"Bearer {caller.key}"},
-                timeout=30,
-                trust_env=False,
-            ) as client:
-                lines = input_lines(caller, num_lines, seed, url)
-                began = time.monotonic()
-                batch_id = await _create(client, lines, url)
-                while (done := killing.kills.total()) < kills:
-                    progress = await _until_progress(site, batch_id, num_lines * (done + 1) // (kills + 1))
-                    if progress in ENDED:
-                        break
-                    await killing.kill()
-                batch = await _ended(client, batch_id)
-                seconds = time.monotonic() - began
-                rows = [*await _rows(client, batch["output_file_id"])]
-                refused = [*await _rows(client, batch["error_file_id"])]
-            await settled(site)
-            differences = await reconciled(site.postgres.url, site.redis.url, site.engine_endpoint)
+            for part in parts:
+                figures.append(await _run_part(site, killing, part, seed, booked))
         finally:
             keeping.cancel()
-        return {
-            "seed": seed,
-            "url": url,
-            "lines": num_lines,
-            "status": batch["status"],
-            "seconds": round(seconds, 1),
-            "kills": killing.kills.total(),
-            "kills_by_kind": dict(sorted(killing.kills.items())),
-            **compared(lines, rows, refused, _ledger(site.postgres.url)),
-            "books": differences,
-        }
+        return figures
+
+
+async def _run_part(site: Site, killing: Kills, part: Part, seed: int, booked: set[str]) -> dict[str, Any]:
+    """`booked`: requests in the ledger before; those of this part are added."""
+    killing.begin(part.victims, seed)
+    caller = site.callers[0]
+    async with httpx.AsyncClient(
+        base_url=site.url,
+        headers={"authorization": f"Bearer {caller.key}"},
+        timeout=30,
+        trust_env=False,
+    ) as client:
+        lines = input_lines(caller, part.num_lines, seed, part.url)
+        began = time.monotonic()
+        batch_id = await _create(client, lines, part.url)
+        while (done := killing.kills.total()) < part.kills:
+            due = part.num_lines * (done + 1) // (part.kills + 1)
+            if await _until_progress(site, batch_id, due) in ENDED:
+                break
+            await killing.kill()
+        batch = await _ended(client, batch_id)
+        seconds = time.monotonic() - began
+        rows = [*await _rows(client, batch["output_file_id"])]
+        refused = [*await _rows(client, batch["error_file_id"])]
+    await settled(site)
+    differences = await reconciled(site.postgres.url, site.redis.url, site.engine_endpoint)
+    ledger = {one: tokens for one, tokens in _ledger(site.postgres.url).items() if one not in booked}
+    booked.update(ledger)
+    return {
+        "seed": seed,
+        "url": part.url,
+        "lines": part.num_lines,
+        "status": batch["status"],
+        "seconds": round(seconds, 1),
+        "kills": killing.kills.total(),
+        "kills_by_kind": dict(sorted(killing.kills.items())),
+        **compared(lines, rows, refused, ledger),
+        "books": differences,
+    }
 
 
 def compared(
@@ -296,7 +315,8 @@ def main(argv: list[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="rs-kills-"))
     clean = False
     try:
-        figures = asyncio.run(run(folder, options.lines, options.kills, options.seed, url=options.url))
+        part = Part(options.lines, options.kills, options.url)
+        [figures] = asyncio.run(run(folder, [part], options.seed))
         clean = is_clean(figures)
     finally:
         if options.keep or not clean:

@@ -79,6 +79,8 @@ def nursery(kind: str) -> None:
     """
     for module in PRELOADED[kind]:
         importlib.import_module(module)
+    if "sqlalchemy.orm" in sys.modules:
+        importlib.import_module("sqlalchemy.orm").configure_mappers()  # as each process would
     gc.collect()
     gc.freeze()
     _say({"ready": True})
@@ -180,10 +182,11 @@ def keep_store(kind: str, folder: str) -> None:
     """Start a store, say `{"url"}`, and kill and start it again for each line that is read: `{"again"}` then.
     Ends with stdin, in good order.
     """
-    from cli.local.postgres import start_postgres
-    from cli.local.redis import start_redis
-
-    start = {"redis": start_redis, "postgres": start_postgres}[kind]
+    start: Callable[[Path], LocalServer]
+    if kind == "redis":
+        from cli.local.redis import start_redis as start
+    else:
+        from cli.local.postgres import start_postgres as start
     server = start(Path(folder))
     _say({"url": server.url})
     for _ in sys.stdin.buffer:

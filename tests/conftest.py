@@ -31,7 +31,7 @@ from cli.local.redis import start_redis
 from cli.local.server import LocalServer
 from tests.support.clusters import TEMPLATE, start_migrated
 from tests.support.collecting import import_share, without_garbage_collection
-from tests.support.databases import FileDatabase
+from tests.support.databases import SharedDatabase
 from tests.support.distribution import ByFile, rank
 from tests.support.scratch import scratch_directory
 
@@ -135,7 +135,9 @@ async def redis_client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 
 @pytest.fixture(scope="session")
 def postgres_server(servers_dir: Path) -> Iterator[LocalServer]:
-    with start_migrated(servers_dir) as server:
+    from tests.support.engines import engines_that_share  # here: SQLAlchemy's asyncio half, as below
+
+    with start_migrated(servers_dir) as server, engines_that_share():
         server.stop_signal = signal.SIGQUIT  # at once, without writing to disk what nobody will read
         yield server
 
@@ -151,19 +153,21 @@ def postgres_admin(postgres_server: LocalServer) -> Iterator[psycopg.Connection]
 _serial = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def file_database(postgres_server: LocalServer, postgres_admin: psycopg.Connection) -> Iterator[FileDatabase]:
-    """The database that the tests of one file share, one after the other."""
-    opened = FileDatabase(postgres_admin, postgres_server.url, TEMPLATE)
+@pytest.fixture(scope="session")
+def shared_database(
+    postgres_server: LocalServer, postgres_admin: psycopg.Connection
+) -> Iterator[SharedDatabase]:
+    """The database that the tests of one process share, one after the other."""
+    opened = SharedDatabase(postgres_admin, postgres_server.url, TEMPLATE)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def database_url(file_database: FileDatabase) -> str:
+def database_url(shared_database: SharedDatabase) -> str:
     """SQLAlchemy URL of an empty database at the current schema, for the role that serves."""
-    file_database.empty()
-    return serving_url(file_database.url)
+    shared_database.empty()
+    return serving_url(shared_database.url)
 
 
 @pytest.fixture

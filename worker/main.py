@@ -24,6 +24,7 @@ import structlog
 from celery import Celery, signals
 from celery.beat import EmbeddedService, Scheduler
 from celery.exceptions import SecurityWarning
+from sqlalchemy.orm import configure_mappers
 
 from adapters.served_bases import FurtherBases
 from adapters.storage import StorageSettings
@@ -82,6 +83,7 @@ def run(settings: WorkerSettings | None = None, open_pipeline: OpenPipeline | No
     signals.worker_process_init.connect(in_child, weak=False)
     signals.worker_process_shutdown.connect(lambda **_: runtime.close(), weak=False)
     signals.worker_shutting_down.connect(lambda **_: runtime.shutdown.announce(), weak=False)
+    configure_mappers()  # each child would, at its first query
     app.steps["consumer"].add(AckWatch)
     if settings.beat:
         _run_beat_with_the_worker(app)

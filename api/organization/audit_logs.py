@@ -94,7 +94,7 @@ class Range:
     """Not."""
 
 
-def _range(
+async def _range(
     gt: Annotated[int | None, Query(alias="effective_at[gt]", ge=0, le=_MAX_SECONDS)] = None,
     gte: Annotated[int | None, Query(alias="effective_at[gte]", ge=0, le=_MAX_SECONDS)] = None,
     lt: Annotated[int | None, Query(alias="effective_at[lt]", ge=0, le=_MAX_SECONDS)] = None,

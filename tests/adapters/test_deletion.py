@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +16,6 @@ from adapters.errors import AdapterNotFound, ModelNotFound
 from adapters.published_artifacts.publishing import published_key
 from adapters.resolver import ModelResolver
 from adapters.storage import StorageUnavailable
-from cli.programs import CHECKOUT
 from retention.certifying import Certifier
 from retention.service import RetentionService
 from retention.signing import CertificateSigner
@@ -28,6 +24,7 @@ from tenants.key_secrets import KeySecrets
 from tenants.retention.classes import DEFAULT_BOUNDS
 from tenants.retention.errors import OnLegalHold
 from tests.support.onboarding import SECRET, Scene, artifact_file
+from tests.support.programs import end_killed
 from tests.support.waiting import eventually
 
 
@@ -249,19 +246,8 @@ async def test_a_purge_killed_anywhere_comes_to_the_same_end(
     made = await place.create("pirate")
     await place.make_ready(made, "1")
     await place.onboarding.deletion.delete(place.tenants[0], "pirate")
-    command = [
-        sys.executable,
-        "-c",
-        KILLED,
-        database_url,
-        str(tmp_path / "objects"),
-        str(place.artifacts),
-        where,
-    ]
-    killed = await asyncio.to_thread(
-        subprocess.run, command, cwd=CHECKOUT, capture_output=True, timeout=60, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    told = (database_url, str(tmp_path / "objects"), str(place.artifacts), where)
+    await end_killed(KILLED, *told)
     assert len(await place.column("SELECT version FROM adapter_versions")) == 1, "rows go last"
     assert await purge(place) == 1
     assert await objects_of(place, made.adapter.id) == []

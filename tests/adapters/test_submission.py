@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +16,6 @@ from adapters.models import VersionState
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from adapters.storage import StorageUnavailable, StoredObject
 from adapters.submission import Calibration, Submission, SubmittedVersion
-from cli.programs import CHECKOUT
 from db.errors import DatabaseUnavailable
 from tenants.actors import OPERATOR
 from tenants.errors import NameTaken
@@ -27,6 +23,7 @@ from tenants.limits.kinds import Limit, Metric
 from tenants.quotas.service import LimitService
 from tenants.views import PlanView
 from tests.support.onboarding import BASE_DIGEST, SAPLING, Scene, samples
+from tests.support.programs import end_killed
 from tests.support.speed import slowness
 
 
@@ -313,11 +310,8 @@ async def test_killed_on_the_way_it_is_all_there_or_not_at_all(
 
     from adapters.deletion import sweep_copies
 
-    command = [sys.executable, "-c", KILLED, database_url, redis_url, str(tmp_path), where, *place.tenants]
-    killed = await asyncio.to_thread(
-        subprocess.run, command, cwd=CHECKOUT, capture_output=True, timeout=100, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    told = (database_url, redis_url, str(tmp_path), where, *place.tenants)
+    await end_killed(KILLED, *told)
     for table in ("adapters", "adapter_versions", "jobs", "outbox"):
         assert await place.column(f"SELECT count(*) FROM {table}") == [int(made)], table
     assert len(without_files(await place.keys())) == 2

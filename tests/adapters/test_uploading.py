@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,7 +22,6 @@ from adapters.models import VersionState
 from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
 from adapters.storage import StorageUnavailable
 from adapters.submission import Calibration, Submission, SubmittedVersion
-from cli.programs import CHECKOUT
 from db.session import EVERY_TENANT
 from db.tasks import SETTLE_UPLOADS
 from engine.signing.bundle import sign
@@ -34,6 +30,7 @@ from engine.signing.statement import SIGNATURE_FILE, encode_statement
 from tenants.actors import OPERATOR
 from tenants.signing_keys.service import SigningKeys
 from tests.support.onboarding import BASE_DIGEST, SAPLING, Scene, samples
+from tests.support.programs import end_killed
 from worker.app import create_app
 from worker.settings import WorkerSettings
 from worker.tasks import storage
@@ -471,16 +468,8 @@ async def test_killed_between_completing_and_starting_it_is_started_by_the_sweep
     await files.announce()
     await files.complete(CONFIG_FILE)
     last = (files.ids[WEIGHTS_FILE], files.parts[WEIGHTS_FILE])
-    command = [sys.executable, "-c", KILLED, database_url, redis_url, str(tmp_path), where, *last]
-    killed = await asyncio.to_thread(
-        subprocess.run,
-        [*command, *place.tenants],
-        cwd=CHECKOUT,
-        capture_output=True,
-        timeout=100,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    told = (database_url, redis_url, str(tmp_path), where, *last, *place.tenants)
+    await end_killed(KILLED, *told)
     assert await place.column("SELECT DISTINCT status FROM uploads") == ["completed"]
     assert await states(place) == WAITING
     assert await place.onboarding.waiting.settle() == 1

@@ -11,7 +11,7 @@ import redis.asyncio
 
 from db.session import Database
 from tests.api.everything import Everything, Operation, absent, everything
-from tests.api.test_isolation_matrix import NOT_IDS
+from tests.api.test_isolation_matrix import LISTED, NOT_IDS
 from tokenization.codec import TextCodec
 
 
@@ -27,6 +27,8 @@ CURSORS = ("after", "before")
 CHANNEL = {"type": "email", "recipients": ["ann@ours.example"]}
 MALFORMED = ("", "x", "'", "a b", "\x00", "a\x00b", "é", "1" * 1000, "9" * 9, "@1", "rl-none", "role-none")
 """Of no list."""
+TURNS = 4
+"""Each list is asked for one of so many of the ids that it surely knows nothing of, and all lists for all."""
 
 
 async def ask(site: Everything, operation: Operation, **query: str) -> httpx.Response:
@@ -41,7 +43,7 @@ async def listed(site: Everything, operation: Operation, **query: str) -> list[s
 
 async def test_every_list_refuses_what_is_no_cursor_of_it(site: Everything) -> None:
     theirs = [id_ for kind, id_ in site.theirs.ids.items() if kind != "model"]
-    found, asked = {}, set()
+    found, asked, turn = {}, set(), 0
     for operation in site.operations():
         for name in set(operation.query_parameters) & set(CURSORS):
             asked.add(operation.name)
@@ -49,7 +51,11 @@ async def test_every_list_refuses_what_is_no_cursor_of_it(site: Everything) -> N
             wanted = (400, {"message": words, "type": "invalid_request_error", "param": name})
             mine = await listed(site, operation)
             others = [id_ for kind, id_ in site.ours.ids.items() if id_ not in mine and kind != "model"]
-            for cursor in (*MALFORMED, *theirs, *map(absent, theirs), *others):
+            nearest = [site.theirs.ids[kind] for kind in [LISTED.get(operation.name)] if kind is not None]
+            turn = (turn + 1) % TURNS
+            far = [*theirs, *map(absent, theirs)][turn::TURNS]
+            own = others if name == "after" else others[turn::TURNS]
+            for cursor in (*MALFORMED, *nearest, *map(absent, nearest), *far, *own):
                 for more in ({}, {"stream": "true"}) if "stream" in operation.query_parameters else ({},):
                     answer = await ask(site, operation, **{name: cursor}, **more)
                     error = answer.json().get("error", {})

@@ -19,6 +19,7 @@ from typing import Any
 import hypothesis
 import pytest
 import redis.asyncio
+import requests
 import schemathesis
 import uvicorn
 from schemathesis import GenerationMode
@@ -78,7 +79,9 @@ def site(
         thread.join(20)
 
 
-def failures_of(operation: Any, mode: GenerationMode, keys: dict[str, str]) -> list[str]:
+def failures_of(
+    operation: Any, mode: GenerationMode, keys: dict[str, str], session: requests.Session
+) -> list[str]:
     """What schemathesis has against the answers to `CASES` requests of the operation."""
     found: dict[str, str] = {}
     authorization = keys["admin" if operation.path.startswith(ACCOUNT) else "inference"]
@@ -93,7 +96,7 @@ def failures_of(operation: Any, mode: GenerationMode, keys: dict[str, str]) -> l
     )
     @hypothesis.given(operation.as_strategy(generation_mode=mode))
     def send(case: schemathesis.Case) -> None:
-        response = case.call(headers={"authorization": authorization}, timeout=30)
+        response = case.call(session=session, headers={"authorization": authorization}, timeout=30)
         excluded = [ignored_auth]  # of every route by a test of its own
         if is_beyond_a_schema(case, response):
             excluded.append(positive_data_acceptance)
@@ -117,12 +120,13 @@ def test_the_server_does_what_the_document_says(site: tuple[str, Everything]) ->
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) > 100
-    failures = [
-        failure
-        for operation in operations
-        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
-        for failure in failures_of(operation, mode, keys)
-    ]
+    with requests.Session() as session:
+        failures = [
+            failure
+            for operation in operations
+            for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+            for failure in failures_of(operation, mode, keys, session)
+        ]
     assert failures == [], "\n".join(failures)
 
 

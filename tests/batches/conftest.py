@@ -18,7 +18,6 @@ from sqlalchemy import text
 
 from adapters.files.ingestion import FileIngestion
 from adapters.files.service import FileService, UploadService
-from adapters.inspection.sandbox import Sandbox
 from adapters.storage import LocalStore
 from api.app import create_app
 from api.assembly.stored_state import stored_state
@@ -33,6 +32,7 @@ from tenants.errors import InvalidApiKey
 from tests.api.conftest import World, build
 from tests.api.fakes import KEY
 from tests.support.documented import DISAGREEMENTS, Documented
+from tests.support.sandboxes import KeptSandbox
 from tests.support.text_base import write_base
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
@@ -183,7 +183,7 @@ async def open_batches(codec: TextCodec, database: Database, root: Path) -> Asyn
     async with database.write(EVERY_TENANT) as session:
         for tenant in TENANTS:
             await session.execute(text("INSERT INTO tenants (id, name) VALUES (:id, :id)"), {"id": tenant})
-    sandbox, store = Sandbox(), LocalStore(root)
+    sandbox, store = KeptSandbox(), LocalStore(root)
     world = build(
         codec,
         files=FileService(database, store, sandbox),

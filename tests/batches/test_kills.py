@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from benchmarks import batch_kills
-from benchmarks.batch_kills import RESPONSES, compared, is_clean
+from benchmarks.batch_kills import RESPONSES, Part, compared, is_clean
 from benchmarks.chaos_site import APIS, WORKERS
 
-LINES, KILLS, SEED = 60, 6, 3
+SEED = 3
+CHATS = Part(num_lines=60, kills=6)
+ANSWERS = Part(24, 3, RESPONSES, victims=(*APIS, *WORKERS))
+"""Lines of responses, and kills of the processes that run and meter them."""
 
 
 @pytest.fixture
@@ -26,24 +29,16 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(400)
-async def test_every_line_is_answered_and_billed_once(folder: Path) -> None:
-    figures = await batch_kills.run(folder, LINES, KILLS, SEED)
+async def test_every_line_and_every_response_is_answered_and_billed_once(folder: Path) -> None:
+    """In one service, which takes seconds to start."""
+    chats, answers = await batch_kills.run(folder, [CHATS, ANSWERS], SEED)
 
-    assert is_clean(figures), figures
-    assert figures["answered"] == figures["ledger_rows"] == LINES
-    assert figures["kills"] >= KILLS // 2, "the batch lived long enough"
-
-
-@pytest.mark.timeout(400)
-async def test_every_response_is_answered_and_billed_once(folder: Path) -> None:
-    """Lines of responses, and kills of the processes that run and meter them."""
-    victims = (*APIS, *WORKERS)
-
-    figures = await batch_kills.run(folder, 24, 3, SEED, url=RESPONSES, victims=victims)
-
-    assert is_clean(figures), figures
-    assert figures["answered"] == figures["ledger_rows"] == 24
-    assert {"api", "worker"} & figures["kills_by_kind"].keys()
+    assert is_clean(chats), chats
+    assert chats["answered"] == chats["ledger_rows"] == CHATS.num_lines
+    assert chats["kills"] >= CHATS.kills // 2, "the batch lived long enough"
+    assert is_clean(answers), answers
+    assert answers["answered"] == answers["ledger_rows"] == ANSWERS.num_lines
+    assert {"api", "worker"} & answers["kills_by_kind"].keys()
 
 
 LINE = {"custom_id": "a"}

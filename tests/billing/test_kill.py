@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import redis.asyncio
 from sqlalchemy import text
@@ -21,8 +15,8 @@ from tests.support.journal import usage_event, write_events
 from tests.support.killed_charges import UNTIL
 from tests.support.killed_meter import BATCH_SIZE, INSTANTS
 from tests.support.ledger import SUMMED, query
+from tests.support.programs import end_killed
 
-ROOT = Path(__file__).resolve().parents[2]
 LEFT = {"taken": 20, "written": 20, "committed": 20, "acknowledged": 10}
 """Entries still in the journal after the death, of three batches."""
 WRITTEN = {"taken": 10, "written": 10, "committed": 20, "acknowledged": 20}
@@ -49,9 +43,7 @@ async def test_a_meter_killed_at_any_instant_loses_and_doubles_nothing(
     for event in events:
         event.labels[RATE_LABEL] = Rate("prc_1", 0, 0, 2_000_000).label
     write_events(redis_url, events)
-    command = [sys.executable, "-m", "tests.support.killed_meter", database_url, redis_url, instant]
-    killed = await asyncio.to_thread(subprocess.run, command, cwd=ROOT)
-    assert killed.returncode == -signal.SIGKILL
+    await end_killed("tests.support.killed_meter", database_url, redis_url, instant)
     assert await redis_client.xlen(JOURNAL_STREAM) == LEFT[instant]
     rows = WRITTEN[instant]
     assert await totals(database) == (rows, sum(range(rows)), 2 * sum(range(rows)))
@@ -80,9 +72,7 @@ async def test_a_worker_killed_while_it_charges_loses_and_doubles_nothing(
         for statement in SEED:
             await session.execute(text(statement))
     for transactions, charged in ((1, 0), (2, 1)):
-        command = [sys.executable, "-m", "tests.support.killed_charges", database_url, str(transactions)]
-        killed = await asyncio.to_thread(subprocess.run, command, cwd=ROOT)
-        assert killed.returncode == -signal.SIGKILL
+        await end_killed("tests.support.killed_charges", database_url, str(transactions))
         assert len(await query(database, "SELECT id FROM charges")) == charged
     service = ChargeService(database)
     assert await service.charge_calibrations() + await service.charge_storage(UNTIL) == 2

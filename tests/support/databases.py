@@ -1,4 +1,4 @@
-"""Gives each test an empty database at the current schema: one per test file, emptied between its tests.
+"""Gives each test an empty database at the current schema: a process's tests share one, emptied between them.
 
 Copying a database costs a tenth of a second, and every first connection to a copy plans with cold caches.
 Deleting the few rows that a test wrote costs a hundredth. A test that changed the schema itself, or gathered
@@ -15,6 +15,7 @@ from psycopg import sql
 from sqlalchemy import make_url
 
 from tests.support.clusters import MIGRATOR
+from tests.support.connections import end_kept, kept_processes
 
 SMALL_BYTES = 256 << 10
 """Tables up to this size are emptied by DELETE, larger ones by TRUNCATE: dead rows would slow scans down."""
@@ -40,8 +41,8 @@ _TABLES = """
 _serial = itertools.count()
 
 
-class FileDatabase:
-    """The database of one test file. `empty` it before each test, `close` it after the last.
+class SharedDatabase:
+    """The database of tests that take turns. `empty` it before each test, `close` it after the last.
 
     Args:
         admin: an autocommit connection of a superuser to another database of the same server.
@@ -71,14 +72,17 @@ class FileDatabase:
             dirty = {name for (name,) in self._connection.execute(self._dirty_tables).fetchall()}
             now = self._seed_state()
             changed = {name for name in self._seeds if now[name] != self._as_seeded[name]}
-            for name in sorted(dirty | changed):
-                self._restore(name)
-            self._as_seeded |= {name: state for name, state in self._seed_state().items() if name in changed}
+            truncated = [self._restore(name) for name in sorted(dirty | changed)]
+            if changed:
+                restored = self._seed_state()
+                self._as_seeded |= {name: restored[name] for name in changed}
             self._connection.execute(self._restart_sequences)
-        self._as_copied = self._schema_state()
+        if any(truncated):
+            self._as_copied = self._schema_state()
 
     def close(self) -> None:
         """Drop the database."""
+        end_kept()
         self._connection.close()
         self._admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name)))
 
@@ -134,11 +138,13 @@ class FileDatabase:
                 content = b"".join(copied)
             return content if cursor.rowcount else b""
 
-    def _restore(self, table: str) -> None:
+    def _restore(self, table: str) -> bool:
+        """Whether the table was truncated, which changes the catalogs."""
         name = sql.Identifier(table)
         size = self._connection.execute("SELECT pg_relation_size(%s::regclass)", (table,)).fetchone()
         assert size is not None
-        verb = "DELETE FROM {}" if size[0] <= SMALL_BYTES else "TRUNCATE {} CASCADE"
+        is_large = size[0] > SMALL_BYTES
+        verb = "TRUNCATE {} CASCADE" if is_large else "DELETE FROM {}"
         self._connection.execute(sql.SQL(cast(LiteralString, verb)).format(name))
         if table in self._seeds:
             with (
@@ -146,13 +152,16 @@ class FileDatabase:
                 cursor.copy(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(name)) as copied,
             ):
                 copied.write(self._seeds[table])
+        return is_large
 
     def _schema_state(self) -> tuple[object, ...] | None:
         return self._connection.execute(_SCHEMA_STATE).fetchone()
 
     def _end_other_connections(self) -> None:
         # A connection that a test left open may hold locks.
+        ours = 0 if self._connection.closed else self._connection.info.backend_pid
         self._admin.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s AND pid <> %s",
-            (self.name, 0 if self._connection.closed else self._connection.info.backend_pid),
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE datname = %s AND pid <> ALL (%s)",
+            (self.name, [ours, *kept_processes()]),
         )

@@ -17,6 +17,7 @@ OPEN = frozenset({"AuditEntry"})
 """Objects with a field whose name is the value of another."""
 UNDOCUMENTED = frozenset({405, 499})
 """Statuses of requests that are none of an operation, or whose response nobody reads."""
+_ANYTHING: dict[str, Any] = {}
 DISAGREEMENTS: list[str] = []
 """Of all applications of this process, since they were last looked at."""
 
@@ -77,18 +78,18 @@ def _document_of(app: Any) -> _Document:
 class _Document:
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = closed(document)
-        self._operations = [
-            (verb.upper(), _pattern(path), operation)
-            for path, verbs in sorted(document["paths"].items(), key=lambda item: item[0].count("{"))
-            for verb, operation in verbs.items()
-        ]
+        self._operations: dict[str, list[tuple[re.Pattern[str], dict[str, Any]]]] = {}
+        for path, verbs in sorted(self._document["paths"].items(), key=lambda item: item[0].count("{")):
+            for verb, operation in verbs.items():
+                self._operations.setdefault(verb.upper(), []).append((_pattern(path), operation))
         self._validators: dict[str, Any] = {}
+        self._found: dict[int, Any] = {}
+        """The same by the identity of their schema, which lives as long as the document."""
 
     def operation(self, method: str, path: str) -> dict[str, Any] | None:
-        for verb, pattern, operation in self._operations:
-            if verb == method and pattern.fullmatch(path):
-                found: dict[str, Any] = operation
-                return found
+        for pattern, operation in self._operations.get(method, ()):
+            if pattern.fullmatch(path):
+                return operation
         return None
 
     def problems(self, operation: dict[str, Any], status: int, media_type: str, body: bytes) -> Iterator[str]:
@@ -102,7 +103,7 @@ class _Document:
         if media_type not in content:
             yield f"{media_type!r} is not documented"
             return
-        schema = content[media_type].get("schema", {})
+        schema = content[media_type].get("schema", _ANYTHING)
         if media_type == "text/event-stream":
             schema = schema["properties"]["data"]["anyOf"][0]["contentSchema"]
         for value in _values(media_type, body):
@@ -111,10 +112,13 @@ class _Document:
                 yield f"{error.message} at {error.instance_path}"
 
     def _validator(self, schema: dict[str, Any]) -> Any:
+        if id(schema) in self._found:
+            return self._found[id(schema)]
         key = json.dumps(schema)
         if key not in self._validators:
             whole = {**schema, "components": self._document["components"]}
             self._validators[key] = jsonschema_rs.Draft202012Validator(whole)
+        self._found[id(schema)] = self._validators[key]
         return self._validators[key]
 
 

@@ -13,18 +13,17 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOK_EVERY = 0.005
 
 
 class Forked:
@@ -43,11 +42,18 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         """Returns the exit status; raises TimeoutExpired after `timeout` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (status := self.poll()) is None:
-            if deadline is not None and time.monotonic() > deadline:
+        if (status := self.poll()) is not None:
+            return status
+        watched = os.pidfd_open(self.pid)  # nobody but the nursery takes its status, and only when asked
+        try:
+            looking = select.poll()
+            looking.register(watched, select.POLLIN)
+            if not looking.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            time.sleep(LOOK_EVERY)
+        finally:
+            os.close(watched)
+        status = self.poll()
+        assert status is not None
         return status
 
     def send_signal(self, number: int) -> None:
@@ -111,6 +117,8 @@ def serve(modules: list[str]) -> Callable[[], object]:
     gc.disable()  # imports make no garbage
     for module in modules:
         importlib.import_module(module)
+    if "sqlalchemy.orm" in sys.modules:
+        importlib.import_module("sqlalchemy.orm").configure_mappers()  # as each program would
     gc.enable()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages it looks at

@@ -34,6 +34,7 @@ from engine.protocol import AdapterRef, EngineInfo
 from engine.signing.keys import SigningKey, TrustedKeys
 from tenants.service import TenantService
 from tenants.views import STANDARD, PlanView
+from tests.support.sandboxes import KeptSandbox
 
 SAPLING = CHECKOUT / "examples" / "sapling" / "weights"
 BASE = "sapling"
@@ -202,7 +203,7 @@ async def reopened(
     policy: ImportPolicy = ImportPolicy(),
 ) -> AsyncIterator[Scene]:
     """The same as another process has it."""
-    store, sandbox, engine = LocalStore(directory / "objects"), Sandbox(), ToldEngine()
+    store, sandbox, engine = LocalStore(directory / "objects"), KeptSandbox(), ToldEngine()
     files, uploads = FileService(database, store, sandbox), UploadService(database, store, sandbox)
     try:
         async with open_onboarding(

@@ -1,7 +1,7 @@
-"""A process that reserves and settles, as an API process does: `python -m tests.support.reserving JSON`.
+"""A process that reserves and settles, as an API process does: `run` with a task in JSON and two named pipes.
 
-Prints a line when it is connected, waits for one on its standard input, does its requests at once, prints
-what came of them, and goes on living until its standard input ends.
+Writes a line when it is connected, waits for one to read, does its requests at once, writes what came of
+them, and goes on living until there is nothing more to read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -36,12 +36,16 @@ class Task(msgspec.Struct):
     """How often each of the requests is made again once it is refused or has ended."""
 
 
-async def main(task: Task) -> None:
+async def main(task: Task, asked: TextIO, told: TextIO) -> None:
+    def tell(facts: dict[str, Any]) -> None:
+        told.write(json.dumps(facts) + "\n")
+        told.flush()
+
     quotas = Quotas(task.redis_url, task.name, timing=Timing(**task.timing))
     await quotas.start()
     await eventually(lambda: not quotas.away)
     tell({"ready": task.name})
-    await asyncio.to_thread(sys.stdin.readline)
+    await asyncio.to_thread(asked.readline)
     draw = random.Random(task.seed)
     limits = tuple(task.limits)
     caller = TenantContext("tnt_1", "t", f"key_{task.name}", "inference", limits=limits)
@@ -71,12 +75,11 @@ async def main(task: Task) -> None:
     if task.uses:
         await quotas.close()
     tell({"taken": len(taken), "refused": refused, "tokens": sum(taken)})
-    await asyncio.to_thread(sys.stdin.readline)
+    await asyncio.to_thread(asked.readline)
 
 
-def tell(facts: dict[str, Any]) -> None:
-    print(json.dumps(facts), flush=True)
-
-
-if __name__ == "__main__":
-    asyncio.run(main(msgspec.json.decode(sys.argv[1], type=Task)))
+def run() -> int:
+    _, task, asked, told = sys.argv
+    with open(asked) as reading, open(told, "w") as writing:
+        asyncio.run(main(msgspec.json.decode(task, type=Task), reading, writing))
+    return 0

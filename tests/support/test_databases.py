@@ -1,4 +1,4 @@
-"""Emptying a file's database puts back sequences and what migrations wrote, as in the copy."""
+"""Emptying the shared database puts back sequences and what migrations wrote, as in the copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 from sqlalchemy import make_url
 
-from tests.support.databases import FileDatabase
+from tests.support.databases import SharedDatabase
 
 SEQUENCES = "SELECT sequencename, start_value FROM pg_sequences WHERE schemaname = 'public'"
 SEEDED = ("document_numbers", "plans", "tenants")
@@ -18,14 +18,14 @@ SEEDED = ("document_numbers", "plans", "tenants")
 
 
 @contextmanager
-def connected(database: FileDatabase) -> Iterator[psycopg.Connection]:
+def connected(database: SharedDatabase) -> Iterator[psycopg.Connection]:
     """A superuser's connection, without the triggers that refuse changes."""
     url = make_url(database.url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url, autocommit=True, options="-c session_replication_role=replica") as connection:
         yield connection
 
 
-def content(database: FileDatabase) -> dict[str, list[tuple[object, ...]]]:
+def content(database: SharedDatabase) -> dict[str, list[tuple[object, ...]]]:
     with connected(database) as connection:
         return {
             name: connection.execute(
@@ -44,27 +44,27 @@ def content(database: FileDatabase) -> dict[str, list[tuple[object, ...]]]:
         "UPDATE tenants SET name = 'other'; UPDATE tenants SET name = 'another'",
     ],
 )
-def test_what_migrations_wrote_is_put_back(file_database: FileDatabase, change: str) -> None:
-    file_database.empty()
-    name, before = file_database.name, content(file_database)
+def test_what_migrations_wrote_is_put_back(shared_database: SharedDatabase, change: str) -> None:
+    shared_database.empty()
+    name, before = shared_database.name, content(shared_database)
     assert all(before.values())
     for _ in range(2):
-        with connected(file_database) as connection:
+        with connected(shared_database) as connection:
             connection.execute(change)
-        assert content(file_database) != before
-        file_database.empty()
-        assert content(file_database) == before
-    assert file_database.name == name, "it is emptied, not copied anew"
+        assert content(shared_database) != before
+        shared_database.empty()
+        assert content(shared_database) == before
+    assert shared_database.name == name, "it is emptied, not copied anew"
 
 
-def test_sequences_begin_again(file_database: FileDatabase) -> None:
-    file_database.empty()
-    with connected(file_database) as connection:
+def test_sequences_begin_again(shared_database: SharedDatabase) -> None:
+    shared_database.empty()
+    with connected(shared_database) as connection:
         starts = dict(connection.execute(SEQUENCES).fetchall())
         assert starts
         for name in starts:
             connection.execute("SELECT nextval(%s::regclass)", (name,))
-    file_database.empty()
-    with connected(file_database) as connection:
+    shared_database.empty()
+    with connected(shared_database) as connection:
         for name, start in starts.items():
             assert connection.execute("SELECT nextval(%s::regclass)", (name,)).fetchone() == (start,)

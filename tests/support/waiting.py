@@ -1,7 +1,7 @@
 """Waiting for what another process or task does, and how long that took.
 
 Time is counted in looks of 10 ms. One that took longer counts for 50 ms at most: then the machine was busy
-with something else, and what is waited for was not slow.
+with something else, and what is waited for was not slow. What costs much to look at is looked at less often.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from types import TracebackType
 
 LOOK_EVERY = 0.01
 COUNTS_AT_MOST = 0.05
+PAUSES = 3
+"""As long as the look before: a request, say, that would take a whole processor from what is waited for."""
 
 
 async def eventually(
@@ -21,11 +23,12 @@ async def eventually(
     """Return how long it took until `holds()`; fail after `seconds`."""
     waited, looked_at = 0.0, time.monotonic()
     while True:
+        began = time.monotonic()
         answer = holds()
         if answer if isinstance(answer, bool) else await answer:
             return waited
         assert waited < seconds, f"not within {seconds} s"
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(_pause(began, LOOK_EVERY))
         waited, looked_at = _count(waited, looked_at)
 
 
@@ -34,11 +37,13 @@ def until(
 ) -> float:
     """The same from outside of any event loop. `look_every` is at most COUNTS_AT_MOST."""
     waited, looked_at = 0.0, time.monotonic()
-    while not holds():
+    while True:
+        began = time.monotonic()
+        if holds():
+            return waited
         assert waited < seconds, f"{what}: not within {seconds} s"
-        time.sleep(look_every)
+        time.sleep(_pause(began, look_every))
         waited, looked_at = _count(waited, looked_at)
-    return waited
 
 
 class AwakeClock:
@@ -63,6 +68,10 @@ class AwakeClock:
         while True:
             await asyncio.sleep(LOOK_EVERY)
             self.seconds, looked_at = _count(self.seconds, looked_at)
+
+
+def _pause(began: float, look_every: float) -> float:
+    return min(max(look_every, PAUSES * (time.monotonic() - began)), COUNTS_AT_MOST)
 
 
 def _count(waited: float, looked_at: float) -> tuple[float, float]:

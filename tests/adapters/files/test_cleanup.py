@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,6 +13,7 @@ from adapters.files.cleanup import SweepReport, sweep
 from adapters.storage import StorageUnavailable
 from tests.adapters.files.conftest import Place
 from tests.adapters.files.test_uploads import PIECES, add_all, create
+from tests.support.programs import end_killed
 
 HOUR = timedelta(hours=1)
 NOTHING = SweepReport()
@@ -144,10 +143,7 @@ asyncio.run(main())
 
 async def crash(place: Place, instant: str, *arguments: str) -> None:
     url = place.database.engine.url.render_as_string(hide_password=False)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CRASH, url, str(place.root), instant, *arguments, env=os.environ
-    )
-    assert await process.wait() == -9
+    await end_killed(CRASH, url, str(place.root), instant, *arguments)
 
 
 @pytest.mark.parametrize("instant", ["received", "stored", "written"])

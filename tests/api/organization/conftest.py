@@ -11,7 +11,7 @@ from cli.local.postgres import serving_url
 from cli.local.server import LocalServer
 from tests.api.organization.site import Party, Site, serving_accounts, stock_client
 from tests.support.clusters import TEMPLATE
-from tests.support.databases import FileDatabase
+from tests.support.databases import SharedDatabase
 from tokenization.codec import TextCodec
 
 _serial = itertools.count()
@@ -25,7 +25,7 @@ def site(
     redis_server: LocalServer,
 ) -> Iterator[Site]:
     """One for a module: its tests have tenants of their own."""
-    database = FileDatabase(postgres_admin, postgres_server.url, TEMPLATE)
+    database = SharedDatabase(postgres_admin, postgres_server.url, TEMPLATE)
     with serving_accounts(codec, serving_url(database.url), redis_server.url) as running:
         yield running
     database.close()

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import httpx2
 import pytest
+from pydantic._internal import _fields
 
 from tenants.actors import OPERATOR
 from tenants.audit.repository import AuditFilter
@@ -84,7 +85,9 @@ def other(site: Site) -> Provider:
 
 
 def test_scim2_tester_finds_nothing(site: Site, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Here, since loading it takes five seconds of CPU, in each process that collects tests.
+    # What its classes' fields mean is read out of its source, for schemas nobody asks for: seven seconds.
+    monkeypatch.setattr(_fields, "_update_fields_from_docstrings", lambda *_, **__: None)
+    # Here, since loading it takes long, in each process that collects tests.
     from scim2_client.engines.httpx2 import SyncSCIMClient
     from scim2_tester import Status, check_server
     from scim2_tester.utils import ResourceManager

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
-import signal
 import ssl
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,10 +30,10 @@ from tenants.outbound.errors import EndpointUnreachable
 from tenants.service import account_services
 from tests.support.hook_server import HookServer, hook_server
 from tests.support.killed_telling import DELIVERING
+from tests.support.programs import end_killed
 from tests.support.waiting import eventually
 from tests.tenants.conftest import SECRET
 
-ROOT = Path(__file__).resolve().parents[3]
 FACTS = {"invoice_id": "inv_1", "number": 7, "month": "2026-10", "total_cents": 1234}
 SENDER = WebhookSender(http_allowed=True, private_allowed=True, timeout=5.0)
 
@@ -355,9 +352,7 @@ async def test_who_is_killed_while_it_delivers_loses_nothing_and_makes_no_second
     """With SIGKILL, before the endpoint hears of it and after: then it hears of it again, by the same id."""
     await endpoint(webhooks, tenant, hooks.url("/204"))
     assert await happen(database, tenant, clock)
-    command = [sys.executable, "-m", "tests.support.killed_telling", database_url, "redis://", instant]
-    killed = await asyncio.to_thread(subprocess.run, command, cwd=ROOT)
-    assert killed.returncode == -signal.SIGKILL
+    await end_killed("tests.support.killed_telling", database_url, "redis://", instant)
     assert len(hooks.heard) == (1 if instant == "posted" else 0)
     deliveries = Deliveries(database, SENDER, clock=clock)
     assert await deliveries.deliver() == 0, "whoever took it may still be at it"

@@ -4,14 +4,9 @@ roundings, notes; through faults, once; and it names customers as they do.
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,8 +34,8 @@ from tenants.actors import OPERATOR
 from tests.billing.payments.conftest import Site
 from tests.billing.payments.usage import TENANT, prepaid, use
 from tests.support.killed_sender import STEPS
+from tests.support.programs import end_killed
 
-ROOT = Path(__file__).resolve().parents[3]
 JANUARY = date(2027, 1, 1)
 CLOSING = datetime(2027, 2, 2, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -159,12 +154,8 @@ async def test_a_document_is_sent_once_through_any_fault_at_any_step(site: Site,
 async def test_a_sender_killed_at_any_step_asks_once(step: str, site: Site, database_url: str) -> None:
     await use(site.database, site.now + HOUR, 5_000_000)
     await invoiced(site)
-    command = [
-        sys.executable, "-m", "tests.support.killed_sender", database_url, site.double.url, API_KEY,
-        step, site.now.isoformat(),
-    ]  # fmt: skip
-    killed = await asyncio.to_thread(subprocess.run, command, cwd=ROOT)
-    assert killed.returncode == -signal.SIGKILL
+    told = (database_url, site.double.url, API_KEY, step, site.now.isoformat())
+    await end_killed("tests.support.killed_sender", *told)
     site.wait(days=2)
     await site.documents.send()
     assert asked(site) == [(500, 500, "paid")]

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +14,8 @@ from examples.stripe_double import API_KEY, Fault
 from tests.billing.payments.conftest import START, Site
 from tests.billing.payments.usage import events, use
 from tests.support.killed_sender import INSTANTS
+from tests.support.programs import end_killed
 
-ROOT = Path(__file__).resolve().parents[3]
 HOUR = timedelta(hours=1)
 NINE = START.replace(minute=0)
 EVENTS = "/v1/billing/meter_events"
@@ -208,12 +203,8 @@ async def test_a_sender_killed_at_any_instant_loses_and_doubles_nothing(
         await use(site.database, NINE + number * HOUR, 10**number)
     site.travel(NINE + 5 * HOUR)
     await site.planning.plan(site.now)
-    command = [
-        sys.executable, "-m", "tests.support.killed_sender", database_url, site.double.url, API_KEY,
-        instant, site.now.isoformat(),
-    ]  # fmt: skip
-    killed = await asyncio.to_thread(subprocess.run, command, cwd=ROOT)
-    assert killed.returncode == -signal.SIGKILL
+    told = (database_url, site.double.url, API_KEY, instant, site.now.isoformat())
+    await end_killed("tests.support.killed_sender", *told)
     assert len(site.double.meters.received) == (1 if instant == "claimed" else 2)
     site.wait(minutes=20)
     await site.sending.send()

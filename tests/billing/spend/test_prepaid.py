@@ -4,12 +4,7 @@ storage, calibration, and what is taken back. The ledger, Redis and the caches a
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 import redis.asyncio
@@ -38,11 +33,11 @@ from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
 from tests.support.journal import usage_event
 from tests.support.killed_telling import TELLING
+from tests.support.programs import end_killed
 from tests.support.waiting import eventually
 from tests.tenants.conftest import SECRET
 from tests.tenants.quotas.conftest import caller, opened
 
-ROOT = Path(__file__).resolve().parents[3]
 NOW = datetime.now(UTC)
 
 
@@ -239,11 +234,7 @@ async def test_a_cost_counts_once_though_who_tells_it_is_killed(
             reversals = ReversalService(database)
             await reversals.reverse_charge(tenant.id, "calibration:one", reason="a mistake", by=OPERATOR)
             before = 40
-        command = [
-            sys.executable, "-m", "tests.support.killed_telling", database_url, redis_url, instant,
-        ]  # fmt: skip
-        killed = await asyncio.to_thread(subprocess.run, command, cwd=ROOT)
-        assert killed.returncode == -signal.SIGKILL
+        await end_killed("tests.support.killed_telling", database_url, redis_url, instant)
         if instant != "settled":
             assert (await state(quotas, balance))[0] == before
         for _ in range(2):

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -22,50 +21,64 @@ from tenants.limits.kinds import Amounts, Metric
 from tenants.quotas.journal import JournalSettling, MeteredRequest
 from tenants.quotas.reservation_sweep import ReservationSweep
 from tenants.quotas.scripts import Scripts
+from tests.support.nursery import Nursery
 from tests.support.reserving import Task
 from tests.support.waiting import eventually
 from tests.tenants.quotas.conftest import QUICK, TENANT, caller, counted, limit, opened
 
-ROOT = Path(__file__).resolve().parents[3]
 PROCESSES = 4
 DAILY = limit(Metric.TOKENS_PER_DAY, 1000)
 PLACES = limit(Metric.CONCURRENT_REQUESTS, 10)
 
 
+_nursery = Nursery("tests.support.reserving")
+
+
 class Reserving:
     """One such process."""
 
-    def __init__(self, task: Task) -> None:
-        command = [sys.executable, "-m", "tests.support.reserving", msgspec.json.encode(task).decode()]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, task: Task, directory: Path) -> None:
+        pipes = [directory / f"{task.name}.{end}" for end in ("asked", "told")]
+        for pipe in pipes:
+            os.mkfifo(pipe)
+        words = [msgspec.json.encode(task).decode(), *map(str, pipes)]
+        self.process = _nursery.start("tests.support.reserving:run", directory / "log", os.environ, words)
+        self._asked, self._told = pipes[0].open("w"), pipes[1].open()
 
     def hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        heard: dict[str, Any] = json.loads(self.process.stdout.readline())
+        heard: dict[str, Any] = json.loads(self._told.readline())
         return heard
 
     def go(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+        self._asked.write("go\n")
+        self._asked.flush()
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._asked.close()
+        self._told.close()
+
+
+class Processes(list[Reserving]):
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory = directory
 
 
 @pytest.fixture
-def processes() -> Iterator[list[Reserving]]:
-    started: list[Reserving] = []
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    started = Processes(tmp_path)
     yield started
     for process in started:
-        process.kill()
+        process.close()
 
 
-async def run_at_once(processes: list[Reserving], tasks: list[Task]) -> list[dict[str, Any]]:
-    processes += map(Reserving, tasks)
+async def run_at_once(processes: Processes, tasks: list[Task]) -> list[dict[str, Any]]:
+    processes += [Reserving(task, processes.directory) for task in tasks]
     for process in processes:
         assert "ready" in await asyncio.to_thread(process.hear)
     for process in processes:
@@ -74,7 +87,7 @@ async def run_at_once(processes: list[Reserving], tasks: list[Task]) -> list[dic
 
 
 async def test_a_budget_of_1000_tokens_against_500_requests_at_once(
-    redis_url: str, processes: list[Reserving]
+    redis_url: str, processes: Processes
 ) -> None:
     """Four processes, 125 requests each, each of which may take 16 tokens and takes fewer."""
     tasks = [
@@ -89,7 +102,7 @@ async def test_a_budget_of_1000_tokens_against_500_requests_at_once(
         assert await counted(quotas, DAILY, PLACES) == [(tokens, 0), (0, 0)]
 
 
-async def test_exactly_as_many_as_there_is_room_for(redis_url: str, processes: list[Reserving]) -> None:
+async def test_exactly_as_many_as_there_is_room_for(redis_url: str, processes: Processes) -> None:
     """None of the requests ends, so what the limits let through is known to the last one."""
     limits = [limit(Metric.TOKENS_PER_DAY, 1000), limit(Metric.REQUESTS_PER_DAY, 45)]
     tasks = [Task(redis_url, f"p{k}", limits, 50, Amounts(1, 3, 17), []) for k in range(PROCESSES)]
@@ -98,9 +111,7 @@ async def test_exactly_as_many_as_there_is_room_for(redis_url: str, processes: l
     assert sum(result["refused"] for result in results) == 4 * 50 - 45
 
 
-async def test_a_prepaid_balance_against_500_requests_at_once(
-    redis_url: str, processes: list[Reserving]
-) -> None:
+async def test_a_prepaid_balance_against_500_requests_at_once(redis_url: str, processes: Processes) -> None:
     """Never more is spent than was paid in; what is paid in later is there to be spent, and not more."""
     paid_in = limit(Metric.PREPAID_BALANCE, 1000)
     tasks = [
@@ -120,7 +131,7 @@ async def test_a_prepaid_balance_against_500_requests_at_once(
 
 
 async def test_a_rate_over_four_processes_is_the_rate(
-    redis_url: str, redis_client: redis.asyncio.Redis, processes: list[Reserving]
+    redis_url: str, redis_client: redis.asyncio.Redis, processes: Processes
 ) -> None:
     """At most the burst and what drained meanwhile, by the server's clock; and no less than the burst."""
     rate = limit(Metric.REQUESTS_PER_MINUTE, 120)
@@ -133,7 +144,7 @@ async def test_a_rate_over_four_processes_is_the_rate(
     assert 120 <= taken <= 120 + 2 * seconds
 
 
-async def test_what_a_killed_process_held_is_returned(redis_url: str, processes: list[Reserving]) -> None:
+async def test_what_a_killed_process_held_is_returned(redis_url: str, processes: Processes) -> None:
     """kill -9 with ten reservations open: nobody else gets their places before they expire, all do then."""
     task = Task(redis_url, "victim", [DAILY, PLACES], 20, Amounts(1, 0, 50), [], asdict(QUICK))
     [result] = await run_at_once(processes, [task])
@@ -169,7 +180,7 @@ async def eventually_counts(redis_url: str, expected: list[tuple[int, int]]) -> 
 
 
 async def test_what_a_killed_process_used_is_charged_from_the_journal(
-    redis_url: str, redis_client: redis.asyncio.Redis, processes: list[Reserving]
+    redis_url: str, redis_client: redis.asyncio.Redis, processes: Processes
 ) -> None:
     """Half of its requests before their reservations expire, half of them after that."""
     task = Task(redis_url, "victim", [DAILY, PLACES], 10, Amounts(1, 0, 50), [], asdict(QUICK))

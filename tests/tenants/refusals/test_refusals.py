@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -32,8 +28,8 @@ from tenants.refusals.recorder import (
 from tenants.refusals.repository import RefusedFilter
 from tenants.refusals.service import CodeCount, RefusedRequests
 from tests.support.killed_refusals import BATCH_SIZE, INSTANTS
+from tests.support.programs import end_killed
 
-ROOT = Path(__file__).resolve().parents[3]
 NOON = datetime(2026, 5, 17, 12, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
 
@@ -317,9 +313,7 @@ async def test_a_worker_that_is_killed_loses_none_and_stores_none_twice(
     for number in range(3 * BATCH_SIZE):
         recorder.record(refused(number))
     await recorder.flush()
-    command = [sys.executable, "-m", "tests.support.killed_refusals", database_url, redis_url, instant]
-    killed = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    await end_killed("tests.support.killed_refusals", database_url, redis_url, instant)
     stored = len((await listed(database))[0])
     assert stored == (2 * BATCH_SIZE if instant == "committed" else BATCH_SIZE)
     await RefusalIntake(database, redis_client, "next", stale_after=0).drain()
