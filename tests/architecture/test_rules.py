@@ -208,3 +208,11 @@ def test_nothing_depends_on_distributions_that_share_our_names() -> None:
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     taken = {line.split("==")[0] for line in constraints}
     assert not taken & {"kernels", "adapters", "api", "admin", "engine", "billing"}
+
+
+def test_planted_defects_fit_the_code() -> None:
+    """`make mutants` takes an hour; its lists must not be found outdated then."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.mutants", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
