@@ -9,16 +9,6 @@ import pytest
 
 from tests.e2e.stack import Stack
 
-FOLDER = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests that share the demo come after the others of this folder: it idles for nobody."""
-    here = [place for place, item in enumerate(items) if item.path.parent == FOLDER]
-    sharing = sorted((items[place] for place in here), key=lambda item: "running_stack" in item.fixturenames)  # type: ignore[attr-defined]
-    for place, item in zip(here, sharing, strict=True):
-        items[place] = item
-
 
 # Of this folder: it would otherwise idle, with ten processes, until the last test of all ends.
 @pytest.fixture(scope="package")
