@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,14 @@ from sqlalchemy import make_url
 from cli.main import main
 from cli.programs import CHECKOUT
 from engine.protocol import JOURNAL_STREAM
+from tests.support.forks import ZYGOTE, forked_programs
 from tests.support.waiting import until
 
 ROOTSTOCK = (sys.executable, "-m", "cli.main")
-COMMANDS = {
-    "api": "serve-api",
-    "engine": "serve-engine",
-    "worker": "rootstock",
-    "jobs": "rootstock.jobs",
-    "payments": "examples.stripe_double",
-}
-"""A word that only this process has on its command line."""
 STORES = {"Redis": ("redis-server", "valkey-server"), "PostgreSQL": ("postgres",)}
 """Program names of the private servers."""
 START_S = 150.0
+AGAIN_S = 0.5
 LOOK_EVERY = 0.05
 """Seconds. A look is an HTTP request or a query: a hundred a second would take much of a core."""
 
@@ -59,14 +53,30 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def _is_zygote(pid: int) -> bool:
+    """Whether it is no process of the service, but there for the tests."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == ZYGOTE
+    except FileNotFoundError:
+        return False
+
+
 def descendants(pid: int) -> list[int]:
     """Processes below `pid`, its children first."""
     try:
         listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except FileNotFoundError:
         return []
-    children = [int(child) for child in listed.split()]
+    children = [int(child) for child in listed.split() if not _is_zygote(int(child))]
     return children + [below for child in children for below in descendants(child)]
+
+
+def _figures(name: str, shown: str) -> list[float]:
+    """One of /metrics, of each replica. None for the half second between the engine's answer and its first
+    heartbeat.
+    """
+    found = re.findall(rf'^{name}(?:{{replica="[^"]+"}})? (\S+)$', shown, re.MULTILINE)
+    return list(map(float, found))
 
 
 @dataclass(frozen=True)
@@ -112,7 +122,7 @@ class Stack:
 
     def start(self) -> None:
         """Start `up` and wait for demo.json."""
-        with (self.data.parent / "up.log").open("wb") as log:
+        with (self.data.parent / "up.log").open("wb") as log, forked_programs():
             self._process = subprocess.Popen(
                 [*ROOTSTOCK, "up", "--demo", "--port", "0", "--data", str(self.data), *self._options],
                 cwd=CHECKOUT,
@@ -134,14 +144,20 @@ class Stack:
         return serving["pid"] == self.process.pid and (self.data / "demo.json").exists()
 
     def finish(self) -> None:
-        """Stop at the end of the tests, whatever state they left."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(60)
-            finally:
-                self.process.kill()
-                self.process.wait()
+        """Stop at the end of the tests, whatever state they left: asked more than once, it does not wait for
+        what is under way.
+        """
+
+        deadline = time.monotonic() + 60
+        try:
+            while self.process.poll() is None:
+                assert time.monotonic() < deadline, "the end of up: not within 60 s"
+                self.process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(AGAIN_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
 
     # Looking at it ------------------------------------------------------------------------------------------
 
@@ -166,17 +182,16 @@ class Stack:
         """The base and every adapter."""
         return [self.demo["base"], *(self.model(name) for name in self.demo["adapters"])]
 
-    def pid_of(self, name: str, setting: str = "") -> int | None:
-        """The process `up` runs under this name now; of several, the one with `setting`, as NAME=VALUE."""
+    def pid_of(self, name: str) -> int | None:
+        """The process `up` runs under this name now: it writes the log of that name."""
+        log = str(self.data.absolute() / "logs" / f"{name}.log")
         for pid in descendants(self.process.pid):
             try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                settings = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if setting else []
+                is_ours = parent == self.process.pid and str(Path(f"/proc/{pid}/fd/1").readlink()) == log
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            is_ours = COMMANDS[name].encode() in words and parent == self.process.pid
-            if is_ours and (not setting or setting.encode() in settings):
+            if is_ours:
                 return pid
         return None
 
@@ -230,12 +245,14 @@ class Stack:
         client = redis.Redis.from_url(self.setting("ROOTSTOCK_REDIS_URL"))
 
         def settled() -> bool:
-            idle = self.counter("rootstock_requests_running") == 0
-            return (
-                idle
-                and not self.counter("rootstock_usage_events_spooled")
-                and not client.xlen(JOURNAL_STREAM)
-            )
+            if client.xlen(JOURNAL_STREAM):
+                return False
+            shown = self._metrics()
+            figures = [
+                _figures(name, shown)
+                for name in ("rootstock_requests_running", "rootstock_usage_events_spooled")
+            ]
+            return all(figures) and not any(map(sum, figures)) and not client.xlen(JOURNAL_STREAM)
 
         def stays_settled() -> bool:
             if not settled():
@@ -250,12 +267,11 @@ class Stack:
 
     def counter(self, name: str) -> float:
         """One figure of /metrics; of engines, the sum over the replicas."""
-        return float(sum(map(float, eventually(lambda: self._figures(name), 10, f"{name} in /metrics"))))
+        found: list[float] = eventually(lambda: _figures(name, self._metrics()), 10, f"{name} in /metrics")
+        return sum(found)
 
-    def _figures(self, name: str) -> list[str]:
-        """Empty for the half second between the engine's answer and its first heartbeat."""
-        text = httpx.get(f"{self.url}/metrics", timeout=5).text
-        return re.findall(rf'^{name}(?:{{replica="[^"]+"}})? (\S+)$', text, re.MULTILINE)
+    def _metrics(self) -> str:
+        return httpx.get(f"{self.url}/metrics", timeout=5).text
 
     def ledger(self) -> dict[str, Row]:
         """Every row of usage_records, by request id; fails when a request has two."""

@@ -37,7 +37,7 @@ MAX_TOKENS = 800
 """More than fits what kernel and API keep for one that does not read."""
 PATIENCE = float(os.environ.get("IDLE_PATIENCE", "0"))
 MAX_BYTES_PER_STREAM = 192 * 1024
-READER_TOKENS = 100
+READER_TOKENS = 50
 STEP_S = 0.02
 """A hundred streams come at a quarter of what the API can send: were it slower than the engine, tokens would
 go out together, and an answer could fit into what is kept.
@@ -135,7 +135,7 @@ async def test_streams_that_are_never_read(
         print(f"{COUNT} idle streams: {per_stream / 1024:.1f} KiB each; ", end="")
         print(f"a reader's {READER_TOKENS} tokens: {alone:.2f} s alone, {beside:.2f} s beside them")
         assert per_stream < MAX_BYTES_PER_STREAM
-        assert beside < 3 * alone + 1
+        assert beside < 3 * alone + 0.5
 
         if not PATIENCE:
             idle.close()

@@ -37,6 +37,7 @@ class Measuring:
 
     async def until(self, *statuses: str, seconds: float = 120.0) -> float:
         async def reached() -> bool:
+            await asyncio.sleep(0.03)  # the lease of a dead worker is half a minute of looks
             return (await self.job())["status"] in statuses
 
         return await eventually(reached, seconds)

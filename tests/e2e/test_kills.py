@@ -10,7 +10,7 @@ from openai import APIStatusError
 from tests.e2e.stack import Stack
 from tests.e2e.streams import Crowd, Stream, read_stream
 
-NUM_STREAMS = 32
+NUM_STREAMS = 16
 MAX_TOKENS = 160
 
 

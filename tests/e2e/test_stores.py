@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.stack import Stack, eventually
 from tests.e2e.streams import Crowd
 
-NUM_STREAMS = 32
+NUM_STREAMS = 16
 MAX_TOKENS = 160
 
 

@@ -91,23 +91,25 @@ async def test_parse_returns_arguments_of_the_class(stack: Stack, models: list[s
 
 
 async def test_streamed_calls_are_of_the_class(stack: Stack, models: list[str]) -> None:
+    async def checked(client: AsyncOpenAI, model: str) -> None:
+        async with client.chat.completions.stream(
+            model=model,
+            messages=HELLO,
+            tools=CLASS_TOOLS,
+            tool_choice={"type": "function", "function": {"name": "FindWay"}},
+            max_tokens=300,
+        ) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_completion()
+        deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
+        (call,) = final.choices[0].message.tool_calls or ()
+        assert call.function.name == "FindWay"
+        check(call)
+        assert "".join(event.arguments_delta for event in deltas) == call.function.arguments
+        assert len(deltas) > 3
+
     async with stack.client() as client:
-        for model in models:
-            async with client.chat.completions.stream(
-                model=model,
-                messages=HELLO,
-                tools=CLASS_TOOLS,
-                tool_choice={"type": "function", "function": {"name": "FindWay"}},
-                max_tokens=300,
-            ) as stream:
-                events = [event async for event in stream]
-                final = await stream.get_final_completion()
-            deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
-            (call,) = final.choices[0].message.tool_calls or ()
-            assert call.function.name == "FindWay"
-            check(call)
-            assert "".join(event.arguments_delta for event in deltas) == call.function.arguments
-            assert len(deltas) > 3
+        await asyncio.gather(*(checked(client, model) for model in models))
 
 
 async def test_only_an_allowed_tool_is_called(stack: Stack, models: list[str]) -> None:
@@ -243,27 +245,32 @@ def custom(name: str, syntax: str, definition: str) -> Any:
 async def test_the_input_of_custom_tools_is_of_their_grammar(stack: Stack, models: list[str]) -> None:
     """Whatever a model of noise writes: what the client reads from the JSON string is of the grammar."""
     tools = [custom("patch", "lark", PATCH), custom("code", "regex", CODE)]
+
+    async def checked(client: AsyncOpenAI, model: str, name: str, form: re.Pattern[str]) -> None:
+        choice: Any = {"type": "custom", "custom": {"name": name}}
+        answer = await client.chat.completions.create(
+            model=model,
+            messages=HELLO,
+            tools=tools,
+            tool_choice=choice,
+            n=4,
+            temperature=1.5,
+            seed=3,
+            max_tokens=300,
+        )
+        for one in answer.choices:
+            (call,) = one.message.tool_calls or ()
+            assert call.type == "custom"
+            assert call.custom.name == name
+            if one.finish_reason == "tool_calls":
+                assert form.fullmatch(call.custom.input), call.custom.input
+        assert any(one.finish_reason == "tool_calls" for one in answer.choices)
+
     async with stack.client() as client:
-        for model in models:
-            for name, form in (("patch", IS_PATCH), ("code", re.compile(CODE))):
-                choice: Any = {"type": "custom", "custom": {"name": name}}
-                answer = await client.chat.completions.create(
-                    model=model,
-                    messages=HELLO,
-                    tools=tools,
-                    tool_choice=choice,
-                    n=4,
-                    temperature=1.5,
-                    seed=3,
-                    max_tokens=300,
-                )
-                for one in answer.choices:
-                    (call,) = one.message.tool_calls or ()
-                    assert call.type == "custom"
-                    assert call.custom.name == name
-                    if one.finish_reason == "tool_calls":
-                        assert form.fullmatch(call.custom.input), call.custom.input
-                assert any(one.finish_reason == "tool_calls" for one in answer.choices)
+        forms = {"patch": IS_PATCH, "code": re.compile(CODE)}
+        await asyncio.gather(
+            *(checked(client, model, name, form) for model in models for name, form in forms.items())
+        )
         response = await client.responses.create(
             model=models[0],
             input="Hello",

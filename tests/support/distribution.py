@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from xdist.scheduler import LoadFileScheduling
 
-TOGETHER = ("tests/e2e/",)
-"""Folders whose files share what takes long to start."""
+TOGETHER = ("tests/e2e/apart/", "tests/e2e/")
+"""Folders whose files share what takes long to start: the demo, and apart from it, imported modules."""
 LONGEST_FIRST = (
     "tests/e2e/",
     "tests/shipping/test_wheel.py",

@@ -26,8 +26,8 @@ from db.session import EVERY_TENANT, Database
 from examples.stripe_double import Fault
 from tenants.actors import OPERATOR
 from tenants.plans import PlanChanges
+from tests.e2e.apart.year import Asked, Business, Prices, business
 from tests.e2e.onboarding import send_files
-from tests.e2e.year import Asked, Business, Prices, business
 from tests.support.onboarding import SAPLING
 from tests.support.waiting import eventually
 

@@ -15,6 +15,7 @@ from benchmarks.upgrade_traffic import Load
 from cli.programs import CHECKOUT
 from tests.shipping.bytecode import share_unchanged
 from tests.support import unpacked_programs
+from tests.support.forks import forked_programs
 
 
 @pytest.fixture
@@ -41,17 +42,18 @@ async def test_no_request_fails_while_two_releases_serve_together(
     program = str(unpacked_programs.program("nginx"))
     libraries = f"LD_LIBRARY_PATH={unpacked_programs.environment()['LD_LIBRARY_PATH']}"
     (folder / "site").mkdir()
-    figures = await upgrade.run(
-        folder / "site",
-        last_release,
-        head(),
-        nginx=("env", libraries, program),
-        upgrades=1,
-        load=Load(num_clients=2, lengths=(4, 24), longest_pause_s=1.0),
-        adapters=["pirate"],
-        order=["engine-1", "api-1"],
-        reconcile=False,
-    )
+    with forked_programs():
+        figures = await upgrade.run(
+            folder / "site",
+            last_release,
+            head(),
+            nginx=("env", libraries, program),
+            upgrades=1,
+            load=Load(num_clients=2, lengths=(4, 24), longest_pause_s=1.0),
+            adapters=["pirate"],
+            order=["engine-1", "api-1"],
+            reconcile=False,
+        )
     assert is_clean(figures), figures
     assert figures["problems"] == []
     assert figures["replaced"] == 4

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.stack import Stack
 from tests.e2e.streams import Crowd, Stream, read_stream
 
-NUM_STREAMS = 32
+NUM_STREAMS = 16
 MAX_TOKENS = 120
 
 
@@ -29,7 +29,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def engine(stack: Stack, number: int) -> int | None:
-    return stack.pid_of("engine", f"ROOTSTOCK_ENGINE_ENGINE_ID=engine-{number}")
+    return stack.pid_of(f"engine-{number}")
 
 
 async def back(stack: Stack, number: int, former: int) -> None:

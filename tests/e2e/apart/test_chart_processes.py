@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import psycopg
+import pytest
 from openai import OpenAI
 from sqlalchemy import make_url
 
@@ -23,6 +24,7 @@ from engine.transport.curve import KeyPair
 from examples.sapling import BASE
 from tests.deploy.chart import environment, own_containers, rendered
 from tests.support.clusters import migrator_url
+from tests.support.forks import forked_programs
 from tests.support.waiting import until
 
 START_S = 150.0
@@ -105,6 +107,12 @@ class Pod:
     def _port(self, name: str) -> int:
         [port] = [one["containerPort"] for one in self._container["ports"] if one["name"] == name]
         return int(port)
+
+
+@pytest.fixture(autouse=True)
+def forked() -> Iterator[None]:
+    with forked_programs():
+        yield
 
 
 def free_port() -> int:

@@ -65,7 +65,7 @@ async def test_two_bases_answer_and_are_billed_with_adapters_of_their_own(
         billed = [ledger[stream.id].model for stream in streams]
         assert billed == ["sapling", "oak", "sapling:upper-case@1", "oak:loud@1"]
 
-        engine = both.pid_of("engine", "ROOTSTOCK_ENGINE_BASE_NAME=oak")
+        engine = both.pid_of("engine-1")
         assert engine is not None
         os.kill(engine, signal.SIGSTOP)  # it stays away for as long as the test looks
         try:

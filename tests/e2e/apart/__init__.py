@@ -1,0 +1,1 @@
+"""End-to-end tests with stacks of their own: in another process than those that share the demo."""
