@@ -1,4 +1,4 @@
-"""The files of a certificate of deletion: their names, and its PDF."""
+"""Names the files of a certificate of deletion, and draws its PDF when it is asked for."""
 
 from __future__ import annotations
 
