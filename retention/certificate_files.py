@@ -7,11 +7,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-CAUSES = {
-    "periods": "Retention periods of the organization",
-    "request": "Request to delete",
-    "organization": "Deletion of the whole organization",
-}
 _drawing = ThreadPoolExecutor(1, "certificate-pdf")
 
 

@@ -19,6 +19,12 @@ from tenants.retention.classes import RetentionBounds, kept_records
 from tenants.retention.digests import START, extended
 from tenants.retention.models import Deletion, DeletionCount
 
+CAUSES = {
+    "periods": "Retention periods of the organization",
+    "request": "Request to delete",
+    "organization": "Deletion of the whole organization",
+}
+
 FORMAT = "rootstock.deletion_certificate.v1"
 FIRST_PREVIOUS = bytes(32)
 """Stands for the certificate before an organization's first."""

@@ -13,7 +13,7 @@ from fpdf.fonts import FontFace
 
 import billing.invoices
 from billing.invoices import logo
-from retention.certificate_files import CAUSES
+from retention.certificates import CAUSES
 
 _FONTS = Path(billing.invoices.__file__).parent / "fonts"
 _FONT = "DejaVu"

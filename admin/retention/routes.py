@@ -19,7 +19,8 @@ from admin.web import form_errors
 from admin.web.console import Console
 from admin.web.principals import TenantUser
 from admin.web.request_info import after_of
-from retention.certificate_files import CAUSES, certificate_pdf, file_name
+from retention.certificate_files import certificate_pdf, file_name
+from retention.certificates import CAUSES
 from retention.service import ClassPeriod, RetentionService
 from tenants.retention.classes import DataClass, kept_records
 from tenants.retention.errors import DeletionUnconfirmed
