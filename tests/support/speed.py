@@ -6,6 +6,7 @@ the best of each counts, so that a slow machine slows both and a busy moment har
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Awaitable, Callable
 
@@ -54,10 +55,11 @@ def calls_of_nothing(num_calls: int) -> Callable[[], None]:
     return calls
 
 
+@functools.cache
 def slowness() -> float:
     """How many times as long as the machine of the benchmarks this one takes for the same Python; at least 1.
 
-    What is promised in seconds is promised of that machine.
+    What is promised in seconds is promised of that machine. Measured once, which takes a tenth of a second.
     """
     return max(1.0, min(_seconds(calls_of_nothing(100_000)) for _ in range(20)) / BENCHMARKS_SECONDS)
 
