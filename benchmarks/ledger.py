@@ -16,7 +16,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,14 @@ async def metering(url: str, redis_url: str, num_requests: int, batch: int) -> d
 
 async def _backends_cpu(database: Database) -> float:
     """CPU seconds of this process's connections' backends so far, which are on this machine."""
+    return sum(map(_process_cpu, await backends_of(database)))
+
+
+async def backends_of(database: Database) -> Sequence[int]:
+    """Returns the process ids of what serves connections to the database."""
     async with database.read(EVERY_TENANT) as session:
         query = text("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
-        pids = (await session.execute(query)).scalars().all()
-    return sum(map(_process_cpu, pids))
+        return (await session.execute(query)).scalars().all()
 
 
 def _process_ran(pid: int) -> float:
@@ -185,10 +189,10 @@ async def queries(database: Database, ledger: Ledger, rounds: int, pages: int = 
         tenants = [0, *draw.sample(range(1, ledger.tenants), min(pages, ledger.tenants) - 1)]
         for number in tenants:
             for name, question in asked.items():
-                cpu, began = await cpu_seconds(database), time.perf_counter()
+                cpu, began = await _cpu(database), time.perf_counter()
                 await question(ledger.tenant(number))
                 took[name].append(time.perf_counter() - began)
-                worked.append(await cpu_seconds(database) - cpu)
+                worked.append(await _cpu(database) - cpu)
     every = [seconds for times in took.values() for seconds in times]
     return {
         "all": quantiles(every),
@@ -197,12 +201,9 @@ async def queries(database: Database, ledger: Ledger, rounds: int, pages: int = 
     }
 
 
-async def cpu_seconds(database: Database) -> float:
-    """Returns how long this process and its backends have worked: other load hardly changes that."""
-    async with database.read(EVERY_TENANT) as session:
-        query = text("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
-        pids = (await session.execute(query)).scalars().all()
-    return time.process_time() + sum(map(_process_ran, pids))
+async def _cpu(database: Database) -> float:
+    """Seconds that this process and its backends have worked, which no other on the machine changes much."""
+    return time.process_time() + sum(map(_process_ran, await backends_of(database)))
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:

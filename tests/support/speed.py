@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 
 BENCHMARKS_SECONDS = 0.0045
 """What 100 000 calls of nothing take on the machine of the benchmarks."""
@@ -62,6 +63,20 @@ def slowness() -> float:
     What is promised in seconds is promised of that machine. Measured once, which takes a tenth of a second.
     """
     return max(1.0, min(_seconds(calls_of_nothing(100_000)) for _ in range(20)) / BENCHMARKS_SECONDS)
+
+
+def seconds_kept_waiting(processes: Iterable[int]) -> float:
+    """How long the main threads of these processes have been ready to run so far while others had the
+    processors. Linux says so: the second figure of `/proc/PID/schedstat`, in nanoseconds.
+    """
+    return sum(_kept_waiting(process) for process in processes)
+
+
+def _kept_waiting(process: int) -> float:
+    try:
+        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 10**9
+    except FileNotFoundError:  # it has ended
+        return 0.0
 
 
 def _seconds(piece: Callable[[], object]) -> float:
