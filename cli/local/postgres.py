@@ -38,6 +38,7 @@ from cli.local.server import (
     spawn,
     wait_until_up,
 )
+from engine.files import sync_folder
 
 OLDEST_VERSION = 14
 DISTRIBUTION = Path("/usr/lib/postgresql")
@@ -271,11 +272,7 @@ def _initdb(
 
 def _move_into_place(unfinished: Path, data: Path) -> None:
     unfinished.rename(data)
-    folder = os.open(data.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(data.parent)
 
 
 def _clear_leftovers(data: Path, sockets: Path) -> None:

@@ -15,6 +15,8 @@ from mmap import mmap
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.files import sync_folder
+
 PREFIX = struct.Struct("<II")
 """Payload length, CRC-32 of the payload."""
 MAX_RECORD_LEN = 1 << 20
@@ -69,15 +71,6 @@ def write_private(path: Path, parts: Iterable[bytes]) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes new names in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _payload_at(data: Buffer, at: int) -> bytes | None:

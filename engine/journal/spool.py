@@ -16,13 +16,13 @@ from pathlib import Path
 
 import structlog
 
+from engine.files import sync_folder
 from engine.journal.records import (
     MAX_RECORD_LEN,
     PREFIX,
     encode_record,
     file_parts,
     is_unfinished,
-    sync_folder,
     write_private,
 )
 from engine.journal.set_aside import set_aside
