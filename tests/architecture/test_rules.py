@@ -211,7 +211,7 @@ def test_nothing_depends_on_distributions_that_share_our_names() -> None:
 
 
 def test_planted_defects_fit_the_code() -> None:
-    """`make mutants` takes an hour; its lists must not be found outdated then."""
+    """`make mutants` is run now and then; its lists must not be found outdated only then."""
     run = subprocess.run(
         [sys.executable, "-m", "tests.mutants", "--check"], cwd=ROOT, capture_output=True, text=True
     )

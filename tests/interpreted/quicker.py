@@ -1,8 +1,8 @@
 """Makes Triton's interpreter three times as quick, without another result.
 
 By itself it looks up what a function may call whenever one is called, makes a table of NumPy's types and a
-description of its shape for every number, computes overflows of integers that nobody looks at, and reduces by
-a function of ours one number at a time.
+description of its shape for every number, checks integers for overflows without use of the result, and
+reduces by a function of ours one number at a time.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ ZYGOTE = "zygote"
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _MESSAGE_BYTES = 128 << 10
 _FIRST_FREE = 200
-"""Descriptors from here on are in nobody's way."""
+"""No program is given descriptors from this number on."""
 _START_S = 150.0
 _libc = ctypes.CDLL(None, use_errno=True)
 

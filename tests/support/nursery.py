@@ -44,7 +44,7 @@ class Forked:
         """Returns the exit status; raises TimeoutExpired after `timeout` seconds."""
         if (status := self.poll()) is not None:
             return status
-        watched = os.pidfd_open(self.pid)  # nobody but the nursery takes its status, and only when asked
+        watched = os.pidfd_open(self.pid)  # the pid is still its own: the nursery reaps it when asked
         try:
             looking = select.poll()
             looking.register(watched, select.POLLIN)

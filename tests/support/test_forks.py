@@ -60,7 +60,7 @@ def test_it_is_a_child_in_its_folder_and_session_and_ends_by_a_signal(tmp_path: 
     program.kill()
     assert program.wait(60) == -signal.SIGKILL
     program.communicate()
-    assert os.read(reading, 1) == b"", "nobody else held it"
+    assert os.read(reading, 1) == b"", "no other process had it open"
     os.close(reading)
 
 

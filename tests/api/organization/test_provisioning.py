@@ -85,7 +85,7 @@ def other(site: Site) -> Provider:
 
 
 def test_scim2_tester_finds_nothing(site: Site, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What its classes' fields mean is read out of its source, for schemas nobody asks for: seven seconds.
+    # Pydantic would read descriptions of fields out of its source, for schemas not used here: 7 s.
     monkeypatch.setattr(_fields, "_update_fields_from_docstrings", lambda *_, **__: None)
     # Here, since loading it takes long, in each process that collects tests.
     from scim2_client.engines.httpx2 import SyncSCIMClient
