@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
 
+from cli.local import child
 from tests.support.chromium import MISSING, find, is_required
+from tests.support.waiting import until
 
 _FLAGS = (
     "--no-sandbox",
@@ -21,8 +32,26 @@ _FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    # As playwright starts it, and for a mouse: without one, frames that scroll are given no focus.
+    "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4",
+    "--hide-scrollbars",
+    "--mute-audio",
+    "--force-color-profile=srgb",
+    "--disable-dev-shm-usage",
+    "--disable-background-timer-throttling",
+    "--disable-backgrounding-occluded-windows",
+    "--disable-renderer-backgrounding",
 )
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+WIDE, NARROW = 1280, 390
+"""Screens, in px."""
+# Colours and what has to be scrolled to differ; the rest of a page is the same in either.
+_LOOKS = (
+    ("light", WIDE, ()),
+    ("dark", NARROW, ("color-contrast", "link-in-text-block", "scrollable-region-focusable")),
+)
+PICTURES = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
+"""A folder for pictures of the pages, for whoever wants to look at them."""
 
 
 @asynccontextmanager
@@ -33,11 +62,29 @@ async def chromium() -> AsyncIterator[Browser]:
     if program is None:
         pytest.skip(MISSING)
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=program, args=[*_FLAGS])
+        browser = await playwright.chromium.connect_over_cdp(_started(program))
         try:
             yield browser
         finally:
-            await browser.close()
+            await browser.close()  # the contexts that were made here, and the connection
+
+
+@cache
+def _started(program: str) -> str:
+    """Starts Chromium for all tests of this process. Returns where it is driven."""
+    folder = Path(tempfile.mkdtemp(prefix="rs-chromium-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    dies_with_us = ["-I", child.__file__, "--parent", str(os.getpid()), "--signal", str(signal.SIGKILL), "--"]
+    options = [*_FLAGS, "--headless", f"--user-data-dir={folder}", "--remote-debugging-port=0", "about:blank"]
+    process = subprocess.Popen(
+        [sys.executable, *dies_with_us, program, *options],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    atexit.register(process.wait)
+    atexit.register(process.kill)
+    ports = folder / "DevToolsActivePort"  # the port, and a line of its path
+    until(lambda: ports.exists() and ports.read_text().count("\n") > 0, 30, "Chromium")
+    return f"http://127.0.0.1:{ports.read_text().split()[0]}"
 
 
 @dataclass
@@ -57,6 +104,35 @@ class Visit:
         await self.page.fill("#password", password)
         await self.page.click("button[type=submit]")
         await self.page.wait_for_url(self.console + lands)
+
+    async def looked_at(self, name: str) -> list[str]:
+        """What is wrong with the page as it is: in light on a wide screen, in dark on a narrow one."""
+        found = []
+        for scheme, width, rules in _LOOKS:
+            # What fades into another colour has no contrast yet.
+            await self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+            await self.page.set_viewport_size({"width": width, "height": 844})
+            found += [f"{name} {scheme}: {one}" for one in await self.serious(*rules)]
+            beyond = await self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            found += [f"{name} is {beyond} px wider than a screen of {width}"] if beyond > 0 else []
+            await self.picture(f"{name}-{scheme}")
+        await self.page.emulate_media(color_scheme="light", reduced_motion="null")
+        await self.page.set_viewport_size({"width": WIDE, "height": 844})
+        return found
+
+    async def look_at(self, *paths: str) -> list[str]:
+        """What is wrong with these pages, one after the other."""
+        found = []
+        for path in paths:
+            await self.go(path)
+            found += await self.looked_at(path)
+        return found
+
+    async def picture(self, name: str) -> None:
+        """Keeps one, where pictures are wanted."""
+        if PICTURES:
+            file = re.sub(r"\W+", "-", name).strip("-") or "start"
+            await self.page.screenshot(path=Path(PICTURES) / f"{file}.png", full_page=True)
 
     async def serious(self, *rules: str) -> list[str]:
         """What axe finds serious or worse on the page as it is, by these rules or all."""

@@ -4,9 +4,7 @@ apart: projects, and keys whose terms change.
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser
@@ -15,16 +13,13 @@ from admin.settings import ProviderSettings
 from admin.sign_in.oidc.provider import Provider
 from admin.sign_in.services import SignInServices
 from tenants.actors import OPERATOR
-from tests.admin.browsing import Visit, visit
+from tests.admin.browsing import visit
 from tests.admin.conftest import EMAIL, PASSWORD, Site
 from tests.admin.test_sign_in_second_factor import at_step
 from tests.support.openid_provider import CLIENT_ID, CLIENT_SECRET, OpenIdProvider
 from tests.support.serving import served
 
 OTHER = "another horse, another battery"
-PICTURES = os.environ.get("ROOTSTOCK_PICTURES")
-"""A folder for pictures of the pages, to be looked at."""
-DARK = ("color-contrast", "link-in-text-block", "scrollable-region-focusable")
 
 
 @pytest.fixture
@@ -40,22 +35,6 @@ async def sign_in_services() -> AsyncIterator[SignInServices]:
         await provider.close()
 
 
-async def looked_at(seen: Visit, name: str) -> list[str]:
-    """What is wrong with the page as it is: on a wide screen in light, on a narrow one in the dark."""
-    found, page = [], seen.page
-    for scheme, width, rules in (("light", 1280, ()), ("dark", 390, DARK)):
-        await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        await page.set_viewport_size({"width": width, "height": 844})
-        found += [f"{name} {scheme}: {one}" for one in await seen.serious(*rules)]
-        beyond = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        found += [f"{name} is {beyond} px wider than {width}"] if beyond > 0 else []
-        if PICTURES:
-            await page.screenshot(path=Path(PICTURES) / f"{name}-{scheme}.png", full_page=True)
-    await page.emulate_media(color_scheme="light")
-    await page.set_viewport_size({"width": 1280, "height": 900})
-    return found
-
-
 async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, browser: Browser) -> None:
     key = await site.keys.create(site.tenant_id, "support bot", OPERATOR)
     async with served(site.whole) as origin:
@@ -64,30 +43,30 @@ async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, 
         seen = await visit(context, origin)
         page = seen.page
         await seen.go("/sign-in")
-        found = await looked_at(seen, "sign-in")
+        found = await seen.looked_at("sign-in")
         await seen.sign_in(EMAIL, PASSWORD)
 
         await page.get_by_role("link", name=EMAIL).click()
         await page.get_by_role("link", name="Set up").click()
         await page.get_by_role("button", name="Set up").click()
         secret = await page.locator("#secret").inner_text()
-        found += await looked_at(seen, "second-factor-new")
+        found += await seen.looked_at("second-factor-new")
         await page.fill("#code", at_step(secret, 0))
         await page.get_by_role("button", name="Enable").click()
         await page.get_by_role("heading", name="Two-factor authentication is on").wait_for()
         assert await page.locator(".codes li").count() == 10
-        found += await looked_at(seen, "second-factor-codes")
+        found += await seen.looked_at("second-factor-codes")
         await page.reload()  # shown once
         await page.get_by_role("heading", name="Enabled", exact=False).first.wait_for()
         assert await page.locator(".codes li").count() == 0
-        found += await looked_at(seen, "second-factor")
+        found += await seen.looked_at("second-factor")
 
         await page.get_by_role("button", name="Sign out").click()
         await page.fill("#email", EMAIL)
         await page.fill("#password", PASSWORD)
         await page.get_by_role("button", name="Sign in", exact=True).click()
         await page.get_by_role("heading", name="Two-factor authentication").wait_for()
-        found += await looked_at(seen, "code")
+        found += await seen.looked_at("code")
         await page.fill("#code", at_step(secret))
         await page.keyboard.press("Enter")
         await page.wait_for_url(f"{seen.console}/")
@@ -103,7 +82,7 @@ async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, 
         await page.fill("#confirm", OTHER)
         await page.get_by_role("button", name="Connect Acme").click()
         await page.get_by_text("Acme connected.").wait_for()
-        found += await looked_at(seen, "account")
+        found += await seen.looked_at("account")
 
         await page.get_by_role("link", name="Projects").click()
         await page.get_by_role("link", name="Create project").click()
@@ -113,9 +92,9 @@ async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, 
         await page.get_by_label("Member", exact=True).select_option(label=EMAIL)
         await page.get_by_role("button", name="Add to project").click()
         await page.get_by_text("was added to the project.").wait_for()
-        found += await looked_at(seen, "project")
+        found += await seen.looked_at("project")
         await seen.go("/projects")
-        found += await looked_at(seen, "projects")
+        found += await seen.looked_at("projects")
 
         await seen.go(f"/keys/{key.id}")
         await page.get_by_role("link", name="Edit", exact=True).click()
@@ -123,12 +102,12 @@ async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, 
         await page.get_by_label("Restricted").check()
         await page.get_by_label("Send requests to models").check()
         await page.fill("#networks", "203.0.113.0/24")
-        found += await looked_at(seen, "key-edit")
+        found += await seen.looked_at("key-edit")
         await page.get_by_role("button", name="Save changes").click()
         await page.get_by_role("heading", name="support bot, production").wait_for()
         for path in ("/forgot", "/reset"):
             await seen.go(path)
-            found += await looked_at(seen, path.strip("/"))
+            found += await seen.looked_at(path.strip("/"))
         assert not found
         assert not seen.complaints
         row = (await site.keys.get(site.tenant_id, key.id))[0]

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from playwright.async_api import expect
 
 from tenants.actors import OPERATOR
 from tests.admin.browsing import Visit
 from tests.admin.conftest import Site
 from tests.admin.test_webhooks import happen, made
-
-SHOTS = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
-"""A directory for pictures of the pages, for whoever wants to look at them."""
 
 
 async def test_what_is_deleted_is_said_to_be_gone(site: Site, seen: Visit) -> None:
@@ -40,7 +34,6 @@ async def _gone(seen: Visit, title: str, path: str) -> None:
     await expect(page.locator("form", has_text="Delete")).to_have_count(0)
     assert await page.title() == "This page no longer exists · Rootstock"
     assert not await seen.serious()
-    if SHOTS:
-        await page.screenshot(path=Path(SHOTS) / f"gone-{title}.png")
+    await seen.picture(f"gone-{title}")
     await page.click(f"text=Go to {title}")
     await page.wait_for_url(f"{seen.console}{path}")

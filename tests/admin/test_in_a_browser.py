@@ -44,19 +44,7 @@ async def test_every_page_is_for_everybody(site: Site, seen: Visit, browser: Bro
         "/audit/check",
         "/sla",
     ]
-    found = []
-    # Colours and what has to be scrolled to differ; the rest of a page is the same in either.
-    for scheme, width, rules in (
-        ("light", 1280, ()),
-        ("dark", 390, ("color-contrast", "link-in-text-block", "scrollable-region-focusable")),
-    ):
-        await seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        await seen.page.set_viewport_size({"width": width, "height": 844})
-        for path in pages:
-            await seen.go(path)
-            found += [f"{path} {scheme}: {one}" for one in await seen.serious(*rules)]
-            beyond = await seen.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert beyond <= 0, f"{path} is {beyond} px wider than a screen of {width}"
+    found = await seen.look_at(*pages)
     stranger = await visit(await browser.new_context(), seen.console.removesuffix("/console"))
     for path in ("/sign-in", "/join"):
         await stranger.go(path)

@@ -15,7 +15,7 @@ from api.engine_watch import EngineWatch
 from engine.client import EngineClient, EngineError
 from engine.protocol import AdapterRef, PriorityClass
 from tenants.operators.service import OperatorAccounts
-from tests.admin.browsing import Visit, chromium, visit
+from tests.admin.browsing import chromium, visit
 from tests.admin.conftest import PASSWORD, Site
 from tests.admin.operators import OPERATOR_EMAIL
 from tests.engine.process.engines import EngineProcess, engine_process, read, submission
@@ -85,22 +85,6 @@ DRAWN = "[...document.querySelectorAll('.strip path')].map((path) => path.getAtt
 """What the pictures of the last minutes are made of."""
 
 
-async def seen(opened: Visit) -> list[str]:
-    """What is wrong with the page for those who do not look as most do."""
-    found = []
-    for scheme, width, rules in (
-        ("light", 1280, ()),
-        ("dark", 390, ("color-contrast", "link-in-text-block", "scrollable-region-focusable")),
-    ):
-        await opened.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        await opened.page.set_viewport_size({"width": width, "height": 900})
-        found += [f"{scheme}: {one}" for one in await opened.serious(*rules)]
-        beyond = await opened.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        if beyond > 0:
-            found.append(f"{beyond} px wider than a screen of {width}")
-    return found
-
-
 async def test_the_pictures_move_while_the_engine_works_and_say_when_it_is_gone(
     site: Site, process: EngineProcess, load: None
 ) -> None:
@@ -123,7 +107,7 @@ async def test_the_pictures_move_while_the_engine_works_and_say_when_it_is_gone(
         first = await page.evaluate(DRAWN)
         await page.wait_for_function(f"(first) => {DRAWN} !== first", arg=first)
         await expect(link).to_be_focused()
-        assert not await seen(opened)
+        assert not await opened.looked_at("engines")
 
         hold = page.get_by_role("button", name="Pause")
         await hold.click()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from playwright.async_api import expect
@@ -13,7 +11,7 @@ from admin.mail import ConsoleMail
 from admin.sign_in.services import SignInServices
 from billing.notifications.mailing import Mailer
 from tenants.operators.service import OperatorAccounts
-from tests.admin.browsing import Visit, chromium, visit
+from tests.admin.browsing import chromium, visit
 from tests.admin.conftest import PASSWORD, Site
 from tests.admin.operators import OPERATOR_EMAIL
 from tests.admin.test_sign_in_by_mail import OTHER, URL, texts, token_in
@@ -21,10 +19,6 @@ from tests.admin.test_sign_in_second_factor import at_step
 from tests.billing.notifications.test_mailing import Mailbox, mail_server
 from tests.support.serving import served
 from tests.support.waiting import eventually
-
-LIGHT, DARK = ("light", 1280, ()), ("dark", 390, ("color-contrast", "link-in-text-block"))
-SHOTS = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
-"""A directory for pictures of the pages, for whoever wants to look at them."""
 
 
 @pytest.fixture
@@ -67,7 +61,7 @@ async def test_an_operator_comes_in_with_another_password_and_a_second_factor(
         await expect(page.locator(".heed")).to_contain_text(
             "requires two-factor authentication for all operators"
         )
-        found = await _looked_at(seen, "asked")
+        found = await seen.looked_at("factor-asked")
         await page.goto(f"{seen.console}/operator/plans")
         assert page.url == f"{seen.console}/account/second-factor", "nothing else is shown before"
         await page.click("text=Set up >> nth=-1")
@@ -81,19 +75,6 @@ async def test_an_operator_comes_in_with_another_password_and_a_second_factor(
         await seen.go("/account/second-factor")
         await expect(page.locator("text=rootstock operator reset")).to_be_visible()
         await expect(page.get_by_role("button", name="Disable")).to_have_count(0)
-        found += await _looked_at(seen, "kept")
+        found += await seen.looked_at("factor-kept")
         assert not found
         assert not seen.complaints
-
-
-async def _looked_at(seen: Visit, name: str) -> list[str]:
-    """What axe finds in both themes, on a wide and a narrow screen."""
-    found = []
-    for scheme, width, rules in (DARK, LIGHT):
-        await seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        await seen.page.set_viewport_size({"width": width, "height": 844})
-        found += [f"{name} {scheme}: {one}" for one in await seen.serious(*rules)]
-        assert await seen.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        if SHOTS:
-            await seen.page.screenshot(path=Path(SHOTS) / f"factor-{name}-{scheme}.png", full_page=True)
-    return found

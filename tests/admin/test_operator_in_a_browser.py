@@ -4,9 +4,7 @@ for everybody.
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from playwright.async_api import expect
 
@@ -22,10 +20,6 @@ from tests.admin.test_operator_capacity import furnish
 from tests.admin.test_operator_engines import report as engine_report
 from tests.support.booked import request, write
 from tests.support.serving import served
-
-LIGHT, DARK = ("light", 1280, ()), ("dark", 390, ("color-contrast", "link-in-text-block"))
-SHOTS = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
-"""A directory for pictures of the pages, for whoever wants to look at them."""
 
 
 async def test_an_operators_day(site: Site) -> None:
@@ -54,11 +48,11 @@ async def test_an_operators_day(site: Site) -> None:
         await page.click("text=Preview effect")
         # 3 M at 0.40, 1 M at 0.10 and 90 k at 1.60 a million.
         await expect(page.locator("#effect")).to_contain_text("$1.444")
-        await _picture(seen, "price_new")
+        await seen.picture("price_new")
         await page.click("text=Review changes")
         await expect(page.locator("#changes")).to_contain_text("$1.60")
         found = [f"review: {one}" for one in await seen.serious()]
-        await _picture(seen, "price_review")
+        await seen.picture("price_review")
         await page.click("text=Publish prices")
         await expect(page.locator(".told")).to_contain_text("Prices published")
 
@@ -66,7 +60,7 @@ async def test_an_operators_day(site: Site) -> None:
         await page.click("text=Open console")
         await page.check("input[value=full]")
         await page.fill("#reason", "ticket 4711")
-        await _picture(seen, "open")
+        await seen.picture("open")
         await page.click("#enter button[type=submit]")
         await page.wait_for_url(f"{seen.console}/")
         whose = f"{tenant.name} as {EMAIL}, with full access"
@@ -74,9 +68,9 @@ async def test_an_operators_day(site: Site) -> None:
             await seen.go(path)
             await expect(page.locator(".guest")).to_contain_text(whose)
         found += [f"guest: {one}" for one in await seen.serious()]
-        await _picture(seen, "guest")
+        await seen.picture("guest")
         await page.set_viewport_size({"width": 390, "height": 844})
-        await _picture(seen, "guest-390")
+        await seen.picture("guest-390")
         assert await page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         await page.click("text=Leave")
         await page.wait_for_url(f"{seen.console}/operator/tenants/{site.tenant_id}")
@@ -98,33 +92,17 @@ async def _each_page(site: Site, seen: Visit) -> list[str]:
     await furnish(site)
     site.engines.reports = [engine_report()]
     await site.operation.margins.look(f"{today:%Y-%m}", 2_500_000, 1)
-    pages = {
-        "tenants": "/operator/tenants",
-        "tenant": f"/operator/tenants/{site.tenant_id}",
-        "prices": "/operator/prices",
-        "capacity": "/operator/capacity",
-        "margin": f"/operator/margin?month={today:%Y-%m}&price=2.50&gpus=1",
-        "jobs": "/operator/jobs",
-        "books": "/operator/reconciliation",
-        "books_one": f"/operator/reconciliation/{report.id}",
-        "incidents": "/operator/incidents",
-        "incident": f"/operator/incidents/{incident.id}",
-        "audit": "/operator/audit",
-        "check": "/operator/audit/check",
-    }
-    found = []
-    for scheme, width, rules in (LIGHT, DARK):
-        await seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        await seen.page.set_viewport_size({"width": width, "height": 844})
-        for name, path in pages.items():
-            await seen.go(path)
-            found += [f"{path} {scheme}: {one}" for one in await seen.serious(*rules)]
-            beyond = await seen.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert beyond <= 0, f"{path} is {beyond} px wider than a screen of {width}"
-            await _picture(seen, f"{name}-{scheme}")
-    return found
-
-
-async def _picture(seen: Visit, name: str) -> None:
-    if SHOTS:
-        await seen.page.screenshot(path=Path(SHOTS) / f"{name}.png", full_page=True)
+    return await seen.look_at(
+        "/operator/tenants",
+        f"/operator/tenants/{site.tenant_id}",
+        "/operator/prices",
+        "/operator/capacity",
+        f"/operator/margin?month={today:%Y-%m}&price=2.50&gpus=1",
+        "/operator/jobs",
+        "/operator/reconciliation",
+        f"/operator/reconciliation/{report.id}",
+        "/operator/incidents",
+        f"/operator/incidents/{incident.id}",
+        "/operator/audit",
+        "/operator/audit/check",
+    )

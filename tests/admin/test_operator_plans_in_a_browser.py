@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from playwright.async_api import expect
 
@@ -18,10 +16,6 @@ from tests.admin.conftest import PASSWORD, Site
 from tests.admin.operators import OPERATOR_EMAIL
 from tests.support.booked import request, write
 from tests.support.serving import served
-
-LIGHT, DARK = ("light", 1280, ()), ("dark", 390, ("color-contrast", "link-in-text-block"))
-SHOTS = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
-"""A directory for pictures of the pages, for whoever wants to look at them."""
 
 
 async def test_a_plan_is_made_and_changed(site: Site) -> None:
@@ -78,35 +72,18 @@ async def _each_page(site: Site, seen: Visit, plan_id: str) -> list[str]:
     terms = {"flex": {"credits": [[999_000, 10], [990_000, 25], [950_000, 100]], "max_wait_ms": 60_000}}
     await site.account.plans.set("standard", PlanChanges(limits={"storage_bytes": 20 * 10**9}, terms=terms))
     here = f"/operator/plans/{plan_id}"
-    pages = {
-        "plans": "/operator/plans",
-        "plan": here,
-        "move": f"/operator/tenants/{site.tenant_id}/plan?plan=standard",
-    }
-    found = []
-    for scheme, width, rules in (LIGHT, DARK):
-        await seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        await seen.page.set_viewport_size({"width": width, "height": 844})
-        for name in (*pages, "edit", "wrong"):
-            if name in pages:
-                await seen.go(pages[name])
-            elif name == "edit":
-                await seen.go(f"{here}/edit")
-                await seen.page.fill("#priority_credits", "99.9: 5\n99: 20\n95: 100")
-                await seen.page.fill("#monthly_fee", "30")
-                await seen.page.click("button:text-is('Review changes')")
-                await expect(seen.page.locator("#differences")).to_be_visible()
-                await expect(seen.page.locator("#effect")).to_contain_text("+$5.00")
-            else:
-                await seen.page.fill("#max_adapters", "many")
-                await seen.page.click("button:text-is('Review changes')")
-                await expect(seen.page.locator("#problem-max_adapters")).to_be_visible()
-                # Chromium says of every page that was answered with 422 that it was.
-                seen.complaints = [one for one in seen.complaints if "status of 422" not in one]
-            found += [f"{name} {scheme}: {one}" for one in await seen.serious(*rules)]
-            beyond = await seen.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert beyond <= 0, f"{name} is {beyond} px wider than a screen of {width}"
-            if SHOTS:
-                path = Path(SHOTS) / f"plans-{name}-{scheme}.png"
-                await seen.page.screenshot(path=path, full_page=True)
-    return found
+    pages = ("/operator/plans", here, f"/operator/tenants/{site.tenant_id}/plan?plan=standard")
+    found = await seen.look_at(*pages)
+    await seen.go(f"{here}/edit")
+    await seen.page.fill("#priority_credits", "99.9: 5\n99: 20\n95: 100")
+    await seen.page.fill("#monthly_fee", "30")
+    await seen.page.click("button:text-is('Review changes')")
+    await expect(seen.page.locator("#differences")).to_be_visible()
+    await expect(seen.page.locator("#effect")).to_contain_text("+$5.00")
+    found += await seen.looked_at("edit")
+    await seen.page.fill("#max_adapters", "many")
+    await seen.page.click("button:text-is('Review changes')")
+    await expect(seen.page.locator("#problem-max_adapters")).to_be_visible()
+    # Chromium says of every page that was answered with 422 that it was.
+    seen.complaints = [one for one in seen.complaints if "status of 422" not in one]
+    return found + await seen.looked_at("wrong")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import httpx
 import msgspec
 from playwright.async_api import expect
@@ -21,8 +18,6 @@ from tests.admin.test_keys import as_role
 from tests.support.onboarding import SIGNING_KEY
 
 PATH = "/settings/signing"
-SHOTS = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
-"""A directory for pictures of the pages, for whoever wants to look at them."""
 EMPTY_VIEW = {
     "stats": {"type": "stats", "engine_id": "engine-7", "incarnation": "1"},
     **dict.fromkeys(("taken_at", "started_at", "step_p50", "step_p99"), 0.0),
@@ -30,7 +25,6 @@ EMPTY_VIEW = {
     **{name: [] for name in ("prefill_tokens", "decode_rows", "oldest_wait", "seconds", "slots", "shares")},
     "memory": {},
 }
-SCREENS = (("light", 1280, ()), ("dark", 390, ("color-contrast", "link-in-text-block")))
 
 
 async def submit(visitor: httpx.AsyncClient, path: str, **fields: str) -> httpx.Response:
@@ -122,11 +116,4 @@ async def test_the_pages_are_accessible_in_light_and_dark(site: Site, seen: Visi
 async def look(seen: Visit, name: str, path: str, heading: str) -> None:
     await seen.go(path)
     await expect(seen.page.locator("h1")).to_contain_text(heading)
-    for scheme, width, rules in SCREENS:
-        await seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        await seen.page.set_viewport_size({"width": width, "height": 900})
-        assert not await seen.serious(*rules)
-        assert await seen.page.evaluate("document.documentElement.scrollWidth") <= width
-        if SHOTS:
-            shot = f"signing-{name}-{scheme}.png"
-            await seen.page.screenshot(path=Path(SHOTS) / shot, full_page=True)
+    assert not await seen.looked_at(f"signing-{name}")

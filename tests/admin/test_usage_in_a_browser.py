@@ -11,7 +11,7 @@ from pathlib import Path
 
 from playwright.async_api import Page, Request
 
-from tests.admin.browsing import Visit, chromium, visit
+from tests.admin.browsing import NARROW, Visit, chromium, visit
 from tests.admin.conftest import EMAIL, PASSWORD, Site
 from tests.admin.test_usage import cells, reported, summed
 from tests.admin.using import Using, make_usage
@@ -106,32 +106,16 @@ async def _down_to_a_receipt(seen: Visit) -> None:
 
 async def _for_everybody(using: Using, seen: Visit) -> None:
     receipt = seen.page.url.removeprefix(seen.console)
-    found = []
-    # Colours and what has to be scrolled to differ; the rest of a page is the same in either.
-    for scheme, width, rules in (
-        ("light", 1280, ()),
-        ("dark", 390, ("color-contrast", "link-in-text-block", "scrollable-region-focusable")),
-    ):
-        await seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        await seen.page.set_viewport_size({"width": width, "height": 844})
-        for path in (
-            "/",
-            "/usage",
-            "/usage?group=key&show=cost",
-            f"/usage/requests?key={using.robot}",
-            receipt,
-        ):
-            await seen.go(path)
-            found += [f"{path} {scheme}: {one}" for one in await seen.serious(*rules)]
-            beyond = await seen.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert beyond <= 0, f"{path} is {beyond} px wider than a screen of {width}"
+    requests = f"/usage/requests?key={using.robot}"
+    found = await seen.look_at("/", "/usage", "/usage?group=key&show=cost", requests, receipt)
+    await seen.page.set_viewport_size({"width": NARROW, "height": 844})
     await seen.go("/usage")
     await seen.page.get_by_role("button", name="API key", exact=True).click()
     found += [f"menu: {one}" for one in await seen.serious()]
     box = await seen.page.locator("#filter-key").bounding_box()
     assert box is not None
     assert box["x"] >= 0
-    assert box["x"] + box["width"] <= 390
+    assert box["x"] + box["width"] <= NARROW
     assert not found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ class Stream:
     id: str = ""
     text: str = ""
     num_received: int = 0
+    last_token_at: float = 0.0
+    """By `time.monotonic`."""
     finish_reason: str | None = None
     usage: Any = None
     error: Exception | None = None
@@ -51,6 +54,7 @@ async def read_stream(client: AsyncOpenAI, stream: Stream, **options: Any) -> St
                 stream.finish_reason = choice.finish_reason or stream.finish_reason
                 if choice.logprobs is not None and choice.logprobs.content:
                     stream.num_received += len(choice.logprobs.content)
+                    stream.last_token_at = time.monotonic()
     except (APIError, httpx2.HTTPError) as error:
         stream.error = error
     return stream

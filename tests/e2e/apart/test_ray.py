@@ -23,6 +23,8 @@ pytest.importorskip("ray", reason="install rootstock[ray]")
 NUM_STREAMS = 16
 MAX_TOKENS = 120
 BACK_S = 60.0
+SERVED_ON_S = 3.0
+"""Nodes give a lost head up after ten seconds."""
 
 
 class Cluster(Stack):
@@ -33,6 +35,8 @@ class Cluster(Stack):
         self._address, self.joined = f"127.0.0.1:{port}", folder / "joined"
         self._log = (folder / "join.log").open("wb")
         self._node: subprocess.Popen[bytes] | None = None
+        self.killed_at = 0.0
+        """When something of it was killed last, by `time.monotonic`."""
 
     def join(self) -> None:
         eventually((self.data / "ray.token").exists, 30, "the cluster's token")
@@ -133,6 +137,7 @@ async def killed_under_streams(cluster: Cluster, victim: int) -> list[Stream]:
         crowd = Crowd(client, cluster.models, NUM_STREAMS, MAX_TOKENS)
         await crowd.all_generating(4)
         os.kill(victim, signal.SIGKILL)
+        cluster.killed_at = time.monotonic()
         streams = await crowd.ended()
         await asyncio.to_thread(cluster.wait_until_whole)
         answer = await read_stream(client, Stream(cluster.models[-1], "8 + 5"), max_tokens=4)
@@ -168,7 +173,10 @@ async def test_a_killed_head_is_started_again_and_finds_its_nodes(cluster: Clust
     head = find(cluster.process.pid, b"gcs_server")
     engines = [find(pid, b"serve-engine") for pid in (cluster.process.pid, cluster.node)]
     streams = await killed_under_streams(cluster, head)
-    assert any(stream.error is None for stream in streams), "the other node serves on for a while"
+    served_until = cluster.killed_at + SERVED_ON_S
+    assert any(stream.error is None or stream.last_token_at > served_until for stream in streams), (
+        "the other node serves on for a while; on a busy machine its streams take longer than that"
+    )
     for pid, engine in zip((cluster.process.pid, cluster.node), engines, strict=True):
         # The node that joined goes on until it gives the old head up.
         await asyncio.to_thread(
