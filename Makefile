@@ -27,7 +27,7 @@ PIP_FILES := $(foreach path,$(wildcard $(PIP_FIND_LINKS) $(PIP_CERT)),--volume $
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores
 GPU_RESULTS ?= benchmarks/results/h200
 
-.PHONY: help demo test quick thorough check compile lint fmt types contracts browser node helm unit kernels e2e image image-test docs mutants gpu-test bench kernel-bench constraints clean release-migrations
+.PHONY: help demo test quick thorough check compile lint fmt types contracts browser node helm unit ordinary quiet kernels e2e image image-test docs mutants gpu-test bench kernel-bench constraints clean release-migrations
 .DEFAULT_GOAL := help
 
 help:
@@ -70,9 +70,10 @@ docs: .venv/.installed
 demo: .venv/.installed $(SITE)
 	@$(BIN)/rootstock up --demo --showcase $(if $(ONCE),--once) --port $(DEMO_PORT) --data $(DEMO_DATA)
 
+# The tests leave a tenth of two processors idle while they wait: mypy and the interpreted kernels take that.
 test: .venv/.installed
-	@$(MAKE) --no-print-directory -j2 check kernels browser node helm
-	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory -j7 BESIDE="nice -n 19" FIRST="lint contracts browser node helm" types kernels ordinary
+	@$(MAKE) --no-print-directory quiet
 
 check: lint types contracts
 
@@ -82,7 +83,7 @@ lint: .venv/.installed
 	$(BIN)/hadolint deploy/Dockerfile
 
 types: .venv/.installed
-	$(BIN)/mypy $(PACKAGES) docs/site
+	$(BESIDE) $(BIN)/mypy $(PACKAGES) docs/site
 
 contracts: .venv/.installed
 	$(BIN)/lint-imports
@@ -99,11 +100,17 @@ node: .venv/.installed
 helm: .venv/.installed
 	@$(BIN)/python -m tests.support.helm
 
-# Most tests wait more than they work: four processes keep two cores busy. Those that measure time come last
-# and have the machine to themselves; only files with that word are loaded to find them.
-unit: export TRITON_CACHE_DIR ?= $(TRITON_TEST_CACHE)
 unit: .venv/.installed
+	@$(MAKE) --no-print-directory ordinary
+	@$(MAKE) --no-print-directory quiet
+
+# Most tests wait more than they work: four processes keep two cores busy.
+ordinary: export TRITON_CACHE_DIR ?= $(TRITON_TEST_CACHE)
+ordinary: .venv/.installed | $(FIRST)
 	$(BIN)/python -m pytest -m "not gpu and not quiet" -n $(TEST_PROCESSES) --dist loadfile
+
+# Those that measure time come last and have the machine to themselves; only files with that word are loaded.
+quiet: .venv/.installed
 	$(BIN)/python -m pytest -m "not gpu and quiet" $$(grep -rlw quiet tests --include='test_*.py')
 
 # What most mistakes break, for every commit: no servers of ours as processes, no browser, no model, few examples.
@@ -128,7 +135,7 @@ thorough: .venv/.installed
 
 # A process of its own: Triton decides for good when a kernel is defined.
 kernels: .venv/.installed
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreted -n 2
+	TRITON_INTERPRET=1 $(BESIDE) $(BIN)/python -m pytest tests/interpreted -q -n 2
 
 # Every kernel for every architecture; `make test` compiles those that have changed since.
 compile: .venv/.installed

@@ -30,7 +30,7 @@ from cli.local.postgres import OWNER, serving_url
 from cli.local.redis import start_redis
 from cli.local.server import LocalServer
 from tests.support.clusters import TEMPLATE, start_migrated
-from tests.support.collecting import import_share, without_garbage_collection
+from tests.support.collecting import fork_test_processes, without_garbage_collection
 from tests.support.databases import SharedDatabase
 from tests.support.distribution import ByFile, rank
 from tests.support.scratch import scratch_directory
@@ -46,6 +46,10 @@ settings.register_profile("any-machine", settings(), suppress_health_check=[Heal
 settings.load_profile("any-machine")
 
 
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    fork_test_processes(config)
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
     if config.getvalue("dist") != "loadfile":
         return None
@@ -54,9 +58,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+def pytest_collection() -> Generator[None, object, object]:
     with without_garbage_collection():
-        import_share(session.config)
         return (yield)
 
 

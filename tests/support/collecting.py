@@ -1,20 +1,25 @@
 """Makes collecting tests cheaper where several processes collect the same ones, each all of them.
 
-Nothing that collection makes becomes garbage: collecting garbage meanwhile is a fifth of its time, and with
-Python's default thresholds a tenth of the tests' own. And in a fresh checkout every process would compile
-every file of tests, which takes longer than to load them: each imports a share of its own first, and finds
-the others' compiled.
+Most of the time is that of imports: test processes are forks of one that has imported all files of tests, as
+pytest would have, with their assertions rewritten. And nothing that collection makes becomes garbage: to
+collect garbage meanwhile is a fifth of its time, and with Python's default thresholds a tenth of the tests'.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Iterator
+import socket
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from _pytest.config import _prepareconfig
+from execnet.gateway_io import popen_bootstrapline
+
+from tests.support import forks
 
 COLLECT_AFTER = (10_000, 20, 20)
 """Thresholds of the garbage collector while tests run. Later imports, caches and documents make the heap so
@@ -36,16 +41,18 @@ def without_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def import_share(config: pytest.Config) -> None:
-    """Import this process's share of the files to collect; collection reports what fails to import."""
-    process = getattr(config, "workerinput", None)
-    if process is None:
-        return
-    number, count = int(process["workerid"].removeprefix("gw")), process["workercount"]
-    for file in files_to_collect(config)[number::count]:
-        name = ".".join(file.relative_to(config.rootpath).with_suffix("").parts)
-        with suppress(Exception, pytest.skip.Exception):
-            importlib.import_module(name)
+def fork_test_processes(config: pytest.Config) -> None:
+    """Test processes that pytest-xdist starts from now on are forks of one that has imported all tests."""
+    names = [
+        ".".join(file.relative_to(config.rootpath).with_suffix("").parts) for file in files_to_collect(config)
+    ]
+    channel = forks.start_zygote(config.rootpath, ["-m", __name__], names)
+    forks.Starter(lambda root: channel, is_forked=_is_test_process).install()
+
+
+def _is_test_process(words: Sequence[str]) -> bool:
+    """Whether this is how execnet, and nobody else, starts a Python."""
+    return words[0] == sys.executable and words[-1] == popen_bootstrapline
 
 
 def files_to_collect(config: pytest.Config) -> list[Path]:
@@ -62,3 +69,20 @@ def files_to_collect(config: pytest.Config) -> list[Path]:
         if not any(file.is_relative_to(path) for path in left_out)
         and names.isdisjoint(file.relative_to(config.rootpath).parts)
     )
+
+
+def import_tests(names: Sequence[str]) -> None:
+    """Imports files of tests by their modules' names, as pytest does; collection reports what fails."""
+    config = _prepareconfig(["-p", "no:cacheprovider"], None)  # rewrites assertions from here on
+    for name in names:
+        with suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(name)
+    config._ensure_unconfigure()
+
+
+if __name__ == "__main__":
+    gc.disable()  # imports make no garbage
+    import_tests(sys.argv[2:])
+    gc.enable()
+    forks.freeze()
+    forks.serve(socket.socket(fileno=int(sys.argv[1])))()

@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import CellType, FunctionType
+from types import CellType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +68,7 @@ def forked_programs(modules: tuple[str, ...] = MODULES) -> Iterator[None]:
 
     Those that start in the folder of another checkout have the modules of that one.
     """
-    restore = _Starter(lambda root: _zygote(root, modules)).install()
+    restore = Starter(lambda root: _zygote(root, modules)).install()
     try:
         yield
     finally:
@@ -78,9 +78,16 @@ def forked_programs(modules: tuple[str, ...] = MODULES) -> Iterator[None]:
 @functools.cache
 def _zygote(root: Path, modules: tuple[str, ...]) -> socket.socket:
     """To a zygote of this process, which ends with it."""
+    return start_zygote(root, [__file__], modules)
+
+
+def start_zygote(root: Path, program: list[str], modules: Sequence[str]) -> socket.socket:
+    """Starts a process that imports modules and calls `serve`, with the number of its end of the channel and
+    the modules as arguments. It ends with this process.
+    """
     ours, theirs = _pair()
     with theirs:
-        command = [sys.executable, __file__, str(theirs.fileno()), *modules]
+        command = [sys.executable, *program, str(theirs.fileno()), *modules]
         environment = os.environ | {"PYTHONPATH": str(root)}
         zygote = subprocess.Popen(command, cwd=root, env=environment, pass_fds=[theirs.fileno()])
 
@@ -99,10 +106,15 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 # Who starts programs ----------------------------------------------------------------------------------------
 
 
-class _Starter:
-    def __init__(self, zygote: Callable[[Path], socket.socket]) -> None:
-        """`zygote`: the one with the modules of a checkout."""
+class Starter:
+    def __init__(
+        self,
+        zygote: Callable[[Path], socket.socket],
+        is_forked: Callable[[Sequence[str]], bool] | None = None,
+    ) -> None:
+        """`zygote`: the one with the modules of a checkout. `is_forked`: which commands are."""
         self._zygote = zygote
+        self._is_forked = is_forked or _is_forked
         self._lock = threading.Lock()
 
     def install(self) -> Callable[[], None]:
@@ -111,7 +123,7 @@ class _Starter:
 
         def fork(arguments: Sequence[Any], *rest: Any) -> int:
             words = [os.fsdecode(word) for word in arguments]
-            return self._fork(words, *rest) if _is_forked(words) else fork_exec(arguments, *rest)
+            return self._fork(words, *rest) if self._is_forked(words) else fork_exec(arguments, *rest)
 
         subprocess._fork_exec = fork  # type: ignore[attr-defined]
         return functools.partial(setattr, subprocess, "_fork_exec", fork_exec)
@@ -179,7 +191,7 @@ def _received(module: str, code: Any, known: tuple[Any, ...]) -> FunctionType:
 # The zygote -------------------------------------------------------------------------------------------------
 
 
-def _serve(channel: socket.socket) -> Callable[[], object]:
+def serve(channel: socket.socket) -> Callable[[], object]:
     """Starts programs until who starts them is gone; returns, in a program's process only, what it runs."""
     _libc.prctl(_PR_SET_NAME, ZYGOTE.encode(), 0, 0, 0)
     while True:
@@ -230,20 +242,27 @@ def _become(
             _close(int(listed))
     for output in (sys.stdout, sys.stderr):
         output.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    module, *arguments = words[2:]
-    name = (arguments or [module])[0] if module == "cli.main" else module
+    name, run = _program(words)
     _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
     os.write(told, str(os.getpid()).encode())
     os.close(told)
-    if arguments and arguments[0] in STARTING:
+    if name in STARTING:
         ours, theirs = _pair()
         if not os.fork():
             ours.close()
-            return _serve(theirs)
+            return serve(theirs)
         theirs.close()
-        _Starter(lambda root: ours).install()
-    sys.argv = [module, *arguments]
-    return functools.partial(_run, module)
+        Starter(lambda root: ours).install()
+    return run
+
+
+def _program(words: Sequence[str]) -> tuple[str, Callable[[], object]]:
+    """Its name, and what runs it, with its arguments in `sys.argv`."""
+    if "-c" in words:
+        sys.argv = ["-c"]
+        return "python", functools.partial(_run_code, words[-1])
+    module, *arguments = sys.argv = list(words[2:])
+    return arguments[0] if module == "cli.main" else module, functools.partial(_run, module)
 
 
 def _named(setting: bytes) -> tuple[bytes, bytes]:
@@ -264,6 +283,12 @@ def _run(module: str) -> NoReturn:
     sys.exit()
 
 
+def _run_code(code: str) -> NoReturn:
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    exec(code, vars(main))
+    sys.exit()
+
+
 def _hold(modules: Sequence[str]) -> None:
     sys.path[0] = str(Path.cwd())  # instead of this file's folder
     gc.disable()  # imports make no garbage
@@ -274,10 +299,15 @@ def _hold(modules: Sequence[str]) -> None:
             if Path.cwd() == ROOT:  # an older release has not all of them
                 raise
     gc.enable()
+    freeze()
+
+
+def freeze() -> None:
+    """Before the first fork: a collection in a fork would copy the pages it looks at."""
     gc.collect()
-    gc.freeze()  # a collection in a fork would copy the pages it looks at
+    gc.freeze()
 
 
 if __name__ == "__main__":
     _hold(sys.argv[2:])
-    _serve(socket.socket(fileno=int(sys.argv[1])))()
+    serve(socket.socket(fileno=int(sys.argv[1])))()

@@ -1,15 +1,23 @@
-"""Collecting in several processes: each file is imported by one of them first; garbage is collected later."""
+"""Collecting in several processes: they begin with all files imported; garbage is collected later."""
 
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.support.collecting import COLLECT_AFTER, files_to_collect, import_share, without_garbage_collection
+from tests.support.collecting import (
+    COLLECT_AFTER,
+    files_to_collect,
+    fork_test_processes,
+    without_garbage_collection,
+)
+from tests.support.forks import ROOT
 
 
 def config_of(root: Path, *arguments: str, **others: Any) -> Any:
@@ -30,7 +38,7 @@ def test_garbage_is_collected_again_afterwards() -> None:
     assert gc.get_threshold() == COLLECT_AFTER
 
 
-def test_processes_import_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_to_collect_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("a/test_a", "a/test_b", "a/helper", "b/test_c", "left/test_d", "test_e")
     for name in names:
         path = tmp_path / "tests" / f"{name}.py"
@@ -42,16 +50,22 @@ def test_processes_import_each_file_once(tmp_path: Path, monkeypatch: pytest.Mon
     (one,) = files_to_collect(config_of(tmp_path, "tests/a/test_b.py::test_it", "tests/b"))
     assert one == tmp_path / "tests/a/test_b.py"
 
-    imported: list[str] = []
 
-    def record(name: str) -> None:
-        imported.append(name)
-        raise ImportError(name)
-
-    monkeypatch.setattr("tests.support.collecting.importlib.import_module", record)
-    import_share(config_of(tmp_path, "tests"))
-    assert imported == [], "a process alone collects in the usual order"
-    for number in range(2):
-        share = {"workerid": f"gw{number}", "workercount": 2}
-        import_share(config_of(tmp_path, "tests", workerinput=share))
-    assert imported == ["tests.a.test_a", "tests.test_e", "tests.a.test_b"]
+def test_test_processes_begin_with_the_tests_imported_as_pytest_imports_them() -> None:
+    before = subprocess._fork_exec  # type: ignore[attr-defined]
+    fork_test_processes(config_of(ROOT, "tests/support/test_collecting.py"))
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+    finally:
+        subprocess._fork_exec = before  # type: ignore[attr-defined]
+    is_hooked = "any('Rewriting' in type(one).__name__ for one in sys.meta_path)"
+    asked = f"print(__name__, sys.argv, '@pytest_ar' in vars(sys.modules[{__name__!r}]), {is_hooked})"
+    told, _ = process.communicate(f"{asked!r}\n".encode(), 60)
+    assert process.returncode == 0
+    assert told.decode().split() == ["__main__", "['-c']", "True", "False"], (
+        "assertions are rewritten, by a hook that is gone: pytest will have its own"
+    )
