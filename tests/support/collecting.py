@@ -43,10 +43,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 def fork_test_processes(config: pytest.Config) -> None:
     """Test processes that pytest-xdist starts from now on are forks of one that has imported all tests."""
-    names = [
-        ".".join(file.relative_to(config.rootpath).with_suffix("").parts) for file in files_to_collect(config)
-    ]
-    channel = forks.start_zygote(config.rootpath, ["-m", __name__], names)
+    channel = forks.start_zygote(config.rootpath, ["-m", __name__], config.invocation_params.args)
     forks.Starter(lambda root: channel, is_forked=_is_test_process).install()
 
 
@@ -71,11 +68,12 @@ def files_to_collect(config: pytest.Config) -> list[Path]:
     )
 
 
-def import_tests(names: Sequence[str]) -> None:
-    """Imports files of tests by their modules' names, as pytest does; collection reports what fails."""
-    config = _prepareconfig(["-p", "no:cacheprovider"], None)  # rewrites assertions from here on
-    for name in names:
-        with suppress(Exception, pytest.skip.Exception):
+def import_tests(arguments: Sequence[str]) -> None:
+    """Imports the files that pytest would with these arguments, as it does."""
+    config = _prepareconfig([*arguments], None)  # rewrites assertions from here on
+    for file in files_to_collect(config):
+        name = ".".join(file.relative_to(config.rootpath).with_suffix("").parts)
+        with suppress(Exception, pytest.skip.Exception):  # collection reports it
             importlib.import_module(name)
     config._ensure_unconfigure()
 

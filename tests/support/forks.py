@@ -81,13 +81,13 @@ def _zygote(root: Path, modules: tuple[str, ...]) -> socket.socket:
     return start_zygote(root, [__file__], modules)
 
 
-def start_zygote(root: Path, program: list[str], modules: Sequence[str]) -> socket.socket:
-    """Starts a process that imports modules and calls `serve`, with the number of its end of the channel and
-    the modules as arguments. It ends with this process.
+def start_zygote(root: Path, program: list[str], arguments: Sequence[str]) -> socket.socket:
+    """Starts a process that imports what it will need and calls `serve`, with the number of its end of the
+    channel before the arguments. It ends with this process.
     """
     ours, theirs = _pair()
     with theirs:
-        command = [sys.executable, *program, str(theirs.fileno()), *modules]
+        command = [sys.executable, *program, str(theirs.fileno()), *arguments]
         environment = os.environ | {"PYTHONPATH": str(root)}
         zygote = subprocess.Popen(command, cwd=root, env=environment, pass_fds=[theirs.fileno()])
 

@@ -24,7 +24,7 @@ def config_of(root: Path, *arguments: str, **others: Any) -> Any:
     return SimpleNamespace(
         args=arguments,
         rootpath=root,
-        invocation_params=SimpleNamespace(dir=root),
+        invocation_params=SimpleNamespace(dir=root, args=arguments),
         getini=lambda name: {"norecursedirs": ["left"]}[name],
         getoption=lambda name: {"ignore": ["tests/b"]}[name],
         **others,
