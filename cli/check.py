@@ -28,6 +28,7 @@ from cli.checks.serving import check_agreement, check_base, check_disks, check_e
 from cli.checks.stores import check_postgres, check_redis, check_storage
 from cli.service_access import served_settings, silence_logs
 from db.settings import DatabaseSettings
+from engine.registry import RegistryAddress
 from engine.settings import EngineSettings
 from telemetry.disk import DiskSettings
 from worker.settings import JobsSettings, WorkerSettings
@@ -117,6 +118,10 @@ def _engine_endpoints(configuration: Configuration) -> list[str]:
         found += api.engine_endpoints
     for settings in (configuration.get(JobsSettings), configuration.get(WorkerSettings)):
         found += settings.engines if settings is not None else ()
+    registries = [RegistryAddress.parse(one) for one in found]
+    if any(one is not None and one.base for one in registries):  # the worker's has the engines of all bases
+        pairs = zip(found, registries, strict=True)
+        found = [endpoint for endpoint, one in pairs if one is None or one.base]
     return [*dict.fromkeys(found)]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from cli.cluster.programs import RayPlan
+from cli.cluster.settings import engine_prefix
 from cli.datadir import DataDir
 from cli.local.server import socket_directory
 from cli.servers import OWNER_URL
@@ -80,18 +81,19 @@ class Service:
 
     def engines_of(self, base: LocalBase) -> tuple[str, ...]:
         """Returns the endpoints of a base's engines, which are numbered base by base."""
+        first = self.bases.index(base)
         if self.ray is not None:
-            return self.serving_endpoints
-        first = self.bases.index(base) * self.replicas
-        return self.serving_endpoints[first : first + self.replicas]
+            return self.serving_endpoints[first : first + 1]
+        return self.serving_endpoints[first * self.replicas : (first + 1) * self.replicas]
 
     @property
     def serving_endpoints(self) -> tuple[str, ...]:
         """Returns the sockets of the engines that take requests: Unix sockets that only this account reaches,
         because every client of an engine's socket can use the engine.
         """
-        if self.ray is not None:
-            return (self.ray.registry(self.redis_url),)
+        if self.ray is not None:  # which engines there are, a registry tells
+            named = [base.name for base in self.bases] if len(self.bases) > 1 else [None]
+            return tuple(self.ray.registry(self.redis_url, name) for name in named)
         names = ("engine", *(f"engine-{number}" for number in range(1, self.num_serving)))
         return tuple(self._socket(name, "zmq.sock") for name in names)
 
@@ -117,7 +119,9 @@ class Service:
         settings = self.environment()
         folder = Path(settings["ROOTSTOCK_ENGINE_DATA_DIR"]) / "engine"
         if self.ray is not None:
-            return [folder / f"engine-{number}" for number in range(self.ray.replicas_max)]
+            prefixes = [engine_prefix(base.name, self.base_name) for base in self.bases]
+            numbers = range(self.ray.replicas_max)
+            return [folder / f"{prefix}-{number}" for prefix in prefixes for number in numbers]
         serving = [self._engine_id(settings, number) for number in range(self.num_serving)]
         return [folder / name for name in (*serving, *self._prefill_names)]
 
@@ -172,7 +176,7 @@ class Service:
             # The demo can be tried without an authenticator app; other services require a second factor.
             "ROOTSTOCK_CONSOLE_OPERATORS_SECOND_FACTOR": "false" if self.is_demo else "",
             **self.payments,
-            **({} if self.ray is None else self.ray.settings(self.redis_url)),
+            **self._on_ray(further),
         }
         return {name: value for name, value in settings.items() if value and name not in os.environ} | {
             name: value for name, value in os.environ.items() if name.startswith("ROOTSTOCK_")
@@ -185,6 +189,21 @@ class Service:
             for base in bases
         ]
         return json.dumps(listed) if listed else ""
+
+    def _on_ray(self, further: Sequence[LocalBase]) -> dict[str, str]:
+        if self.ray is None:
+            return {}
+        digests = self.ray.base_digests
+        listed = [
+            {"name": base.name, "path": str(base.path), "quantization": base.quantization}
+            | {"digest": digests.get(base.name, "")}
+            for base in further
+        ]
+        return {
+            **self.ray.settings(self.redis_url),
+            "ROOTSTOCK_BASE_DIGEST": digests.get(self.base_name, ""),
+            "ROOTSTOCK_RAY_FURTHER": json.dumps(listed) if listed else "",
+        }
 
     def engines(self) -> list[Program]:
         """Returns the engines: `engine`, or `engine-0`, `engine-1`... if there are several; then those that

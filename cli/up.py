@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cli import health
-from cli.cluster.publishing import published_base
+from cli.cluster.publishing import published_bases
 from cli.concurrency import cancel, run_together
 from cli.datadir import DataDir, write_private_json
 from cli.demo import SAPLING, Demo
@@ -170,11 +170,11 @@ class _Up:
             payments=self._payments.settings if self._payments is not None else {},
         )
         if service.ray is not None and service.ray.fetches:
-            with self._display.step("Base in the object store") as step:
-                kept, base = self._data.path / "published-base.json", service.bases[0].path
-                digest = await published_base(kept, base, service.environment())
-                step.detail(digest)
-            service = dataclasses.replace(service, ray=dataclasses.replace(service.ray, base_digest=digest))
+            title = "Base in the object store" if len(service.bases) == 1 else "Bases in the object store"
+            with self._display.step(title) as step:
+                digests = await published_bases(self._data.path, service.bases, service.environment())
+                step.detail(", ".join(digests.values()))
+            service = dataclasses.replace(service, ray=dataclasses.replace(service.ray, base_digests=digests))
         self._engine_states = service.engine_states
         # They load their model while the database comes up.
         engines = [await self._launch(program) for program in service.engines()]

@@ -47,10 +47,7 @@ class UpOptions:
 
     def chosen_bases(self) -> tuple[LocalBase, ...]:
         """Returns the base models. Raises `UsageError`, `CliError` for a directory that is none."""
-        bases = parse_bases(self.bases, self.base_name, self.quantizations, is_demo=self.demo)
-        if self.ray is not None and len(bases) > 1:
-            raise UsageError("--ray serves one base model: pass --base once, or leave --ray out")
-        return bases
+        return parse_bases(self.bases, self.base_name, self.quantizations, is_demo=self.demo)
 
     @property
     def num_engines(self) -> int:

@@ -24,7 +24,7 @@ EXPIRES_S = 10
 RENEW_S = 2.0
 _TIMEOUT_S = 2.0
 _PREFIX = "registry+"
-_OPTION = "secret="
+_SECRET, _BASE = "secret=", "base="
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -56,31 +56,42 @@ class RegistryAddress:
     redis_url: str
     secret: Path
     """The file with the clients' secret key."""
+    base: str | None = None
+    """The name of the base model whose engines are meant; None: all."""
 
     @classmethod
     def parse(cls, text: str) -> RegistryAddress | None:
-        """Reads `registry+REDIS_URL?secret=FILE`. Where the URL has a query of its own, `secret` may also be
-        one of its options. Returns None for another kind of endpoint; raises ValueError for a registry
+        """Reads `registry+REDIS_URL?secret=FILE[&base=NAME]`. Where the URL has a query of its own, these may
+        also be among its options. Returns None for another kind of endpoint; raises ValueError for a registry
         without a secret.
         """
         if not text.startswith(_PREFIX):
             return None
         url, _, query = text.removeprefix(_PREFIX).partition("?")
         options = [option for option in query.replace("?", "&").split("&") if option]
-        secrets = [option for option in options if option.startswith(_OPTION)]
-        secret = unquote_plus(secrets[0].removeprefix(_OPTION)) if secrets else ""
+        secret, base = _value_of(_SECRET, options), _value_of(_BASE, options)
         if not secret:
             raise ValueError("a registry of engines needs the clients' key: registry+REDIS_URL?secret=FILE")
-        rest = "&".join(option for option in options if option not in secrets)
-        return cls(f"{url}?{rest}" if rest else url, Path(secret))
+        rest = "&".join(option for option in options if not option.startswith((_SECRET, _BASE)))
+        return cls(f"{url}?{rest}" if rest else url, Path(secret), base or None)
 
     def __str__(self) -> str:
         separator = "&" if "?" in self.redis_url else "?"
-        return f"{_PREFIX}{self.redis_url}{separator}{_OPTION}{quote(str(self.secret))}"
+        text = f"{_PREFIX}{self.redis_url}{separator}{_SECRET}{quote(str(self.secret))}"
+        return text if self.base is None else f"{text}&{_BASE}{quote(self.base)}"
+
+    def has(self, registered: Registration) -> bool:
+        """Returns whether this engine is meant."""
+        return self.base in (None, registered.base)
 
     def endpoint_of(self, registered: Registration) -> str:
         """Returns the endpoint that a client of this engine connects to."""
         return f"{registered.endpoint}?key={registered.key}&secret={quote(str(self.secret))}"
+
+
+def _value_of(option: str, options: list[str]) -> str:
+    found = [one for one in options if one.startswith(option)]
+    return unquote_plus(found[0].removeprefix(option)) if found else ""
 
 
 async def read_registry(client: redis.asyncio.Redis) -> list[Registration]:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,11 +20,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cli.cluster.engine_host import EngineHost, describe
-from cli.cluster.loads import LoadReader
-from cli.cluster.scaling import Autoscaler, ScalingRules
+from cli.cluster.fleet import fleets
 from cli.cluster.settings import RaySettings, engine_environment
-from routing.endpoints import parse_endpoints
-from routing.replica_set import ReplicaSet
 
 log = structlog.get_logger(__name__)
 
@@ -39,9 +35,8 @@ LOST_S = 15.0
 class EngineActors:
     """The actors of one service's engines. Its methods block for up to `CALL_S` seconds."""
 
-    def __init__(self, settings: RaySettings, environment: Mapping[str, str]) -> None:
+    def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
-        self._environment = dict(environment)
         self._checked: set[str] = set()
         """The actors whose settings were compared with ours."""
 
@@ -50,7 +45,7 @@ class EngineActors:
         listed = ray.util.list_named_actors(all_namespaces=True)
         return {one["name"] for one in listed if one["namespace"] == self._settings.namespace}
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, environment: Mapping[str, str]) -> None:
         """Creates an engine's placement group and actor, which Ray places once there is room."""
         settings = self._settings
         bundle = {"CPU": settings.cpus} | ({"GPU": float(settings.gpus)} if settings.gpus else {})
@@ -70,11 +65,11 @@ class EngineActors:
             num_cpus=settings.cpus,
             num_gpus=settings.gpus,
             scheduling_strategy=strategy,
-        ).remote(name, self._environment)
+        ).remote(name, dict(environment))
         self._checked.add(name)
         log.info("engine requested", engine=name)
 
-    def is_of_other_settings(self, name: str) -> bool:
+    def is_of_other_settings(self, name: str, environment: Mapping[str, str]) -> bool:
         """Whether the actor was created with other settings; False while it does not answer."""
         if name in self._checked:
             return False
@@ -83,7 +78,7 @@ class EngineActors:
         except (ray.exceptions.RayError, ValueError):
             return False
         self._checked.add(name)
-        return bool(found != describe(self._environment))
+        return bool(found != describe(environment))
 
     def stop(self, name: str, drain_s: float) -> None:
         """Drains an engine, then removes its actor and placement group."""
@@ -114,56 +109,42 @@ class PlacedEngine(EngineHost):
 
 
 class Controller:
-    """Starts and drains engines until it is stopped."""
+    """Keeps the engines of all bases until it is stopped."""
 
     def __init__(self, settings: RaySettings, environment: Mapping[str, str]) -> None:
-        self._settings = settings
-        self._actors = EngineActors(settings, environment)
+        self._actors = EngineActors(settings)
         self._drain_s = float(environment.get("ROOTSTOCK_ENGINE_DRAIN_SECONDS", "30")) + 20
-        self._engines = ReplicaSet(parse_endpoints(settings.registry), "controller")
+        self._fleets = fleets(settings, environment, self._actors, self._drain_s)
         self._stopping = asyncio.Event()
-        self._draining: dict[str, asyncio.Task[None]] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        """Engines of bases that are not served any more, until they are gone."""
 
     async def run(self) -> None:
         """Runs until SIGTERM, then drains all engines."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        await self._engines.start()
+        for fleet in self._fleets:
+            await fleet.engines.start()
         try:
             await self._keep_engines()
             names = await asyncio.to_thread(self._actors.running)
             await asyncio.gather(*(self._drain(name) for name in names), return_exceptions=True)
         finally:
-            await self._engines.close()
+            for fleet in self._fleets:
+                await fleet.engines.close()
 
     async def _keep_engines(self) -> None:
-        reader, scaler = LoadReader(), None
         while not self._stopping.is_set():
             running = await asyncio.wait_for(asyncio.to_thread(self._actors.running), LOST_S)
-            if scaler is None:  # those that a former controller started stay until the load says otherwise
-                scaler = Autoscaler(self._rules(), len(running))
-            serving = [client.stats for client in self._engines.clients if client.ready and client.stats]
-            wanted = scaler.wanted
-            if scaler.decide(reader.read(serving), time.monotonic()) != wanted:
-                log.info("cluster is resized", engines=scaler.wanted, before=wanted, reason=scaler.reason)
-            await self._approach(scaler.wanted, running)
+            for fleet in self._fleets:
+                await fleet.look(running)
+            self._leaving = {name: task for name, task in self._leaving.items() if not task.done()}
+            for name in running - self._leaving.keys():
+                if not any(fleet.has(name) for fleet in self._fleets):
+                    self._leaving[name] = asyncio.create_task(self._drain(name), name=f"drain {name}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), INTERVAL_S)
-
-    def _rules(self) -> ScalingRules:
-        return ScalingRules(self._settings.replicas_min, self._settings.replicas_max)
-
-    async def _approach(self, wanted: int, running: set[str]) -> None:
-        """Starts the engines that are missing, and drains those beyond and those of other settings."""
-        self._draining = {name: task for name, task in self._draining.items() if not task.done()}
-        names = [f"engine-{number}" for number in range(wanted)]
-        for name in names:
-            if name not in running and name not in self._draining:
-                await asyncio.to_thread(self._actors.start, name)
-        for name in sorted(running - self._draining.keys()):
-            if name not in names or await asyncio.to_thread(self._actors.is_of_other_settings, name):
-                self._draining[name] = asyncio.create_task(self._drain(name), name=f"drain {name}")
 
     async def _drain(self, name: str) -> None:
         await asyncio.to_thread(self._actors.stop, name, self._drain_s)

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cli.client_key import public_keys
@@ -36,6 +36,7 @@ class RayPlan:
     secret: Path
     """The file with the engine clients' secret key."""
     replicas_min: int = 1
+    """Engines of each base, at least; and at most:"""
     replicas_max: int = 1
     gpus: int = 0
     """GPUs of each engine."""
@@ -43,16 +44,14 @@ class RayPlan:
     """Cores that this machine's node offers; None: all."""
     fetches: bool = False
     """Whether engines get base and adapters from the object store, not from folders at the same paths."""
-    base_digest: str = ""
-    """Of the published base; empty: not published yet, or not by this `up`."""
+    base_digests: Mapping[str, str] = field(default_factory=dict)
+    """Of the bases in the object store, by name; none before they are published, and without `fetches`."""
 
     def settings(self, redis_url: str) -> dict[str, str]:
         """Returns the settings of this service's processes that differ from those on one machine."""
         registry = self.registry(redis_url)
         return {
-            "ROOTSTOCK_API_ENGINE_ENDPOINT": registry,
             "ROOTSTOCK_WORKER_ENGINE_ENDPOINTS": registry,
-            "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": registry,
             "ROOTSTOCK_ENGINE_ENDPOINT": "",  # each engine gets its own
             "ROOTSTOCK_CLUSTER_CLIENT_KEYS": public_keys(self.secret),
             "ROOTSTOCK_RAY_ADDRESS": self.address,
@@ -61,12 +60,11 @@ class RayPlan:
             "ROOTSTOCK_RAY_REPLICAS_MAX": str(self.replicas_max),
             "ROOTSTOCK_RAY_GPUS": str(self.gpus),
             "ROOTSTOCK_ADAPTERS_FETCH": "true" if self.fetches else "",
-            "ROOTSTOCK_BASE_DIGEST": self.base_digest,
         }
 
-    def registry(self, redis_url: str) -> str:
-        """Returns the endpoint that stands for all engines."""
-        return str(RegistryAddress(redis_url, self.secret))
+    def registry(self, redis_url: str, base: str | None = None) -> str:
+        """Returns the endpoint that stands for all engines, or for those of one base."""
+        return str(RegistryAddress(redis_url, self.secret, base))
 
     def programs(self, controller: Program, folder: Path) -> list[Program]:
         """Returns the head, if it runs here, and the controller. `folder`: for Ray's own files."""

@@ -1,26 +1,35 @@
-"""Publishes the base of `rootstock up --ray`, once for the same files and the same object store."""
+"""Publishes the bases of `rootstock up --ray`, once for the same files and the same object store."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from adapters.published_bases.manifest import manifest_key
 from cli.children import run_child
 from cli.datadir import read_json, write_private_json
+from cli.programs import LocalBase
 from cli.service_access import object_store, plain_errors
 
 
-async def published_base(kept: Path, base: Path, environment: Mapping[str, str]) -> str:
-    """Returns the digest of the base in the object store; publishes it unless that was done. `kept`: the file
-    that remembers it.
+async def published_bases(
+    folder: Path, bases: Sequence[LocalBase], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the digests of the bases in the object store, by name; publishes those that are not there.
+    `folder` remembers them. ROOTSTOCK_BASE_DIGEST is the first one's, if it is set.
 
     Raises `CliError`.
     """
-    given = environment.get("ROOTSTOCK_BASE_DIGEST")
-    if given:
-        return given
+    digests = {}
+    for number, base in enumerate(bases):
+        given = environment.get("ROOTSTOCK_BASE_DIGEST") if number == 0 else None
+        kept = folder / ("published-base.json" if number == 0 else f"published-base-{base.name}.json")
+        digests[base.name] = given or await _published(kept, base.path, environment)
+    return digests
+
+
+async def _published(kept: Path, base: Path, environment: Mapping[str, str]) -> str:
     fingerprint = _fingerprint(base, environment)
     known = read_json(kept) or {}
     if known.get("fingerprint") == fingerprint:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PASSED_ON = (
@@ -17,6 +17,32 @@ PASSED_ON = (
 """The settings that engines on other hosts get. Those of the database and of payments stay here."""
 _STORE = "ROOTSTOCK_STORAGE_"
 _KEY = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
+
+
+class FurtherBase(BaseModel):
+    """A base model beside the first, of whose engines the controller keeps as many."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    path: str
+    quantization: str
+    digest: str = ""
+    """In the object store, if engines fetch it."""
+
+    def environment(self) -> dict[str, str]:
+        """Returns the settings of its engines that are not those of the first base's."""
+        return {
+            "ROOTSTOCK_ENGINE_BASE": self.path,
+            "ROOTSTOCK_ENGINE_BASE_NAME": self.name,
+            "ROOTSTOCK_DEVICE_QUANTIZATION": self.quantization,
+            **({"ROOTSTOCK_BASE_DIGEST": self.digest} if self.digest else {}),
+        }
+
+
+def engine_prefix(base: str, first: str) -> str:
+    """Returns what the names of a base's engines begin with, before `-NUMBER`. `first`: the default base."""
+    return "engine" if base == first else f"engine-{base}"
 
 
 class HeadSettings(BaseSettings):
@@ -46,7 +72,10 @@ class RaySettings(BaseSettings):
     """Services on one cluster need different ones."""
     registry: str
     """Where engines register: registry+REDIS_URL?secret=FILE."""
+    further: tuple[FurtherBase, ...] = ()
+    """The bases beside the first, as JSON."""
     replicas_min: Annotated[int, Field(ge=1, le=64)] = 1
+    """Engines of each base, at least."""
     replicas_max: Annotated[int, Field(ge=1, le=64)] = 1
     cpus: Annotated[float, Field(gt=0)] = 1
     """Cores that an engine reserves."""

@@ -10,7 +10,7 @@ import pytest
 from adapters.served_bases import FurtherBases, ServedBase, further_bases
 from cli.base_options import parse_bases
 from cli.datadir import DataDir
-from cli.errors import CliError, UsageError
+from cli.errors import CliError
 from cli.programs import LocalBase, Service
 
 
@@ -91,11 +91,3 @@ def test_bases_differ_in_name_and_engines(monkeypatch: pytest.MonkeyPatch) -> No
         with_further(engine_endpoint="tcp://b:1,tcp://a:1").beside(first)
     with pytest.raises(ValueError, match="names no engine"):
         with_further(engine_endpoint=" ")
-
-
-def test_ray_serves_one_base(folder: Path) -> None:
-    from cli.up_options import UpOptions
-
-    options = UpOptions(folder, "127.0.0.1", 0, ["Oak-1B", "a=Oak-1B"], None, (), ray="local")
-    with pytest.raises(UsageError, match="--ray serves one base model"):
-        options.chosen_bases()

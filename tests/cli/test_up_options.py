@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,12 +18,13 @@ from cli import up_options
 from cli.bases import publish_base
 from cli.client_key import make_client_key
 from cli.cluster import publishing
-from cli.cluster.settings import engine_environment
+from cli.cluster.settings import RaySettings, engine_environment
 from cli.datadir import DataDir
 from cli.errors import CliError, UsageError
 from cli.main import complete_options
 from cli.programs import CHECKOUT, LocalBase, Service
 from cli.up_options import UpOptions
+from engine.registry import RegistryAddress
 from engine.transport.curve import KeyPair
 
 
@@ -183,6 +186,43 @@ def test_on_ray_a_head_and_a_controller_stand_for_the_engines(
         assert again.settings("redis://r")["ROOTSTOCK_CLUSTER_CLIENT_KEYS"] in passed_on.values()
 
 
+def test_on_ray_each_base_has_engines_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DataDir(tmp_path / "data") as data:
+        plan = on_ray(data, replicas_min=1, replicas_max=2).chosen_ray(data.path)
+        assert plan is not None
+        bases = [LocalBase("oak", Path("/oak"), "none"), LocalBase("elm", Path("/elm"), "int8")]
+        digests = {"oak": "a" * 64, "elm": "b" * 64}
+        placed = Service(data, bases, "redis://r", ray=replace(plan, base_digests=digests))
+        settings = placed.environment()
+        of_oak, of_elm = (RegistryAddress.parse(one) for one in placed.serving_endpoints)
+        assert (of_oak.base, of_elm.base) == ("oak", "elm")
+        assert (
+            settings["ROOTSTOCK_API_ENGINE_ENDPOINT"]
+            == settings["ROOTSTOCK_JOBS_ENGINE_ENDPOINT"]
+            == str(of_oak)
+        )
+        assert json.loads(settings["ROOTSTOCK_BASES_FURTHER"])[0]["engine_endpoint"] == str(of_elm)
+        assert RegistryAddress.parse(settings["ROOTSTOCK_WORKER_ENGINE_ENDPOINTS"]).base is None
+        assert [folder.name for folder in placed.engine_states] == [
+            *("engine-0", "engine-1"),
+            *("engine-elm-0", "engine-elm-1"),
+        ]
+        _, controller = placed.engines()
+    for name in [name for name in os.environ if name.startswith("ROOTSTOCK_")]:
+        monkeypatch.delenv(name)
+    for name, value in controller.env.items():
+        if name.startswith("ROOTSTOCK_RAY_"):
+            monkeypatch.setenv(name, value)
+    (elm,) = RaySettings().further
+    its = engine_environment(controller.env) | elm.environment()
+    assert {name: its[name] for name in elm.environment()} == {
+        "ROOTSTOCK_ENGINE_BASE": "/elm",
+        "ROOTSTOCK_ENGINE_BASE_NAME": "elm",
+        "ROOTSTOCK_DEVICE_QUANTIZATION": "int8",
+        "ROOTSTOCK_BASE_DIGEST": "b" * 64,
+    }
+
+
 def test_engines_get_the_stores_settings_only_to_fetch_and_the_key_that_reads() -> None:
     store = {
         "ROOTSTOCK_STORAGE_URL": "s3://bucket",
@@ -217,7 +257,7 @@ def test_on_ray_engines_fetch_where_the_operator_has_named_a_store(
         def environment(digest: str = "") -> dict[str, str]:
             plan = on_ray(data).chosen_ray(data.path)
             assert plan is not None
-            return service(data, ray=replace(plan, base_digest=digest)).environment()
+            return service(data, ray=replace(plan, base_digests={"sapling": digest})).environment()
 
         assert "ROOTSTOCK_ADAPTERS_FETCH" not in environment(), "they read the folders of `up`"
         monkeypatch.setenv("ROOTSTOCK_STORAGE_URL", "s3://bucket")
@@ -233,8 +273,10 @@ def test_on_ray_engines_fetch_where_the_operator_has_named_a_store(
 async def test_the_base_of_a_cluster_is_published_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base, kept = tmp_path / "base", tmp_path / "published-base.json"
+    base, further = tmp_path / "base", tmp_path / "further"
     base.mkdir()
+    further.mkdir()
+    (further / "config.json").write_text('{"further": true}')
     (base / "config.json").write_text("{}")
     runs: list[tuple[str, ...]] = []
 
@@ -249,19 +291,27 @@ async def test_the_base_of_a_cluster_is_published_once(
     monkeypatch.setattr(publishing, "run_child", run_child)
     monkeypatch.setenv("ROOTSTOCK_STORAGE_URL", (tmp_path / "store").as_uri())
     environment = {"ROOTSTOCK_STORAGE_URL": (tmp_path / "store").as_uri()}
-    digest = await publishing.published_base(kept, base, environment)
+
+    async def published(*folders: Path, **given: str) -> list[str]:
+        bases = [LocalBase(folder.name, folder, "none") for folder in folders]
+        return [*(await publishing.published_bases(tmp_path, bases, environment | given)).values()]
+
+    (digest,) = await published(base)
     assert len(digest) == 64
-    assert await publishing.published_base(kept, base, environment) == digest
+    assert await published(base) == [digest]
     assert len(runs) == 1
     shutil.rmtree(tmp_path / "store")
-    assert await publishing.published_base(kept, base, environment) == digest
+    assert await published(base) == [digest]
     assert len(runs) == 2, "the store had lost it"
     (base / "config.json").write_text("[]")
-    assert await publishing.published_base(kept, base, environment) != digest
-    assert await publishing.published_base(kept, base, {"ROOTSTOCK_BASE_DIGEST": "given"}) == "given"
+    first, second = await published(base, further)
+    assert len({digest, first, second}) == 3
+    assert len(runs) == 4
+    assert await published(base, further, ROOTSTOCK_BASE_DIGEST="given") == ["given", second]
+    assert len(runs) == 4
     (base / "config.json").unlink()
     with pytest.raises(CliError, match=r"^a base has one config\.json"):
-        await publishing.published_base(kept, base, environment)
+        await published(base)
 
 
 def test_a_client_key_is_made_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,26 @@ async def test_engines_join_as_they_register_and_go_when_they_end(
     first.signal(15)
     assert first.wait() == 0
     await until(lambda: engines.num_serving == 1 and len(engines.clients) == 1)
+
+
+async def test_of_several_bases_only_the_engines_of_its_own_are_followed(
+    start_replica: StartEngine, follow: Follow, registry: RegistryAddress
+) -> None:
+    start_replica(0, **SECURE)
+    start_replica(1, base_name="elm", **SECURE)
+    both = await follow()
+    await until(lambda: len(both.clients) == 2)
+    of_elm = replace(registry, base="elm")
+    one = ReplicaSet(parse_endpoints(str(of_elm)), "test")
+    await one.start()
+    try:
+        await until(lambda: one.num_serving == 1)
+        assert len(one.clients) == 1
+        assert one.info is not None
+        assert one.info.base == "elm"
+        assert len(await engines_at([str(of_elm)])) == 1
+    finally:
+        await one.close()
 
 
 async def test_a_killed_engine_is_followed_to_its_next_address(
@@ -124,6 +145,8 @@ def test_a_registry_is_written_and_read(tmp_path: Path) -> None:
         address = RegistryAddress(url, tmp_path / "a key")
         assert RegistryAddress.parse(str(address)) == address
         assert registry_in([str(address)]) == address
+        of_base = replace(address, base="oak-1b")
+        assert RegistryAddress.parse(str(of_base)) == of_base != address
     for text in (
         "registry+rediss://h:6379/0?ssl_ca_certs=/ca.pem&db=1?secret=/a%20key",
         "registry+rediss://h:6379/0?ssl_ca_certs=/ca.pem&secret=/a+key&db=1",

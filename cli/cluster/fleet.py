@@ -1,0 +1,125 @@
+"""The engines of one base model in a cluster: how many are wanted, and the way there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import structlog
+
+from cli.cluster.loads import LoadReader
+from cli.cluster.scaling import Autoscaler, ScalingRules
+from cli.cluster.settings import RaySettings, engine_prefix
+from engine.gauges import EngineStats
+from engine.registry import RegistryAddress
+from routing.endpoints import parse_endpoints
+from routing.replica_set import ReplicaSet
+
+log = structlog.get_logger(__name__)
+
+
+class Actors(Protocol):
+    """What places engines. All methods block."""
+
+    def start(self, name: str, environment: Mapping[str, str]) -> None: ...
+
+    def is_of_other_settings(self, name: str, environment: Mapping[str, str]) -> bool: ...
+
+    def stop(self, name: str, drain_s: float) -> None: ...
+
+
+class Fleet:
+    """Starts and drains the engines of one base."""
+
+    def __init__(
+        self,
+        prefix: str,
+        environment: Mapping[str, str],
+        engines: ReplicaSet,
+        actors: Actors,
+        rules: ScalingRules,
+        drain_s: float,
+    ) -> None:
+        """`prefix`: its engines are called PREFIX-NUMBER; `environment`: their settings; `engines`: the
+        connections to them; `drain_s`: seconds that an engine may take to drain.
+        """
+        self.engines = engines
+        self._prefix = prefix
+        self._environment = environment
+        self._actors = actors
+        self._rules = rules
+        self._drain_s = drain_s
+        self._reader = LoadReader()
+        self._scaler: Autoscaler | None = None
+        self._draining: dict[str, asyncio.Task[None]] = {}
+
+    def has(self, name: str) -> bool:
+        """Returns whether an engine of this name is, or was, one of its own."""
+        return name.rpartition("-")[0] == self._prefix
+
+    async def look(self, running: set[str]) -> None:
+        """Compares what runs with what the load calls for, and starts or drains engines. `running`: the names
+        of all actors of the service.
+        """
+        own = {name for name in running if self.has(name)}
+        if self._scaler is None:  # those that a former controller started stay until the load says otherwise
+            self._scaler = Autoscaler(self._rules, len(own))
+        await self._approach(self._decide(self._scaler), own)
+
+    def _decide(self, scaler: Autoscaler) -> int:
+        before = scaler.wanted
+        wanted = scaler.decide(self._reader.read(self._serving()), time.monotonic())
+        if wanted != before:
+            log.info(
+                "cluster is resized", group=self._prefix, engines=wanted, before=before, reason=scaler.reason
+            )
+        return wanted
+
+    def _serving(self) -> list[EngineStats]:
+        return [client.stats for client in self.engines.clients if client.ready and client.stats]
+
+    async def _approach(self, wanted: int, running: set[str]) -> None:
+        """Starts the engines that are missing, and drains those beyond and those of other settings."""
+        self._draining = {name: task for name, task in self._draining.items() if not task.done()}
+        names = [f"{self._prefix}-{number}" for number in range(wanted)]
+        for name in names:
+            if name not in running and name not in self._draining:
+                await asyncio.to_thread(self._actors.start, name, self._environment)
+        for name in sorted(running - self._draining.keys()):
+            if name not in names or await asyncio.to_thread(
+                self._actors.is_of_other_settings, name, self._environment
+            ):
+                work = asyncio.to_thread(self._actors.stop, name, self._drain_s)
+                self._draining[name] = asyncio.create_task(work, name=f"drain {name}")
+
+
+def fleets(
+    settings: RaySettings, environment: Mapping[str, str], actors: Actors, drain_s: float
+) -> list[Fleet]:
+    """Returns those of all bases, the first one's first. `environment`: the settings of its engines."""
+    rules = ScalingRules(settings.replicas_min, settings.replicas_max)
+    first = environment.get("ROOTSTOCK_ENGINE_BASE_NAME", "")
+    own = {first: dict(environment)}
+    own |= {base.name: {**environment, **base.environment()} for base in settings.further}
+    return [
+        Fleet(
+            engine_prefix(base, first),
+            its,
+            ReplicaSet(_registered(settings, base if len(own) > 1 else None), "controller"),
+            actors,
+            rules,
+            drain_s,
+        )
+        for base, its in own.items()
+    ]
+
+
+def _registered(settings: RaySettings, base: str | None) -> tuple[str, ...]:
+    """Returns where the engines of a base are found, or of the only one."""
+    registry = RegistryAddress.parse(settings.registry)
+    if registry is None or base is None:
+        return parse_endpoints(settings.registry)
+    return (str(replace(registry, base=base)),)
