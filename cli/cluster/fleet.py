@@ -1,4 +1,4 @@
-"""The engines of one base model in a cluster: how many are wanted, and the way there."""
+"""Decides how many engines one base model of a cluster needs, starts those and drains others."""
 
 from __future__ import annotations
 
