@@ -11,6 +11,7 @@ import gc
 import importlib
 import socket
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,10 +72,11 @@ def files_to_collect(config: pytest.Config) -> list[Path]:
 def import_tests(arguments: Sequence[str]) -> None:
     """Imports the files that pytest would with these arguments, as it does."""
     config = _prepareconfig([*arguments], None)  # rewrites assertions from here on
-    for file in files_to_collect(config):
-        name = ".".join(file.relative_to(config.rootpath).with_suffix("").parts)
-        with suppress(Exception, pytest.skip.Exception):  # collection reports it
-            importlib.import_module(name)
+    with warnings.catch_warnings(action="ignore"):  # of imports before a session: none is to come
+        for file in files_to_collect(config):
+            name = ".".join(file.relative_to(config.rootpath).with_suffix("").parts)
+            with suppress(Exception, pytest.skip.Exception):  # collection reports it
+                importlib.import_module(name)
     config._ensure_unconfigure()
 
 
