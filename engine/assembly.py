@@ -7,10 +7,10 @@ model to load: it imports torch, and kernels only where there is a GPU to run th
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import structlog
 import torch
@@ -30,9 +30,10 @@ from engine.lora.slots import NO_SLOT, SlotTable
 from engine.model.cache import KVCache
 from engine.model.collectives import ShardGroup
 from engine.model.config import ModelConfig, load_config
+from engine.model.known_digest import FILE as DIGEST_FILE
+from engine.model.known_digest import known_base_digest
 from engine.model.loading import load_model
 from engine.model.model import Model
-from engine.model.weights import base_digest
 from engine.parallel.leader import Leader
 from engine.prefill.copies import CacheCopies
 from engine.prefill.messages import CacheFormat
@@ -69,15 +70,18 @@ def build_engine(
     torch.set_num_threads(device_settings.threads)
     device = _device(device_settings)
     check_prefill(settings.prefill, device_settings.tensor_parallel)
+    whole = load_config(settings.base)
     vocabulary = Vocabulary.load(settings.base)
     leader = _leader(settings, device_settings, device)
     if leader is not None:
         leader.on_lost(server.fail)
     bandwidth = _bandwidth(device_settings, device)  # while the memory is empty
-    with ThreadPoolExecutor(1, "base-digest") as executor:  # hashing takes as long as loading
-        digest = executor.submit(base_digest, settings.base)
-        model = _load(settings, device_settings, device, None if leader is None else leader.group)
-        base = digest.result()
+    # Beside loading and capturing: hashing takes longer than either, reading the tokenizer two seconds.
+    beside = ThreadPoolExecutor(2, "start")
+    hashing = beside.submit(known_base_digest, settings.base, settings.state_dir / DIGEST_FILE)
+    reading = beside.submit(load_tokenizer, settings.base, whole.eos_ids, whole.vocab_size)
+    beside.shutdown(wait=False)
+    model = _load(settings, device_settings, device, None if leader is None else leader.group)
     config = model.config
     default_slots = SLOTS_ON_GPU if device.type == "cuda" else SLOTS_ON_CPU
     sizes = Sizes(
@@ -88,9 +92,9 @@ def build_engine(
     )
     limits = settings.limits(sizes.context_length, config.vocab_size)
     if device.type == "cuda":
-        parts = gpu_parts(model, sizes, settings, device_settings, server, base, leader)
+        parts = gpu_parts(model, sizes, settings, device_settings, server, hashing.result, leader)
     else:
-        parts = cpu_parts(model, sizes, settings, device_settings, server, base, leader)
+        parts = cpu_parts(model, sizes, settings, device_settings, server, hashing.result, leader)
     kv_token_bytes = KVCache.block_bytes(config, 1, kv_dtype_of(model, device_settings))
     scheduler = Scheduler(
         limits=limits,
@@ -106,7 +110,7 @@ def build_engine(
         engine_id=server.engine_id,
         incarnation=server.incarnation,
         base=settings.base_name,
-        base_digest=base,
+        base_digest=hashing.result(),
         quantization=model.quantization,
         device=str(model.device),
         context_length=sizes.context_length,
@@ -121,7 +125,7 @@ def build_engine(
         fetcher.start(partial(server.adapter_loaded, NO_SLOT))
         server.at_close(fetcher.close)
     memory = replace(parts.memory, bandwidth=bandwidth)
-    grammars = _grammars(settings.base, config, server, device_settings.mask_threads)
+    grammars = _grammars(reading, config, server, device_settings.mask_threads)
     core = EngineCore(scheduler, parts.runner, parts.gauges, memory, grammars)
     if settings.prefill.endpoint or settings.prefill.sources:
         cache_format = CacheFormat.of(info, parts.kv.layers.shape, str(parts.kv.layers.dtype))
@@ -138,11 +142,13 @@ def _cache_copies(kv: KVCache) -> CacheCopies:
 
 
 def _grammars(
-    base_dir: Path, config: ModelConfig, server: EngineServer, mask_threads: int
+    reading: Future[Any], config: ModelConfig, server: EngineServer, mask_threads: int
 ) -> GrammarAdmission | None:
-    """Returns None, and logs why, when grammars cannot be followed with the base's tokenizer."""
+    """Returns None, and logs why, when grammars cannot be followed with the base's tokenizer. `reading`: its
+    tokenizer.
+    """
     try:
-        tokenizer = load_tokenizer(base_dir, config.eos_ids, config.vocab_size)
+        tokenizer = reading.result()
     except (ValueError, OSError) as error:
         log.warning("grammars are not supported", reason=str(error))
         return None

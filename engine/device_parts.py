@@ -70,9 +70,10 @@ def cpu_parts(
     settings: EngineSettings,
     device_settings: DeviceSettings,
     server: EngineServer,
-    base: str,
+    base: Callable[[], str],
     leader: Leader | None,
 ) -> Parts:
+    """`base` returns the base's digest, and may take its time."""
     plan = plan_cpu(
         _memory_request(sizes, device_settings),
         block_bytes=KVCache.block_bytes(model.config, BLOCK_SIZE, model.dtype),
@@ -82,15 +83,16 @@ def cpu_parts(
     whole, shard = (model.config, WHOLE) if leader is None else (leader.config, leader.group.shard)
     pool = AdapterPool(whole, sizes.num_slots, device=model.device, dtype=model.dtype, shard=shard)
 
-    verifier = _verifier(settings, base)
-
-    def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
-        return AdapterLoader(settings.artifacts_dir, pool, on_done, base, verifier=verifier)
-
     if leader is not None:
         cache = (plan.num_blocks, BLOCK_SIZE)
         leader.begin(Begin(*cache, sizes.max_rows, sizes.context_length, sizes.num_slots))
     local = ModelRunner(model, pool, plan.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.context_length)
+    digest = base()
+    verifier = _verifier(settings, digest)
+
+    def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
+        return AdapterLoader(settings.artifacts_dir, pool, on_done, digest, verifier=verifier)
+
     runner, loader = _with_ranks(local, make_loader, server, leader)
 
     def gauges() -> DeviceGauges:
@@ -113,9 +115,10 @@ def gpu_parts(
     settings: EngineSettings,
     device_settings: DeviceSettings,
     server: EngineServer,
-    base: str,
+    base: Callable[[], str],
     leader: Leader | None = None,
 ) -> Parts:
+    """`base` returns the base's digest, and may take its time: it is called last."""
     from engine.device.gpu_runner import DeviceRunner
     from engine.lora.device_pool import DevicePool
 
@@ -140,16 +143,17 @@ def gpu_parts(
     adapters = (plan.adapter_bytes, plan.adapter_cache_bytes)
     pool = DevicePool(whole, sizes.num_slots, *adapters, device=model.device, shard=shard)
 
-    verifier = _verifier(settings, base)
-
-    def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
-        return AdapterLoader(settings.artifacts_dir, pool, on_done, base, NUM_READERS_ON_GPU, verifier)
-
     options = _runner_options(device_settings)
     if leader is not None:
         leader.begin(_begin(sizes, plan, device_settings))
     local = DeviceRunner(model, pool, CacheLayout(plan.num_blocks, BLOCK_SIZE, kv_dtype), limits, options)
     _capture(local, model.device, options)
+    digest = base()
+    verifier = _verifier(settings, digest)
+
+    def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
+        return AdapterLoader(settings.artifacts_dir, pool, on_done, digest, NUM_READERS_ON_GPU, verifier)
+
     runner, loader = _with_ranks(local, make_loader, server, leader)
 
     def gauges() -> DeviceGauges:

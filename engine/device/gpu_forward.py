@@ -106,7 +106,7 @@ class DeviceForward:
         self._row_slots = np.full(self.max_tokens, NO_SLOT, np.int64)
         self._changed: list[tuple[int, int, list[int]]] = []
         """(row, index in its table, block ids) since the last launch."""
-        self._graphs = StepGraphs(self._forward, rows, tokens)
+        self._graphs = StepGraphs(self._forward, rows, tokens, self._forward_different_layers)
         self.counters = self._graphs.counters
 
     def capture(self, on_progress: Callable[[int, int], None] | None = None) -> None:
@@ -120,7 +120,7 @@ class DeviceForward:
         if self._captures:
             with compiled_in_parallel():
                 for bucket in buckets:
-                    self._forward(bucket, DIFFERENT_LAYERS)
+                    self._forward_different_layers(bucket)
             self._graphs.capture(buckets, on_progress)
         else:
             self._forward(buckets[0])
@@ -240,6 +240,10 @@ class DeviceForward:
         if not bucket.decode_only:
             hidden_TH = hidden_TH.index_select(0, self._sampled.device[: bucket.num_tokens])
         return self._model.logits(hidden_TH)
+
+    def _forward_different_layers(self, bucket: Bucket) -> Tensor:
+        """Queues a step whose kernels and buffers are all that the whole step has."""
+        return self._forward(bucket, DIFFERENT_LAYERS)
 
     def _fill_with_padding(self, num_tokens: int) -> None:
         """Describes a step that is all padding, for capture and warm-up."""

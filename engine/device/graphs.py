@@ -55,13 +55,19 @@ class StepGraphs:
     """Captured steps. Logits of a bucket are in the same memory every time."""
 
     def __init__(
-        self, forward: Callable[[Bucket], Tensor], rows: Sequence[int], tokens: Sequence[int]
+        self,
+        forward: Callable[[Bucket], Tensor],
+        rows: Sequence[int],
+        tokens: Sequence[int],
+        prepare: Callable[[Bucket], object] | None = None,
     ) -> None:
         """`forward` queues one step of a bucket's size on the current stream, without waiting for it.
+        `prepare` runs every kernel of it once, and grows every buffer; by default `forward` does.
 
         `rows` and `tokens`: sizes of decode and mixed steps, ascending.
         """
         self._forward = forward
+        self._prepare = prepare or forward
         self._rows = list(rows)
         self._tokens = list(tokens)
         self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
@@ -90,7 +96,7 @@ class StepGraphs:
         pool = torch.cuda.graph_pool_handle()
         for done, bucket in enumerate(buckets, start=1):
             with torch.cuda.stream(stream):
-                self._forward(bucket)  # compiles kernels and grows buffers, neither of which can be captured
+                self._prepare(bucket)  # compiles kernels and grows buffers, neither of which can be captured
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             with _nothing_collected(), torch.cuda.graph(graph, pool=pool, stream=stream):

@@ -7,13 +7,17 @@ host continues must be page-locked: `PageLocked`.
 from __future__ import annotations
 
 import mmap
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+import structlog
 import torch
 from torch import Tensor
+
+log = structlog.get_logger(__name__)
 
 CHUNK_BYTES = 4 << 20
 """Bytes of one copy from the host; the next is queued when it has ended.
@@ -118,7 +122,10 @@ class Transfers:
 
 
 class PageLocked:
-    """Host memory at addresses that a device can read by itself. Close it when no copy runs any more."""
+    """Host memory at addresses that a device can read by itself. Close it when no copy runs any more.
+
+    Locking 14 GB takes eight seconds: a thread does it. Until then copies from this memory take longer.
+    """
 
     def __init__(self, size: int, device: torch.device) -> None:
         """Raises MemoryError. torch's own page-locked memory comes in powers of two: this is `size`."""
@@ -131,21 +138,40 @@ class PageLocked:
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)[:size]
         self._unlock: Callable[[], object] = lambda: None
         if device.type == "cuda" and size:
-            address = self.bytes.data_ptr()
-            runtime = torch.cuda.cudart()
-            with torch.cuda.device(device):
-                status = int(runtime.cudaHostRegister(address, size, 0))
-            if status:
-                raise MemoryError(f"cannot page-lock {size} bytes of host memory: CUDA error {status}")
+            locking = _Locking(memory, self.bytes, device)
             # Also without `close`: the addresses must not be reused while they are registered.
-            self._unlock = weakref.finalize(self, _unlock, memory, address)
+            self._unlock = weakref.finalize(self, locking.undo)
 
     def close(self) -> None:
         self._unlock()
 
 
-def _unlock(memory: mmap.mmap, address: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(address)
+class _Locking:
+    """Page-locks memory in a thread of its own."""
+
+    def __init__(self, memory: mmap.mmap, content: Tensor, device: torch.device) -> None:
+        self._memory = memory  # keeps the addresses
+        self._address, self._size = content.data_ptr(), len(content)
+        self._device = device
+        self._is_locked = False
+        self._thread = threading.Thread(target=self._lock, name="page-locking", daemon=True)
+        self._thread.start()
+
+    def _lock(self) -> None:
+        with torch.cuda.device(self._device):
+            status = int(torch.cuda.cudart().cudaHostRegister(self._address, self._size, 0))
+        self._is_locked = status == 0
+        if status:
+            log.error(
+                "host memory cannot be page-locked; adapters load more slowly",
+                bytes=self._size,
+                status=status,
+            )
+
+    def undo(self) -> None:
+        self._thread.join()
+        if self._is_locked:
+            torch.cuda.cudart().cudaHostUnregister(self._address)
 
 
 def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:

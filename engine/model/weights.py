@@ -353,10 +353,15 @@ def _listing(names: list[str]) -> str:
     return shown if len(names) <= LISTED else f"{shown} and {len(names) - LISTED} more"
 
 
+def base_files(base_dir: Path) -> list[Path]:
+    """Returns the files that a base's digest is of. Raises ValueError as `weight_files` does."""
+    return [base_dir / "config.json", *weight_files(base_dir)]
+
+
 def base_digest(base_dir: Path) -> str:
     """Returns the hex SHA-256 over config.json and the weight files: adapters are packed against it."""
     digest = hashlib.sha256()
-    for path in [base_dir / "config.json", *weight_files(base_dir)]:
+    for path in base_files(base_dir):
         digest.update(f"{path.name}:{path.stat().st_size}\n".encode())
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from engine.model.known_digest import known_base_digest
 from engine.model.loading import load_model
 from engine.model.weights import INDEX_FILE, SINGLE_FILE, base_digest
 from tests.engine.model.checkpoints import make_reference, save
@@ -147,3 +149,37 @@ def test_the_digest_follows_config_and_weights(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
     assert base_digest(folder) not in (first, second)
+
+
+def test_a_bases_digest_is_kept_until_a_file_changes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "state" / "base-digest.json"
+    hashed: list[Path] = []
+
+    def hash_it(base_dir: Path) -> str:
+        hashed.append(base_dir)
+        return base_digest(base_dir)
+
+    monkeypatch.setattr("engine.model.known_digest.base_digest", hash_it)
+    digest = base_digest(folder)
+    assert [known_base_digest(folder, kept) for _ in range(3)] == [digest] * 3
+    assert len(hashed) == 1
+    assert kept.stat().st_mode & 0o777 == 0o600
+    config = folder / "config.json"
+    before, seen = config.read_bytes(), config.stat()
+    config.write_bytes(before.replace(b"2", b"3", 1))
+    os.utime(config, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert config.stat().st_size == seen.st_size
+    assert known_base_digest(folder, kept) == base_digest(folder) != digest, (
+        "its time of change cannot be set"
+    )
+    config.write_bytes(before)
+    assert known_base_digest(folder, kept) == digest
+    assert len(hashed) == 3
+    for damage in (b"", b"[]", b'{"digest": 1}', b"\xff"):
+        kept.write_bytes(damage)
+        assert known_base_digest(folder, kept) == digest
+    kept.unlink()
+    kept.mkdir()
+    assert known_base_digest(folder, kept) == digest, "nothing can be kept there"
