@@ -106,11 +106,14 @@ class DeviceRunner:
         return activations + 3 * logits + (3 << 30)
 
     def capture(self, on_progress: Callable[[int, int], None] | None = None) -> None:
-        """Captures a graph for every size of step, or compiles its kernels; before the first launch.
+        """Captures a graph for every size of step, or compiles its kernels; locks the memory that adapters
+        are loaded from. Before the first launch and load.
 
         `on_progress(done, of)` is called along the way.
         """
         self._forward.capture(on_progress)
+        if self._pool is not None:
+            self._pool.lock_host_memory()
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:

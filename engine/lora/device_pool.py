@@ -78,7 +78,7 @@ class DevicePool:
         shard: Shard = WHOLE,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
-        """Allocates `num_bytes` of device memory and `host_bytes` of page-locked memory.
+        """Allocates `num_bytes` of device memory and `host_bytes` of memory that `lock_host_memory` locks.
 
         `config` is the whole base's; a slot holds `shard`'s part of an adapter. `stream` is the one on which
         steps are launched; by default the current one.
@@ -162,6 +162,10 @@ class DevicePool:
     def num_bytes_used(self) -> int:
         with self._lock:
             return self._ranges.capacity - self._ranges.num_free
+
+    def lock_host_memory(self) -> None:
+        """Page-locks the memory of the cache, before the first load. Raises MemoryError."""
+        self._locked.lock()
 
     def size_of(self, manifest: Manifest) -> int:
         """Returns the bytes of `capacity` that an adapter takes."""

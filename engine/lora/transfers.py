@@ -6,6 +6,7 @@ host continues must be page-locked: `PageLocked`.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 import weakref
@@ -13,11 +14,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-import structlog
 import torch
 from torch import Tensor
-
-log = structlog.get_logger(__name__)
 
 CHUNK_BYTES = 4 << 20
 """Bytes of one copy from the host; the next is queued when it has ended.
@@ -27,6 +25,8 @@ wait for the whole load. H200, steps of 7.45 ms under loads of 84 MB without a p
 step: +3.6 % with chunks of 4 MB one by one (a load takes 2.4 ms), +2.4 % with 2 MB (3.3 ms), +5.2 % with 8 MB
 (2.0 ms); +23 % with two chunks of 4 MB queued at a time, or in one piece (1.7 ms).
 """
+_POPULATED_BYTES = 256 << 20
+_MADV_POPULATE_WRITE = 23
 SCRATCH_BYTES = 32 << 20
 """For moving bytes onto an overlapping range."""
 
@@ -122,56 +122,64 @@ class Transfers:
 
 
 class PageLocked:
-    """Host memory at addresses that a device can read by itself. Close it when no copy runs any more.
+    """Host memory at addresses that a device can read by itself, once it is locked. Close it when no copy
+    runs any more.
 
-    Locking 14 GB takes eight seconds: a thread does it. Until then copies from this memory take longer.
+    14 GB take eight seconds, most of them to find the pages: a thread does that beside other work, from the
+    beginning. To lock them holds the driver's own lock, so that nothing else can be queued meanwhile.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
         """Raises MemoryError. torch's own page-locked memory comes in powers of two: this is `size`."""
         try:
-            memory = mmap.mmap(-1, max(size, 1))
+            self._memory = mmap.mmap(-1, max(size, 1))
         except OSError as error:
             raise MemoryError(f"cannot allocate {size} bytes of host memory") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to lock: starts faster
-        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)[:size]
+            self._memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to lock: starts faster
+        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)[:size]
+        self._device = device
         self._unlock: Callable[[], object] = lambda: None
+        self._populating: threading.Thread | None = None
         if device.type == "cuda" and size:
-            locking = _Locking(memory, self.bytes, device)
-            # Also without `close`: the addresses must not be reused while they are registered.
-            self._unlock = weakref.finalize(self, locking.undo)
+            self._populating = threading.Thread(
+                target=_populate, args=(self.bytes.data_ptr(), size), name="page-finding", daemon=True
+            )
+            self._populating.start()
+
+    def lock(self) -> None:
+        """Locks the memory, before the first copy from it. Raises MemoryError."""
+        if self._populating is None:
+            return
+        self._populating.join()
+        self._populating = None
+        address, size = self.bytes.data_ptr(), len(self.bytes)
+        with torch.cuda.device(self._device):
+            status = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+        if status:
+            raise MemoryError(f"cannot page-lock {size} bytes of host memory: CUDA error {status}")
+        # Also without `close`: the addresses must not be reused while they are registered.
+        self._unlock = weakref.finalize(self, _unlock, self._memory, address)
 
     def close(self) -> None:
+        if self._populating is not None:
+            self._populating.join()
         self._unlock()
 
 
-class _Locking:
-    """Page-locks memory in a thread of its own."""
+def _populate(address: int, size: int) -> None:
+    """Has the system find all pages of memory, whose contents stay as they are. Linux before 5.14 cannot:
+    then locking does it.
+    """
+    libc = ctypes.CDLL(None)  # without Python's lock, unlike `mmap.madvise`
+    for start in range(0, size, _POPULATED_BYTES):
+        length = min(_POPULATED_BYTES, size - start)
+        if libc.madvise(ctypes.c_void_p(address + start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE):
+            return
 
-    def __init__(self, memory: mmap.mmap, content: Tensor, device: torch.device) -> None:
-        self._memory = memory  # keeps the addresses
-        self._address, self._size = content.data_ptr(), len(content)
-        self._device = device
-        self._is_locked = False
-        self._thread = threading.Thread(target=self._lock, name="page-locking", daemon=True)
-        self._thread.start()
 
-    def _lock(self) -> None:
-        with torch.cuda.device(self._device):
-            status = int(torch.cuda.cudart().cudaHostRegister(self._address, self._size, 0))
-        self._is_locked = status == 0
-        if status:
-            log.error(
-                "host memory cannot be page-locked; adapters load more slowly",
-                bytes=self._size,
-                status=status,
-            )
-
-    def undo(self) -> None:
-        self._thread.join()
-        if self._is_locked:
-            torch.cuda.cudart().cudaHostUnregister(self._address)
+def _unlock(memory: mmap.mmap, address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:

@@ -108,6 +108,7 @@ class DeviceRankEngine:
         self._forward.next_ids_R = model.group.shared_ids(self._forward.max_rows + 1, model.device)
         self._inputs.freeze()
         self._forward.capture()
+        pool.lock_host_memory()
 
     @torch.inference_mode()
     def step(self, step: Step) -> None:
