@@ -41,7 +41,7 @@ from engine.batch import MAX_DRAFTS
 from engine.device.runner_options import RunnerOptions
 from engine.model.loading import load_model
 from engine.model.model import Model
-from engine.speculation.drafter import SuffixDrafter
+from engine.speculation.mixed_drafter import MixedDrafter
 
 SAPLING = Path(__file__).resolve().parent.parent / "examples" / "sapling" / "weights" / "base"
 MAX_ROWS = 256
@@ -157,7 +157,7 @@ def engines(model: Model, asked: argparse.Namespace, process: Process | None) ->
         adapter_bytes=resident_bytes(library, registered) if on_gpu else 0,
     )
     options = RunnerOptions(max_graph_rows=max(32, most))
-    drafter = SuffixDrafter(time.monotonic, None if process is None else SyntheticTexts(process))
+    drafter = MixedDrafter(time.monotonic, None if process is None else SyntheticTexts(process))
     with (
         InProcessEngine(model, library, sizes, options) as without,
         InProcessEngine(model, library, sizes, options, drafter=drafter) as with_drafts,

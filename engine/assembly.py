@@ -42,7 +42,7 @@ from engine.scheduling.byte_floor import ByteFloor
 from engine.scheduling.scheduler import Scheduler
 from engine.server import EngineServer
 from engine.settings import DeviceSettings, EngineSettings
-from engine.speculation.drafter import SuffixDrafter
+from engine.speculation.mixed_drafter import MixedDrafter
 from engine.vocabulary import Vocabulary
 from kernels.timing import copy_bandwidth
 
@@ -151,9 +151,9 @@ def _grammars(
     )
 
 
-def _drafter(settings: EngineSettings) -> SuffixDrafter | None:
+def _drafter(settings: EngineSettings) -> MixedDrafter | None:
     """Returns what proposes drafts, if anything does."""
-    return SuffixDrafter(time.monotonic) if settings.scheduling.speculation else None
+    return MixedDrafter(time.monotonic) if settings.scheduling.speculation else None
 
 
 # Choices ----------------------------------------------------------------------------------------------------

@@ -280,19 +280,22 @@ class Request:
             constraint=self.constraint,
         )
 
-    def plan_drafts(self, num_drafts: int) -> Scheduled:
-        """Returns its share of a step that computes its last token and drafts. Until the step is committed,
-        its lengths are those without them: at least one token is drawn.
+    def plan_drafts(self, num_drafts: int, num_placeholders: int) -> Scheduled:
+        """Returns its share of a step that computes its last token, drafts and placeholders. Until the step
+        is committed, its lengths are those without them: at least one token is drawn.
         """
+        num_more = num_drafts + num_placeholders
         assert not self.num_pending, "the drafts follow a token that is not known"
-        assert self.total_len + num_drafts < self.limit
-        assert self.computed_len + 1 + num_drafts <= self.table.capacity
+        assert self.total_len + num_more < self.limit
+        assert self.computed_len + 1 + num_more <= self.table.capacity
         self.computed_len = self.total_len
         self.total_len += 1
-        return Scheduled(self.row, 1 + num_drafts, True)
+        return Scheduled(self.row, 1 + num_more, True)
 
     def accept_drafts(self, num_accepted: int) -> None:
-        """Counts the drafts that were drawn too; the blocks of the others are given back."""
+        """Counts the drafts that were drawn too; the blocks of the others, and of placeholders, are given
+        back.
+        """
         self.computed_len += num_accepted
         self.total_len += num_accepted
         self.table.trim(self.computed_len)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.batch import Batch, Drafted, NewRow, Scheduled, Scored, Verified
+from engine.batch import Batch, Drafted, NewRow, Placeholders, Scheduled, Scored, Verified
 from engine.protocol import SamplingParams
 
 
@@ -85,6 +85,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     scored: list[Scored]
     drafted: list[Drafted] = []
     verified: list[Verified] = []
+    placeholders: list[Placeholders] = []
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load"):
@@ -161,6 +162,7 @@ def step_message(batch: Batch, drawn: list[int]) -> Step:
         batch.scored,
         batch.drafted,
         batch.verified,
+        batch.placeholders,
     )
 
 
@@ -188,6 +190,7 @@ def batch_of(step: Step) -> Batch:
         scored=step.scored,
         drafted=step.drafted,
         verified=step.verified,
+        placeholders=step.placeholders,
     )
 
 

@@ -26,6 +26,7 @@ from engine.protocol import (
     UsageEvent,
 )
 from engine.scheduling.byte_floor import ByteFloor
+from engine.scheduling.draft_adapters import DraftAdapterChoice
 from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
@@ -76,6 +77,7 @@ class Engine:
         depth: int = 0,
         floor: ByteFloor | None = None,
         drafter: Drafter | None = None,
+        draft_adapters: DraftAdapterChoice | None = None,
         **limits: Any,
     ) -> None:
         self.limits = EngineLimits(
@@ -113,10 +115,14 @@ class Engine:
                 EngineEnvironment("engine-0", "first", lambda: self.now, lambda: self.now, lambda: 42),
                 floor=floor,
                 drafter=drafter,
+                draft_adapters=draft_adapters,
             ),
             self.runner,
         )
         self.scheduler = self.core.scheduler
+        if draft_adapters is not None:
+            found = (draft_adapters.base, *draft_adapters.by_adapter.values())
+            self.runner.draft_digests = {one.ref.digest for one in found if one is not None}
         self.slots = slots
         self.submitted: dict[str, Submit] = {}
         self.scores: dict[str, list[TokenLogprob]] = defaultdict(list)
@@ -211,7 +217,8 @@ class Engine:
         assert self.core.stats.running == 0
         assert self.core.stats.blocks_used == 0
         assert set(self.core.stats.waiting.values()) == {0}
-        assert all(not slot.references for slot in self.slots.slots)
+        held = self.scheduler.draft_adapters.held
+        assert all(slot.references == held.count(slot.index) for slot in self.slots.slots)
         for request_id, (finished, event) in self.finished.items():
             submit = self.submitted[request_id]
             assert self.chunks[request_id].keys() == set(range(submit.n))
