@@ -15,9 +15,10 @@ from engine.speculation.acceptance import MAX_KEYS
 GuessKey = tuple[str, str | None, str]
 """Tenant, digest of the adapter (None: the base), digest of the draft adapter."""
 
-_PRIOR = 0.6
-"""Accepted of those whose turn came, before any was measured."""
-_PRIOR_WEIGHT = 4.0
+_PRIOR = 0.8
+"""Accepted of those whose turn came, before any was measured. Good ones would else never be tried where
+tokens are dear; what wrong ones cost is limited."""
+_PRIOR_WEIGHT = 3.0
 _REMEMBERED = 128.0
 """Guesses whose turn came; beyond them the past counts less."""
 _REST_STEPS = 256
@@ -52,13 +53,15 @@ class GuessAcceptance:
         being drawn already. `num_guesses` counts these too.
         """
         one = self._measured.get(key)
-        found, chance = [], 1.0
-        for place in range(first, num_guesses):
-            is_known = one is not None and place < len(one.reached)
-            accepted = one.accepted[place] if one is not None and is_known else 0.0
-            reached = one.reached[place] if one is not None and is_known else 0.0
-            chance *= (accepted + _PRIOR_WEIGHT * _PRIOR) / (reached + _PRIOR_WEIGHT)
-            found.append(chance)
+        found, chance, rate = [], 1.0, _PRIOR
+        for place in range(num_guesses):
+            # Where little is known of a place, it is taken to be no worse than the one before.
+            rate = max(rate, _PRIOR)
+            if one is not None and place < len(one.reached):
+                rate = (one.accepted[place] + _PRIOR_WEIGHT * rate) / (one.reached[place] + _PRIOR_WEIGHT)
+            if place >= first:
+                chance *= rate
+                found.append(chance)
         return found
 
     def add(self, key: GuessKey, first: int, num_drafts: int, num_accepted: int) -> None:

@@ -15,12 +15,14 @@ from engine.speculation.acceptance import MAX_KEYS
 
 FIRST = 0.5
 """Tokens that each tenant and adapter begin with."""
-FIRST_OF_GUESSES = 2.0
-"""The same for a draft adapter: it was trained for this, and its guesses cost twice."""
 INCOME = 0.005
 """Per token drawn."""
 MOST = 4.0
 """Tokens kept: so many are lost when a text that was guessed well is not any more."""
+OF_GUESSES = 8.0
+"""Tokens that a tenant and adapter begin with on each draft adapter, and the most that are kept. Its guesses
+cost twice, when they are made and when they are verified; and it was trained for this, so that a bad beginning
+is more likely to be chance."""
 
 
 _K = TypeVar("_K")
@@ -29,10 +31,11 @@ _K = TypeVar("_K")
 class LossLimit(Generic[_K]):
     """Balances by key: tenant and adapter, and draft adapter if any. Those that had drafts last are kept."""
 
-    def __init__(self, first: float = FIRST) -> None:
-        """`first`: tokens that each key begins with."""
+    def __init__(self, first: float = FIRST, most: float = MOST) -> None:
+        """`first`: tokens that each key begins with; `most`: that it keeps."""
         self._balances: OrderedDict[_K, float] = OrderedDict()
         self._first = first
+        self._most = most
 
     def balance(self, key: _K) -> float:
         """Returns the tokens that drafts may cost now."""
@@ -40,7 +43,7 @@ class LossLimit(Generic[_K]):
 
     def add(self, key: _K, tokens: float) -> None:
         """Adds what was earned, or subtracts a cost."""
-        self._balances[key] = min(MOST, self.balance(key) + tokens)
+        self._balances[key] = min(self._most, self.balance(key) + tokens)
         self._balances.move_to_end(key)
         if len(self._balances) > MAX_KEYS:
             self._balances.popitem(last=False)

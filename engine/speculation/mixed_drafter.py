@@ -19,7 +19,7 @@ from engine.scheduling.drafter import DraftKind, Guessing, Proposal
 from engine.speculation.acceptance import Acceptance, Key
 from engine.speculation.budget import DraftBudget
 from engine.speculation.guesses import GuessAcceptance, Guessed, GuessKey
-from engine.speculation.loss_limit import FIRST_OF_GUESSES, INCOME, LossLimit
+from engine.speculation.loss_limit import INCOME, OF_GUESSES, LossLimit
 from engine.speculation.suffixes import NOTHING, Guess
 from engine.speculation.texts import OpenText, Texts
 
@@ -93,7 +93,7 @@ class MixedDrafter:
         self._acceptance = Acceptance()
         self._guess_acceptance = GuessAcceptance()
         self._losses = LossLimit[Key]()
-        self._guess_losses = LossLimit[GuessKey](FIRST_OF_GUESSES)
+        self._guess_losses = LossLimit[GuessKey](OF_GUESSES, OF_GUESSES)
         self._budget = DraftBudget(clock)
         self._price = 0.0
         """Of each draft and placeholder in flight."""

@@ -21,6 +21,7 @@ from engine.lora.loader import AdapterLoader
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
 from engine.protocol import Submit
+from engine.scheduling.draft_adapters import DraftAdapterChoice
 from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
@@ -81,6 +82,7 @@ def device_engine(
     context_length: int = 256,
     kv_dtype: torch.dtype | None = None,
     drafter: Drafter | None = None,
+    draft_adapters: DraftAdapterChoice | None = None,
     **options: Any,
 ) -> Iterator[DeviceEngine]:
     """`options` are `RunnerOptions`."""
@@ -104,6 +106,7 @@ def device_engine(
         [b"x"] * config.vocab_size,
         EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
         drafter=drafter,
+        draft_adapters=draft_adapters,
     )
     core = EngineCore(scheduler, runner)
     try:

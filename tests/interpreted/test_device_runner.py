@@ -26,6 +26,7 @@ from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.model.weights import base_digest
 from engine.protocol import AdapterRef, Grammar, SamplingParams, Submit
+from engine.scheduling.draft_adapters import DraftAdapterChoice
 from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
@@ -60,6 +61,7 @@ def device_core(
     token_bytes: list[bytes] | None = None,
     *,
     drafter: Drafter | None = None,
+    draft_adapters: DraftAdapterChoice | None = None,
     max_rows: int = MAX_ROWS,
 ) -> EngineCore:
     """Adapters load at once. Nothing is captured: every step is launched kernel by kernel."""
@@ -82,6 +84,7 @@ def device_core(
         token_bytes or [b"x"] * model.config.vocab_size,
         EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
         drafter=drafter,
+        draft_adapters=draft_adapters,
     )
     core = EngineCore(scheduler, runner, grammars=grammars)
     return core

@@ -17,6 +17,7 @@ from engine.lora.pool import AdapterPool
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
 from engine.protocol import AdapterRef, Submit, TokenLogprob, UsageEvent
+from engine.scheduling.draft_adapters import DraftAdapterChoice
 from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
@@ -55,6 +56,7 @@ def make_core(
     token_bytes: list[bytes] | None = None,
     grammars: GrammarAdmission | None = None,
     drafter: Drafter | None = None,
+    draft_adapters: DraftAdapterChoice | None = None,
 ) -> EngineCore:
     """Adapters load at once, on the caller's thread: no test waits."""
     pool = AdapterPool(model.config, num_slots, model.device, model.dtype)
@@ -78,6 +80,7 @@ def make_core(
         token_bytes or [b"x"] * model.config.vocab_size,
         EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
         drafter=drafter,
+        draft_adapters=draft_adapters,
     )
     runner = ModelRunner(model, pool, num_blocks, block_size, max_rows, context_length)
     core = EngineCore(scheduler, runner, grammars=grammars)
