@@ -148,6 +148,7 @@ class Request:
         "index",
         "limit",
         "matcher",
+        "may_guess",
         "min_len",
         "priority",
         "protected_until",
@@ -220,6 +221,8 @@ class Request:
         self.entered_at = 0.0
         """When its stay in the batch began. Like `waiting_since`, on the scheduler's monotonic clock."""
         self.times_preempted = 0
+        self.may_guess = True
+        """Whether a draft adapter may guess for it."""
         self.protected_until = 0
         """Total length below which it is not preempted in favour of another request."""
 
@@ -294,7 +297,7 @@ class Request:
 
     def accept_drafts(self, num_accepted: int) -> None:
         """Counts the drafts that were drawn too; the blocks of the others, and of placeholders, are given
-        back.
+        back. -1: no draw of the step counts.
         """
         self.computed_len += num_accepted
         self.total_len += num_accepted

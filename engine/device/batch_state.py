@@ -142,17 +142,21 @@ class BatchState:
         self.num_blocks[row] = 0
         self.append_blocks(row, new.block_ids)
 
-    def verify(self, verified: Verified) -> None:
-        """Advances a row whose last step had drafts or placeholders by the tokens that count."""
+    def verify(self, verified: Verified) -> range:
+        """Advances a row whose last step had drafts or placeholders by the tokens that count. Returns the
+        positions in its blocks at which the step computed what does not.
+        """
         row, token_ids, num_blocks = verified
         del self._drafts[row]
         begin = int(self.total_len[row])
         end = begin + len(token_ids)
         self.tokens[row, begin:end] = token_ids
-        self.tokens[row, end : self._known_len[row]] = UNKNOWN
+        computed_end = int(self._known_len[row])
+        self.tokens[row, end:computed_end] = UNKNOWN
         self._known_len[row] = self.total_len[row] = end
         self.computed_len[row] = end - 1
         self.num_blocks[row] = num_blocks
+        return range(end - 1, min(computed_end, num_blocks * self._block_size))
 
     def append_blocks(self, row: int, block_ids: Sequence[int]) -> int:
         """Appends blocks to a row's table. Returns the index of the first new entry."""

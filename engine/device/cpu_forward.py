@@ -6,18 +6,18 @@ per step is a few vectorised passes over the rows that run, plus what changed. T
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import NO_SLOT, Batch, NewRow, Scored
+from engine.batch import NO_SLOT, Batch, NewRow, Scored, Verified
 from engine.device.batch_state import (
     BatchState,
     Ints,
     Shares,
-    positions_of_draws,
     positions_of_logits,
 )
 from engine.device.runner_options import CacheLayout
@@ -56,8 +56,8 @@ class CpuForward:
 
     def apply(self, batch: Batch) -> Shares:
         """Applies a plan's changes of rows and tables. Returns what it schedules."""
-        for verified in batch.verified:
-            self.state.verify(verified)
+        if batch.verified:
+            self._verify(batch.verified)
         for row in batch.freed_rows:
             self.state.free(row)
         for new in batch.new_rows:
@@ -107,28 +107,24 @@ class CpuForward:
             return Forward(hidden_TH.new_empty(0, self._model.config.vocab_size), scores_NW, requests)
         if len(order) < attention.num_tokens or at.size < attention.num_tokens:
             hidden_TH = hidden_TH.index_select(0, torch.from_numpy(at).to(self._device))
-        num_placeholders = int(shares.num_placeholders.sum())
-        if num_placeholders:
-            self._forget_infinite(hidden_TH[-num_placeholders:], shares)
         return Forward(self._model.logits(hidden_TH), scores_NW, requests)
 
-    def _forget_infinite(self, hidden_GH: Tensor, shares: Shares) -> None:
-        """Zeroes the keys and values of placeholders whose hidden states are not finite: a draft adapter's
-        NaN must not reach the row's next step, which reads the whole of its last block.
+    def _verify(self, verified: Sequence[Verified]) -> None:
+        """Advances rows with drafts or placeholders. Zeroes the keys and values of those that do not count:
+        the rows' next step reads the whole of their last blocks, and what a draft adapter computes, and what
+        follows from it, may not be finite.
         """
-        broken = ~hidden_GH.isfinite().all(dim=1).cpu().numpy()
-        if not broken.any():
+        dropped = [(one.row, self.state.verify(one)) for one in verified]
+        rows = np.repeat([row for row, _ in dropped], [len(positions) for _, positions in dropped])
+        if not rows.size:
             return
-        state, num = self.state, shares.num_placeholders
-        rows = shares.rows.repeat(num)[broken]
-        ends = state.computed_len[shares.rows] + shares.query_lens
-        positions = positions_of_draws(ends - 1, num)[broken]
-        blocks = state.tables[rows, positions // self._block_size]
-        blocks_G, places_G = (
+        positions = np.concatenate([np.arange(one.start, one.stop) for _, one in dropped])
+        blocks = self.state.tables[rows, positions // self._block_size]
+        blocks_N, places_N = (
             torch.from_numpy(array.astype(np.int64)).to(self._device)
             for array in (blocks, positions % self._block_size)
         )
-        self.kv.forget(blocks_G, places_G)
+        self.kv.forget(blocks_N, places_N)
 
     def _score(self, requests: ScoreRequests, hidden_TH: Tensor) -> Tensor | None:
         at_N, targets_N = (

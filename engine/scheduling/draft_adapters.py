@@ -75,6 +75,8 @@ class DraftAdapters:
         """Returns the draft adapter that can guess for a request now. Where it is in no slot, begins to load
         it, if no adapter in demand loses its slot by that.
         """
+        if not request.may_guess:
+            return None
         adapter = self._choice.find(None if request.adapter is None else request.adapter.digest)
         return adapter if adapter is not None and self._is_ready(adapter.ref) else None
 

@@ -110,9 +110,11 @@ class Drafts:
         while num_accepted < len(drafts) and drafts[num_accepted] == token_ids[first + num_accepted]:
             num_accepted += 1
         self._drafter.note_verified(request, len(drafts), num_accepted, guesses)
-        request.accept_drafts(num_accepted)
+        places = range(first, first + num_accepted + 1)
+        places = self._sound(request, places, result) if guesses and result.failed else places
+        request.accept_drafts(len(places) - 1)
         counted: list[int] = []
-        for place in range(first, first + num_accepted + 1):
+        for place in places:
             if place in result.failed:
                 self._tracker.fail(request)
                 break
@@ -126,6 +128,17 @@ class Drafts:
         self._count(request, len(drafts), min(num_accepted, len(counted)), len(guesses))
         self._verified.append((request, counted))
         return len(counted)
+
+    @staticmethod
+    def _sound(request: Request, places: range, result: StepResult) -> range:
+        """Returns the draws of a row with placeholders before the first whose logits were not finite. That one
+        is drawn again, without placeholders: the draft adapter's keys may be why.
+        """
+        failed = [place for place in places if place in result.failed]
+        if not failed:
+            return places
+        request.may_guess = False
+        return range(places.start, failed[0])
 
     def _count(self, request: Request, num_drafts: int, num_given: int, num_placeholders: int) -> None:
         planned = self._planned.pop(request)

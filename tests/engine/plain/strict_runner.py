@@ -75,6 +75,8 @@ class StrictRunner(NullRunner):
         self.num_drafts = self.num_accepted = self.num_guesses = 0
         self.draft_digests: set[str] = set()
         """Of the draft adapters."""
+        self.fails_with_placeholders = False
+        """Whether the logits of rows with placeholders are not finite."""
         self.guess_skill = 1.0
         """How many of the guesses of draft adapters are right."""
         self.distinct_slots = 0
@@ -141,6 +143,8 @@ class StrictRunner(NullRunner):
         assert 1 <= len(drafts) + num_placeholders == num_tokens - 1
         assert state.computed_len + 1 == len(state.token_ids), "drafts of a row that has more to compute"
         known = list(state.token_ids)
+        if placeholders is not None and self.fails_with_placeholders:
+            result.failed += range(len(result.token_ids), len(result.token_ids) + len(drafts) + 1)
         for num in range(len(drafts) + 1):
             self._compute(state, 1)
             self._sample(state, result)
@@ -172,9 +176,10 @@ class StrictRunner(NullRunner):
         for row, token_ids, num_blocks in batch.verified:
             state = self.live[row]
             assert state.num_drafts is not None
-            assert 1 <= len(token_ids) <= state.num_drafts + 1
+            assert len(token_ids) <= state.num_drafts + 1
+            assert token_ids or self.fails_with_placeholders
             self.num_drafts += state.num_drafts
-            self.num_accepted += len(token_ids) - 1
+            self.num_accepted += max(0, len(token_ids) - 1)
             state.num_drafts = None
             state.token_ids += token_ids
             state.computed_len = len(state.token_ids) - 1

@@ -213,3 +213,16 @@ def test_one_that_cannot_be_loaded_is_tried_rarely_and_fails_no_request() -> Non
     assert {engine.reason(f"r{number}") for number in range(3)} == {"length"}
     assert engine.runner.num_guesses == 0
     assert engine.load_order == [GENERAL.ref.digest]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_row_whose_logits_are_not_finite_beside_placeholders_goes_on_without(depth: int) -> None:
+    engine = Engine(depth=depth, drafter=always(), draft_adapters=DraftAdapterChoice(GENERAL), **ROOMY)
+    engine.runner.fails_with_placeholders = True
+    assert run(engine, "r", rows=3, tokens=30) <= 32
+    assert engine.runner.num_guesses > 0
+    assert engine.core.stats.errors == 0
+    engine.runner.fail_prompts.add((1, 2, 3))
+    engine.submit(submission("bad", [1, 2, 3], 12))
+    engine.run()
+    assert engine.reason("bad") == "error", "that is its own adapter's"
