@@ -33,7 +33,8 @@ class Forward(NamedTuple):
     """What a forward pass computed."""
 
     logits_SV: Tensor
-    """Of the step's draws, in their order, then of its placeholders. On ranks other than 0 without columns."""
+    """Of the step's draws, in their order, then of its placeholders. On ranks other than 0 without
+    columns."""
     scores_NW: Tensor | None
     """As `engine.device.scoring.score` returns them."""
     requests: ScoreRequests | None
@@ -154,4 +155,5 @@ def _tokens_in(order: Ints, query_lens: Ints) -> Ints:
     """Returns the tokens of a flattened batch in another order of its rows."""
     lens = query_lens[order]
     starts = (query_lens.cumsum() - query_lens)[order]
-    return (starts - (lens.cumsum() - lens)).repeat(lens) + np.arange(int(lens.sum()))
+    shift = (starts - (lens.cumsum() - lens)).astype(np.int64)
+    return shift.repeat(lens) + np.arange(int(lens.sum()))

@@ -60,6 +60,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     num_slots: int
     device: DeviceSizes | None = None
     """None: on a CPU."""
+    trusted: str = ""
+    """Digest of an adapter that needs no signature; empty: none."""
 
 
 class RankRow(msgspec.Struct, frozen=True, array_like=True):

@@ -7,9 +7,9 @@ save time, and a request without its adapter does not run at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
+from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice
 from engine.lora.slot_allocator import SlotAllocator
 from engine.lora.slots import SlotState
 from engine.protocol import AdapterRef
@@ -19,32 +19,6 @@ IDLE_SECONDS = 1.0
 """A draft adapter that guessed nothing for so long may be evicted."""
 PAUSE_SECONDS = 10.0
 """Between two loads of one, where its slot was needed, or a load failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftAdapter:
-    """An adapter on the base that guesses tokens in the places of placeholders."""
-
-    ref: AdapterRef
-    placeholder_id: int
-    num_ahead: int
-    """Placeholders behind one row that it was trained for, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftAdapterChoice:
-    """Which draft adapter guesses for which adapter."""
-
-    base: DraftAdapter | None = None
-    """For the base, and for adapters without one of their own."""
-    by_adapter: Mapping[str, DraftAdapter] = field(default_factory=dict)
-    """By adapter digest. Adapters may be added while the engine runs."""
-
-    def find(self, adapter_digest: str | None) -> DraftAdapter | None:
-        """Returns the one for an adapter, or for the base alone."""
-        if adapter_digest is None:
-            return self.base
-        return self.by_adapter.get(adapter_digest, self.base)
 
 
 class _Use:
@@ -119,7 +93,9 @@ class DraftAdapters:
         return any(True for _ in self._allocator.missing)
 
     def _is_ready(self, ref: AdapterRef) -> bool:
-        """Returns whether the adapter is in a slot that no other one waits for; if it is in none, loads it."""
+        """Returns whether the adapter is in a slot that no other one waits for. If it is in none, loads
+        it.
+        """
         use = self._uses.get(ref.digest)
         if use is None:
             use = self._uses[ref.digest] = _Use()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from engine.lora.draft_adapters import DraftAdapter
 from engine.request import Request
-from engine.scheduling.draft_adapters import DraftAdapter
 
 
 class DraftKind(StrEnum):

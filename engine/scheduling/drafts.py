@@ -13,6 +13,7 @@ are dropped in any case.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from engine.batch import MAX_DRAFTS, Batch, Drafted, Placeholders, Scheduled, StepResult, Verified
 from engine.kv_cache import BlockPool
 from engine.request import Request, RequestState
@@ -131,8 +132,8 @@ class Drafts:
 
     @staticmethod
     def _sound(request: Request, places: range, result: StepResult) -> range:
-        """Returns the draws of a row with placeholders before the first whose logits were not finite. That one
-        is drawn again, without placeholders: the draft adapter's keys may be why.
+        """Returns the draws of a row with placeholders before the first whose logits were not finite. That
+        one is drawn again, without placeholders: the draft adapter's keys may be why.
         """
         failed = [place for place in places if place in result.failed]
         if not failed:

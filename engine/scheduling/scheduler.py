@@ -36,6 +36,7 @@ from engine.batch import Batch, Scored, StepResult
 from engine.environment import EngineEnvironment
 from engine.grammar.constraint import CompiledGrammar
 from engine.kv_cache import BlockPool
+from engine.lora.draft_adapters import DraftAdapterChoice
 from engine.lora.slot_allocator import SlotAllocator
 from engine.lora.slots import NO_SLOT, SlotTable
 from engine.outputs import Counters, StepOutputs
@@ -43,7 +44,7 @@ from engine.protocol import AdapterRef, PriorityClass, Rejected, Submit, TokenLo
 from engine.request import CLASS_ORDER, Request, RequestState
 from engine.scheduling.adapter_waits import AdapterWaits
 from engine.scheduling.byte_floor import ByteFloor
-from engine.scheduling.draft_adapters import DraftAdapterChoice, DraftAdapters
+from engine.scheduling.draft_adapters import DraftAdapters
 from engine.scheduling.drafter import Drafter, NoDrafts
 from engine.scheduling.drafts import Drafts, advance
 from engine.scheduling.fairness import FairQueue

@@ -139,9 +139,7 @@ class DraftBudget:
         price = self.price(num_rows, num_rows * num_ahead)
         return price if self._costs.has_drafted else min(price, FIRST_PRICE)
 
-    def choose_placeholders(
-        self, num_rows: int, price: float, reach: float, chances: Sequence[float]
-    ) -> int:
+    def choose_placeholders(self, num_rows: int, price: float, reach: float, chances: Sequence[float]) -> int:
         """Returns how many placeholders a row should have, one for each of `chances` at most. What it does
         not depend on is the other rows' chances: those of one tenant change nothing for another.
 

@@ -21,8 +21,8 @@ MOST = 4.0
 """Tokens kept: so many are lost when a text that was guessed well is not any more."""
 OF_GUESSES = 8.0
 """Tokens that a tenant and adapter begin with on each draft adapter, and the most that are kept. Its guesses
-cost twice, when they are made and when they are verified; and it was trained for this, so that a bad beginning
-is more likely to be chance."""
+cost twice, when they are made and when they are verified; and it was trained for this, so that a bad
+beginning is more likely to be chance."""
 
 
 _K = TypeVar("_K")

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from engine.batch import MAX_DRAFTS
 from engine.grammar.constraint import RowConstraint
+from engine.lora.draft_adapters import DraftAdapter
 from engine.request import Request
-from engine.scheduling.draft_adapters import DraftAdapter
 from engine.scheduling.drafter import DraftKind, Guessing, Proposal
 from engine.speculation.acceptance import Acceptance, Key
 from engine.speculation.budget import DraftBudget
@@ -184,13 +184,13 @@ class MixedDrafter:
             found[one.request] = _Chosen(one.request, one, width, 0)
         chosen = []
         for request in requests:
-            one = found.get(request) or _Chosen(request, None, 0, 0)
+            share = found.get(request) or _Chosen(request, None, 0, 0)
             if request in adapters:
-                num = min(num_left, self._placeholders(len(requests), one, adapters[request]))
+                num = min(num_left, self._placeholders(len(requests), share, adapters[request]))
                 num_left -= num
-                one = one._replace(num_placeholders=num)
-            if one.width or one.num_placeholders:
-                chosen.append(one)
+                share = share._replace(num_placeholders=num)
+            if share.width or share.num_placeholders:
+                chosen.append(share)
         return chosen
 
     def _follow_all(self, requests: Sequence[Request], guessing: Guessing) -> dict[Request, DraftAdapter]:

@@ -17,11 +17,11 @@ from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.environment import EngineEnvironment
 from engine.kv_cache import BlockPool
 from engine.lora.device_pool import DevicePool
+from engine.lora.draft_adapters import DraftAdapterChoice
 from engine.lora.loader import AdapterLoader
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
 from engine.protocol import Submit
-from engine.scheduling.draft_adapters import DraftAdapterChoice
 from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits

@@ -11,6 +11,7 @@ from typing import Any
 from engine.core import EngineCore
 from engine.environment import EngineEnvironment
 from engine.kv_cache import BlockPool
+from engine.lora.draft_adapters import DraftAdapterChoice
 from engine.lora.slots import SlotMemory, SlotTable
 from engine.null_runner import begin_history, extend_history
 from engine.outputs import StepOutputs
@@ -26,7 +27,6 @@ from engine.protocol import (
     UsageEvent,
 )
 from engine.scheduling.byte_floor import ByteFloor
-from engine.scheduling.draft_adapters import DraftAdapterChoice
 from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits

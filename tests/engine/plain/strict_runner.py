@@ -120,9 +120,7 @@ class StrictRunner(NullRunner):
             state = self.live[share.row]
             assert state.num_drafts is None, "a row goes on before its drafts are verified"
             if share.row in drafts:
-                self._draw_drafted(
-                    state, share.num_tokens, drafts[share.row], places.get(share.row), result
-                )
+                self._draw_drafted(state, share.num_tokens, drafts[share.row], places.get(share.row), result)
                 continue
             self._compute(state, share.num_tokens)
             assert share.samples == (state.computed_len == len(state.token_ids))
@@ -155,7 +153,7 @@ class StrictRunner(NullRunner):
 
     def _guess_ahead(self, state: StrictRow, placeholders: Placeholders, result: StepResult) -> None:
         """Computes placeholders behind all that precedes: their keys must never be read again."""
-        row, num_tokens, token_id, slot = placeholders
+        _, num_tokens, token_id, slot = placeholders
         assert token_id == PLACEHOLDER_ID
         assert self._digests[slot] in self.draft_digests, "placeholders on another adapter than a draft's"
         (history, _, _) = self._cell(state, state.computed_len - 1)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice
 from engine.protocol import AdapterRef
-from engine.scheduling.draft_adapters import IDLE_SECONDS, PAUSE_SECONDS, DraftAdapter, DraftAdapterChoice
+from engine.scheduling.draft_adapters import IDLE_SECONDS, PAUSE_SECONDS
 from engine.speculation.mixed_drafter import MAX_ROWS, MixedDrafter
 from tests.engine.plain.guesses import GuessingDrafter
 from tests.engine.plain.harness import VOCAB_SIZE, Engine, adapter, alone, submission
@@ -164,7 +165,9 @@ def _slot(engine: Engine, ref: AdapterRef) -> int:
 
 
 def test_a_draft_adapter_leaves_its_slot_where_an_adapter_waits_and_comes_back_later() -> None:
-    engine = Engine(drafter=always(), draft_adapters=DraftAdapterChoice(GENERAL), **(ROOMY | {"num_slots": 2}))
+    engine = Engine(
+        drafter=always(), draft_adapters=DraftAdapterChoice(GENERAL), **(ROOMY | {"num_slots": 2})
+    )
     engine.submit(submission("base", [1, 2, 3], 200))
     engine.run(until=lambda: engine.runner.num_guesses > 20)
     engine.submit(submission("a", [1, 2], 100, adapter=ADAPTERS[0]))
@@ -190,7 +193,9 @@ def test_a_draft_adapter_leaves_its_slot_where_an_adapter_waits_and_comes_back_l
 
 
 def test_one_that_is_not_used_is_evicted_like_others() -> None:
-    engine = Engine(drafter=always(), draft_adapters=DraftAdapterChoice(GENERAL), **(ROOMY | {"num_slots": 1}))
+    engine = Engine(
+        drafter=always(), draft_adapters=DraftAdapterChoice(GENERAL), **(ROOMY | {"num_slots": 1})
+    )
     engine.submit(submission("base", [1, 2, 3], 60))
     engine.run()
     assert engine.runner.num_guesses

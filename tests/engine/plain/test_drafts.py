@@ -10,15 +10,14 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice
 from engine.protocol import Submit
 from engine.request import Request
-from engine.scheduling.draft_adapters import DraftAdapter, DraftAdapterChoice
 from tests.engine.plain.guesses import GuessingDrafter
 from tests.engine.plain.harness import VOCAB_SIZE, Engine, adapter, alone, submission
 from tests.engine.plain.strict_runner import PLACEHOLDER_ID
 from tests.engine.plain.test_scheduler_properties import ADAPTERS, check_answer, submissions
 from tests.support.examples import examples
-
 
 DRAFT_ADAPTERS = DraftAdapterChoice(
     DraftAdapter(adapter("guesses for all"), PLACEHOLDER_ID, 3),

@@ -13,11 +13,11 @@ from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
 from engine.kv_cache import BlockPool
 from engine.lora.artifact import PackedAdapter, artifact_path
+from engine.lora.draft_adapters import DraftAdapterChoice
 from engine.lora.pool import AdapterPool
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
 from engine.protocol import AdapterRef, Submit, TokenLogprob, UsageEvent
-from engine.scheduling.draft_adapters import DraftAdapterChoice
 from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits

@@ -12,27 +12,25 @@ import numpy as np
 import pytest
 import torch
 
-from adapters.packing import pack
+from cli.draft_adapters import pack_drafter
 from engine.batch import NO_SLOT, Batch, Drafted, NewRow, Placeholders, Scheduled, StepResult, Verified
 from engine.core import EngineCore
 from engine.device.cpu_runner import ModelRunner
 from engine.lora.artifact import PackedAdapter, artifact_path
+from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice
 from engine.lora.pool import AdapterPool
-from engine.model.config import load_config
 from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.model.weights import base_digest
 from engine.parallel.messages import Step, batch_of, decoder, encode, step_message
 from engine.protocol import AdapterRef, SamplingParams
 from engine.request import Request
-from engine.scheduling.draft_adapters import DraftAdapter, DraftAdapterChoice
-from tests.adapters.peft_files import LINEARS, lora_tensors, write_peft
 from tests.engine.grammar import sapling
 from tests.engine.grammar.test_constrained import LIST, PERSON
 from tests.engine.grammar.test_drafts import OverlappedRunner
 from tests.engine.plain.guesses import GuessingDrafter
 from tests.engine.reasoning.markers import reasoning
-from tests.engine.runner.bases import VOCAB_SIZE, write_adapters, write_base
+from tests.engine.runner.bases import VOCAB_SIZE, write_adapters, write_base, write_draft_adapter
 from tests.engine.runner.rig import Run, make_core, run
 from tests.engine.runner.test_equivalence import submits
 
@@ -47,12 +45,11 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def write_draft_adapter(base: Path, folder: Path, seed: int, rank: int = 6, std: float = 0.25) -> AdapterRef:
-    """Random weights: it guesses nonsense."""
-    config = load_config(base)
-    tensors = lora_tensors(config, list(LINEARS), rank, None, seed=seed, std=std)
-    path = write_peft(folder / f"draft-{seed}", tensors, r=rank, lora_alpha=2 * rank, target_modules=list(LINEARS))
-    return pack(path, config, base_digest(base), folder / "packed", "float32")
+def packed_draft_adapter(base: Path, folder: Path, seed: int, ahead: int) -> DraftAdapter:
+    path = write_draft_adapter(
+        base, folder / f"draft-{seed}", seed, placeholder_id=PLACEHOLDER_ID, ahead=ahead
+    )
+    return pack_drafter(path, base, base_digest(base), folder / "packed")
 
 
 class World:
@@ -65,11 +62,9 @@ class World:
         self.base = path / "base"
         self.model: Model = load_model(path / "base")
         self.artifacts = path / "adapters" / "packed"
-        general, own = (write_draft_adapter(self.base, self.folder, seed) for seed in (50, 51))
-        wide = self.adapters["wide"].ref.digest
-        self.choice = DraftAdapterChoice(
-            DraftAdapter(general, PLACEHOLDER_ID, 4), {wide: DraftAdapter(own, PLACEHOLDER_ID, 3)}
-        )
+        self.general = packed_draft_adapter(self.base, self.folder, 50, 4)
+        own = packed_draft_adapter(self.base, self.folder, 51, 3)
+        self.choice = DraftAdapterChoice(self.general, {self.adapters["wide"].ref.digest: own})
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +121,7 @@ def test_answers_are_those_without_placeholders_whatever_the_engine_is_short_of(
 
 def test_rows_with_grammars_budgets_and_penalties_answer_as_without(tmp_path: Path) -> None:
     model = sapling.small_model(tmp_path / "small")
-    base = tmp_path / "small" / "base"
-    general = write_draft_adapter(base if base.is_dir() else tmp_path / "small", tmp_path, 3)
+    general = packed_draft_adapter(tmp_path / "small", tmp_path, 3, 3)
     requests = [
         sapling.submission(
             f"r{seed}",
@@ -147,7 +141,7 @@ def test_rows_with_grammars_budgets_and_penalties_answer_as_without(tmp_path: Pa
     without = run(sapling.grammar_core(model, tmp_path), requests)
     for overlaps in (False, True):
         drafter = guessing(without, 0.8, vocab_size=model.config.vocab_size)
-        choice = DraftAdapterChoice(DraftAdapter(general, PLACEHOLDER_ID, 3))
+        choice = DraftAdapterChoice(general)
         core = sapling.grammar_core(
             model, tmp_path / "packed", max_rows=90, drafter=drafter, draft_adapters=choice
         )
@@ -162,7 +156,7 @@ def test_rows_with_grammars_budgets_and_penalties_answer_as_without(tmp_path: Pa
 
 def test_a_draft_adapter_that_overflows_changes_no_answer(world: World) -> None:
     """Its keys lie behind the row's own, in the same block."""
-    packed = PackedAdapter.read(artifact_path(world.artifacts, world.choice.base.ref.digest))  # type: ignore[union-attr]
+    packed = PackedAdapter.read(artifact_path(world.artifacts, world.general.ref.digest))
     slab = packed.slab * np.float32(1e25)  # finite, as whatever is loaded: its products are not
     broken = PackedAdapter(packed.manifest, slab)
     folder = world.artifacts.parent / "broken"
@@ -203,7 +197,7 @@ def test_a_guess_is_the_likeliest_token_behind_true_keys_and_placeholders(world:
     """Where the row's adapter and the draft adapter are one, a step with placeholders computes what a prompt
     of the same tokens would.
     """
-    ref = world.choice.base.ref  # type: ignore[union-attr]
+    ref = world.general.ref
     runner = _runner(world, [ref])
     drawn = _begin(runner, 0, 0, PROMPT).token_ids
     drafts = [17, 29]
@@ -223,7 +217,7 @@ def test_a_guess_is_the_likeliest_token_behind_true_keys_and_placeholders(world:
 
 
 def test_placeholders_run_on_the_draft_adapter_alone_and_the_row_on_its_own(world: World) -> None:
-    general, wide = world.choice.base.ref, world.adapters["wide"].ref  # type: ignore[union-attr]
+    general, wide = world.general.ref, world.adapters["wide"].ref
     guesses, draws = {}, {}
     for name, row_slot, slot in (("both", 1, 0), ("base", NO_SLOT, 0), ("own", 1, 1)):
         runner = _runner(world, [general, wide])
