@@ -2,6 +2,7 @@
 
     python -m benchmarks.speculation --out F                      sapling on a CPU, drafts from texts
     python -m benchmarks.speculation --shape llama-3.1-8b --quantization fp8 --out F       a GPU, synthetic
+    python -m benchmarks.speculation --draft-adapters DIR --out F    sapling's tasks, drafts from adapters
 
 The whole engine in one process: scheduler, runner, sampling and commit, no HTTP; greedy, each stream on an
 adapter of its own. Drafters:
@@ -11,6 +12,13 @@ adapter of its own. Drafters:
     texts, new     the same drafter, and prompts and answers that never came before: what looking costs
     synthetic      for speed alone: drafts are accepted by a seeded random process, whatever the logits say
                    (`benchmarks.forced_acceptance`); all that random weights allow, or with `--synthetic`
+
+With `--draft-adapters` each stream asks questions of one of sapling's tasks, on its adapter, one after the
+other, to the ends of the answers (`benchmarks.draft_adapter_streams`):
+
+    texts, tasks          drafts from the tenant's texts, which are of the same task
+    draft adapter         guesses of the base's draft adapter, and texts where they are likelier
+    draft adapters, own   the same, each adapter having its own draft adapter where DIR has one
 
 accepted = tokens that a stream gains per step, those without drafts included. Rounds with and without drafts
 alternate in two engines, and each side is judged by its best round: other load can only slow a round down. On
@@ -30,6 +38,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.draft_adapter_streams import (
+    BASE_DRAFTER,
+    NoTexts,
+    PackedStreams,
+    Stream,
+    TaskEngine,
+    TaskRound,
+)
 from benchmarks.forced_acceptance import ForcedAcceptance, Process, SyntheticTexts, process_of
 from benchmarks.in_process import InProcessEngine, Sizes, pick_device, random_prompts
 from benchmarks.library_pools import resident_bytes
@@ -42,10 +58,12 @@ from engine.device.runner_options import RunnerOptions
 from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.speculation.mixed_drafter import MixedDrafter
+from examples.sapling.tasks import TASKS
 
 SAPLING = Path(__file__).resolve().parent.parent / "examples" / "sapling" / "weights" / "base"
 MAX_ROWS = 256
 SYNTHETIC = "synthetic"
+TASK_TEXTS, DRAFT_ADAPTER, OWN_ADAPTERS = "texts, tasks", "draft adapter", "draft adapters, own"
 NOTE = "a random process accepts drafts, whatever the logits say: for speed alone, the answers mean nothing"
 
 
@@ -168,6 +186,63 @@ def engines(model: Model, asked: argparse.Namespace, process: Process | None) ->
         yield Pair(Side(without, asked.output), Side(with_drafts, asked.output), library, forced)
 
 
+def compare_on_tasks(kind: str, asked: argparse.Namespace, model: Model) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one kind of drafter on sapling's tasks."""
+    with PackedStreams(asked.draft_adapters, max(len(TASKS), *asked.streams)) as packed:
+        if packed.general is None:
+            raise SystemExit(f"{asked.draft_adapters} has no folder {BASE_DRAFTER!r}: name one that has")
+        choice = None if kind == TASK_TEXTS else packed.choice(with_own=kind == OWN_ADAPTERS)
+        for streams in asked.streams:
+            texts = NoTexts() if asked.no_texts else None
+            drafter = MixedDrafter(time.monotonic, texts)
+            with TaskEngine(model, packed) as plain, TaskEngine(model, packed, drafter, choice) as drafting:
+                # A single stream is measured on each adapter in turn.
+                groups = [[one] for one in packed.streams[: len(TASKS)]]
+                groups = groups if streams == 1 else [packed.streams[:streams]]
+                yield _row_on_tasks(kind, groups, asked, plain, drafting)
+
+
+def _row_on_tasks(
+    kind: str,
+    groups: Sequence[Sequence[Stream]],
+    asked: argparse.Namespace,
+    plain: TaskEngine,
+    drafting: TaskEngine,
+) -> dict[str, Any]:
+    without: list[TaskRound] = []
+    found: list[TaskRound] = []
+    for engine in (plain, drafting):
+        engine.load_all([one for streams in groups for one in streams])
+    for number in range(asked.rounds + 1):
+        for engine, rounds in ((plain, without), (drafting, found)):
+            parts = [engine.run(streams, asked.questions, 1000 * number) for streams in groups]
+            rounds.append(TaskRound.of(parts))
+    best_without = min(without[1:], key=lambda one: one.seconds / one.num_tokens)
+    best = min(found[1:], key=lambda one: one.seconds / one.num_tokens)
+    rates = [one.num_tokens / one.seconds for one in (best, best_without)]
+    pairs = [(one.answers, other.answers) for one, other in zip(without, found, strict=True)]
+    same = [answers[name] == others[name] for answers, others in pairs for name in answers]
+    stats, streams = drafting.core.stats, groups[0]
+    return {
+        "streams": len(streams),
+        "distinct": len(streams),
+        "drafter": kind,
+        "synthetic": False,
+        "accepted": round(best.num_tokens / len(streams) / best.num_steps, 2),
+        "accepted_without": round(best_without.num_tokens / len(streams) / best_without.num_steps, 2),
+        "speedup": round(rates[0] / rates[1], 3),
+        "tok_s": round(rates[0], 1),
+        "tok_s_without": round(rates[1], 1),
+        "step_ms": round(1e3 * best.seconds / best.num_steps, 3),
+        "step_ms_without": round(1e3 * best_without.seconds / best_without.num_steps, 3),
+        "drafted": dict(stats.drafted_by_kind),
+        "accepted_drafts": dict(stats.accepted_by_kind),
+        "placeholders": stats.placeholder_tokens,
+        "tokens": stats.completion_tokens,
+        "same_answers": round(sum(same) / len(same), 3),
+    }
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(
@@ -187,7 +262,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--synthetic", action="store_true", help="with sapling, too")
     parser.add_argument("--tokens-per-step", type=float, default=3.0, help="of the synthetic process, mean")
     parser.add_argument("--drafts", type=int, default=4, help="of a row, of the synthetic process")
+    parser.add_argument(
+        "--draft-adapters",
+        type=Path,
+        metavar="DIR",
+        help="folders of sapling's draft adapters: base, and one by the name of each adapter with its own",
+    )
+    parser.add_argument("--questions", type=int, default=4, help="of each stream and round, with them")
+    parser.add_argument("--no-texts", action="store_true", help="with them: drafts come from them alone")
     asked = parser.parse_args(arguments)
+    if asked.draft_adapters is not None and (asked.shape != "sapling" or asked.synthetic):
+        parser.error("--draft-adapters: they are sapling's, and nothing about them is synthetic")
     if not all(0 < streams <= MAX_ROWS for streams in asked.streams):
         parser.error(f"--streams {asked.streams}: between 1 and {MAX_ROWS} each")
     if not 1 <= asked.drafts <= MAX_DRAFTS:
@@ -200,10 +285,27 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return asked
 
 
+def report_on_tasks(asked: argparse.Namespace) -> None:
+    """Measures draft adapters on sapling's tasks: on a CPU, or on a GPU if it is named."""
+    on_gpu = asked.device == "cuda"
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    model = load_model(SAPLING, asked.quantization, dtype, asked.device if on_gpu else "cpu")
+    kinds = [DRAFT_ADAPTER, OWN_ADAPTERS] if asked.no_texts else [TASK_TEXTS, DRAFT_ADAPTER, OWN_ADAPTERS]
+    rows: list[dict[str, Any]] = []
+    for kind in kinds:
+        for row in compare_on_tasks(kind, asked, model):
+            rows.append(row)
+            print(row, flush=True)
+            write_report(asked.out, {"shape": asked.shape, "quantization": asked.quantization, "rows": rows})
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     asked = parse(arguments)
     torch.set_num_threads(1)
+    if asked.draft_adapters is not None:
+        report_on_tasks(asked)
+        return
     if asked.shape == "sapling":
         model = load_model(SAPLING)
     else:
