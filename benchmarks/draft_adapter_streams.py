@@ -63,10 +63,10 @@ class PackedStreams:
         self._folder = tempfile.TemporaryDirectory(prefix="draft-adapters-")
         self.path = Path(self._folder.name)
         config, digest = load_config(BASE), base_digest(BASE)
+        names = sorted(TASKS)[:num_streams]
         packed = {
-            name: self._read(pack(ADAPTERS / name, config, digest, self.path, "float32")) for name in TASKS
+            name: self._read(pack(ADAPTERS / name, config, digest, self.path, "float32")) for name in names
         }
-        names = sorted(TASKS)
         self.streams = [
             self._stream(number, names[number % len(names)], packed) for number in range(num_streams)
         ]
@@ -76,7 +76,9 @@ class PackedStreams:
             return pack_drafter(folder, BASE, digest, self.path) if folder.is_dir() else None
 
         self.general = drafter(BASE_DRAFTER)
-        own = {name: drafter(name) for name in TASKS}
+        if self.general is None:
+            raise SystemExit(f"{drafters} has no folder {BASE_DRAFTER!r}: name one that has")
+        own = {name: drafter(name) for name in names}
         self.own = {
             stream.ref.digest: found for stream in self.streams if (found := own[stream.task]) is not None
         }

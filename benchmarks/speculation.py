@@ -39,7 +39,6 @@ import numpy as np
 import torch
 
 from benchmarks.draft_adapter_streams import (
-    BASE_DRAFTER,
     NoTexts,
     PackedStreams,
     Stream,
@@ -186,20 +185,18 @@ def engines(model: Model, asked: argparse.Namespace, process: Process | None) ->
         yield Pair(Side(without, asked.output), Side(with_drafts, asked.output), library, forced)
 
 
-def compare_on_tasks(kind: str, asked: argparse.Namespace, model: Model) -> Iterator[dict[str, Any]]:
+def compare_on_tasks(
+    kind: str, asked: argparse.Namespace, model: Model, packed: PackedStreams
+) -> Iterator[dict[str, Any]]:
     """Yields the rows of one kind of drafter on sapling's tasks."""
-    with PackedStreams(asked.draft_adapters, max(len(TASKS), *asked.streams)) as packed:
-        if packed.general is None:
-            raise SystemExit(f"{asked.draft_adapters} has no folder {BASE_DRAFTER!r}: name one that has")
-        choice = None if kind == TASK_TEXTS else packed.choice(with_own=kind == OWN_ADAPTERS)
-        for streams in asked.streams:
-            texts = NoTexts() if asked.no_texts else None
-            drafter = MixedDrafter(time.monotonic, texts)
-            with TaskEngine(model, packed) as plain, TaskEngine(model, packed, drafter, choice) as drafting:
-                # A single stream is measured on each adapter in turn.
-                groups = [[one] for one in packed.streams[: len(TASKS)]]
-                groups = groups if streams == 1 else [packed.streams[:streams]]
-                yield _row_on_tasks(kind, groups, asked, plain, drafting)
+    choice = None if kind == TASK_TEXTS else packed.choice(with_own=kind == OWN_ADAPTERS)
+    for streams in asked.streams:
+        drafter = MixedDrafter(time.monotonic, NoTexts() if asked.no_texts else None)
+        with TaskEngine(model, packed) as plain, TaskEngine(model, packed, drafter, choice) as drafting:
+            # A single stream is measured on each adapter in turn.
+            groups = [[one] for one in packed.streams[: len(TASKS)]]
+            groups = groups if streams == 1 else [packed.streams[:streams]]
+            yield _row_on_tasks(kind, groups, asked, plain, drafting)
 
 
 def _row_on_tasks(
@@ -292,11 +289,15 @@ def report_on_tasks(asked: argparse.Namespace) -> None:
     model = load_model(SAPLING, asked.quantization, dtype, asked.device if on_gpu else "cpu")
     kinds = [DRAFT_ADAPTER, OWN_ADAPTERS] if asked.no_texts else [TASK_TEXTS, DRAFT_ADAPTER, OWN_ADAPTERS]
     rows: list[dict[str, Any]] = []
-    for kind in kinds:
-        for row in compare_on_tasks(kind, asked, model):
-            rows.append(row)
-            print(row, flush=True)
-            write_report(asked.out, {"shape": asked.shape, "quantization": asked.quantization, "rows": rows})
+    num_streams = max(*asked.streams, len(TASKS) if 1 in asked.streams else 0)
+    with PackedStreams(asked.draft_adapters, num_streams) as packed:
+        for kind in kinds:
+            for row in compare_on_tasks(kind, asked, model, packed):
+                rows.append(row)
+                print(row, flush=True)
+                write_report(
+                    asked.out, {"shape": asked.shape, "quantization": asked.quantization, "rows": rows}
+                )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

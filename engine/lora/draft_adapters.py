@@ -119,6 +119,21 @@ def read_note(artifacts_dir: Path, adapter_digest: str, vocab_size: int) -> Draf
     return DraftAdapter(AdapterRef(note.digest, note.rank), note.placeholder_token_id, note.num_ahead)
 
 
+def remove_note(artifacts_dir: Path, adapter_digest: str) -> str | None:
+    """Removes the note of an adapter that is deleted. Returns the digest of its draft adapter, if no other
+    note names it: that was trained on what the adapter was.
+    """
+    path = _note_path(artifacts_dir, adapter_digest)
+    try:
+        named = msgspec.json.decode(path.read_bytes(), type=_Note).digest
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        named = ""
+    path.unlink(missing_ok=True)
+    others = artifacts_dir.glob(f"??/*{NOTE_SUFFIX}")
+    is_shared = any(named.encode() in other.read_bytes() for other in others)
+    return named if _DIGEST.fullmatch(named) and not is_shared else None
+
+
 def _note_path(artifacts_dir: Path, adapter_digest: str) -> Path:
     return artifact_path(artifacts_dir, adapter_digest).with_suffix(NOTE_SUFFIX)
 
