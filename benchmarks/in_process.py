@@ -110,8 +110,9 @@ class InProcessEngine:
             [] if tokenizer is None else _token_bytes(tokenizer),
             EngineEnvironment("engine-0", "benchmark"),
             drafter=drafter,
-            draft_adapters=draft_adapters,
         )
+        if draft_adapters is not None:
+            scheduler.draft_adapters.choice = draft_adapters
         grammars = None
         if tokenizer is not None:
             compiler = GrammarCompiler(

@@ -107,8 +107,8 @@ def build_engine(
         environment=EngineEnvironment(server.engine_id, server.incarnation),
         floor=ByteFloor(model.weight_bytes, model.head_bytes, kv_token_bytes, parts.memory.slot_bytes),
         drafter=_drafter(settings),
-        draft_adapters=DraftAdapterChoice(drafting.base, drafting.noted or {}),
     )
+    scheduler.draft_adapters.choice = DraftAdapterChoice(drafting.base, drafting.noted or {})
     info = EngineInfo(
         engine_id=server.engine_id,
         incarnation=server.incarnation,

@@ -36,13 +36,12 @@ class _Use:
 class DraftAdapters:
     """The draft adapters of one scheduler."""
 
-    def __init__(
-        self, allocator: SlotAllocator, clock: Callable[[], float], choice: DraftAdapterChoice | None = None
-    ) -> None:
+    def __init__(self, allocator: SlotAllocator, clock: Callable[[], float]) -> None:
         """`clock` returns monotonic seconds."""
+        self.choice = DraftAdapterChoice()
+        """Set before the first request, where there are draft adapters."""
         self._allocator = allocator
         self._clock = clock
-        self._choice = DraftAdapterChoice() if choice is None else choice
         self._uses: dict[str, _Use] = {}
 
     def ready(self, request: Request) -> DraftAdapter | None:
@@ -51,7 +50,7 @@ class DraftAdapters:
         """
         if not request.may_guess:
             return None
-        adapter = self._choice.find(None if request.adapter is None else request.adapter.digest)
+        adapter = self.choice.find(None if request.adapter is None else request.adapter.digest)
         return adapter if adapter is not None and self._is_ready(adapter.ref) else None
 
     def use(self, adapter: DraftAdapter) -> int:

@@ -36,7 +36,6 @@ from engine.batch import Batch, Scored, StepResult
 from engine.environment import EngineEnvironment
 from engine.grammar.constraint import CompiledGrammar
 from engine.kv_cache import BlockPool
-from engine.lora.draft_adapters import DraftAdapterChoice
 from engine.lora.slot_allocator import SlotAllocator
 from engine.lora.slots import NO_SLOT, SlotTable
 from engine.outputs import Counters, StepOutputs
@@ -83,10 +82,9 @@ class Scheduler:
         environment: EngineEnvironment,
         floor: ByteFloor | None = None,
         drafter: Drafter | None = None,
-        draft_adapters: DraftAdapterChoice | None = None,
     ) -> None:
         """`token_bytes` is the vocabulary's, for stop strings. `floor` counts the bytes that steps must
-        read. Without a `drafter` nothing is drafted; with one, `draft_adapters` may guess for it.
+        read. Without a `drafter` nothing is drafted.
         """
         monotonic = environment.monotonic
         self.limits = limits
@@ -111,7 +109,7 @@ class Scheduler:
         self._tracker = RequestTracker(
             state, builder, self._waits, self.load_shedder, token_bytes, environment, self._drafter
         )
-        self.draft_adapters = DraftAdapters(self.slot_allocator, monotonic, draft_adapters)
+        self.draft_adapters = DraftAdapters(self.slot_allocator, monotonic)
         self._drafts = Drafts(state, limits, pool, self._tracker, self._drafter, self.draft_adapters)
         self._planner = StepPlanner(state, limits, pool, self._tracker, bound, self._drafts)
         self._uncommitted: deque[StepPlan] = deque()

@@ -85,8 +85,9 @@ def device_core(
         token_bytes or [b"x"] * model.config.vocab_size,
         EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
         drafter=drafter,
-        draft_adapters=draft_adapters,
     )
+    if draft_adapters is not None:
+        scheduler.draft_adapters.choice = draft_adapters
     core = EngineCore(scheduler, runner, grammars=grammars)
     return core
 

@@ -115,12 +115,12 @@ class Engine:
                 EngineEnvironment("engine-0", "first", lambda: self.now, lambda: self.now, lambda: 42),
                 floor=floor,
                 drafter=drafter,
-                draft_adapters=draft_adapters,
             ),
             self.runner,
         )
         self.scheduler = self.core.scheduler
         if draft_adapters is not None:
+            self.scheduler.draft_adapters.choice = draft_adapters
             found = (draft_adapters.base, *draft_adapters.by_adapter.values())
             self.runner.draft_digests = {one.ref.digest for one in found if one is not None}
         self.slots = slots

@@ -80,8 +80,9 @@ def make_core(
         token_bytes or [b"x"] * model.config.vocab_size,
         EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
         drafter=drafter,
-        draft_adapters=draft_adapters,
     )
+    if draft_adapters is not None:
+        scheduler.draft_adapters.choice = draft_adapters
     runner = ModelRunner(model, pool, num_blocks, block_size, max_rows, context_length)
     core = EngineCore(scheduler, runner, grammars=grammars)
     return core
