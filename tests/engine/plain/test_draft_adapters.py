@@ -49,10 +49,10 @@ def steps_of(engine: Engine, each: float) -> float:
 
 
 def run(
-    engine: Engine, name: str, *, rows: int = 2, tokens: int = 100, tenant: str = "acme", seed: int = 0
+    engine: Engine, name: str, *, rows: int = 2, tokens: int = 100, tenant: str = "acme", like: str = ""
 ) -> int:
-    """Returns the steps it took. Prompts and answers are others for every name."""
-    before, random = engine.runner.num_steps, Random(f"{name}{seed}")
+    """Returns the steps it took. Prompts and answers are others for every name, unless it is `like` one."""
+    before, random = engine.runner.num_steps, Random(like or name)
     for row in range(rows):
         prompt = [random.randrange(VOCAB_SIZE) for _ in range(6)]
         ref = ADAPTERS[row % 4] if row % 5 else None
@@ -104,6 +104,16 @@ def test_guesses_that_are_always_wrong_cost_little(depth: int) -> None:
         without += 150 * 1.0 + 0.1 * (3 * 150 + 3 * 5)
     assert engine.runner.num_guesses > guesses
     assert steps_of(engine, 0.1) - before < 1.03 * without
+
+
+def test_behind_a_text_that_goes_on_are_no_placeholders() -> None:
+    engine = measuring()
+    run(engine, "first")
+    before, drafted = engine.runner.num_guesses, engine.core.stats.drafted_by_kind
+    run(engine, "again", like="first")
+    after = engine.core.stats.drafted_by_kind
+    assert after["text"] - drafted.get("text", 0) > 120
+    assert engine.runner.num_guesses - before < 40
 
 
 def test_steps_that_cost_by_the_token_have_no_placeholders() -> None:

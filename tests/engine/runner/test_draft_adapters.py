@@ -27,11 +27,11 @@ from engine.protocol import AdapterRef, SamplingParams
 from engine.request import Request
 from tests.engine.grammar import sapling
 from tests.engine.grammar.test_constrained import LIST, PERSON
-from tests.engine.grammar.test_drafts import OverlappedRunner
+from tests.engine.grammar.test_drafts import RECORD, OverlappedRunner, Recorder
 from tests.engine.plain.guesses import GuessingDrafter
 from tests.engine.reasoning.markers import reasoning
 from tests.engine.runner.bases import VOCAB_SIZE, write_adapters, write_base, write_draft_adapter
-from tests.engine.runner.rig import Run, make_core, run
+from tests.engine.runner.rig import Run, assert_alike, make_core, run
 from tests.engine.runner.test_equivalence import submits
 
 PLACEHOLDER_ID = 7
@@ -152,6 +152,28 @@ def test_rows_with_grammars_budgets_and_penalties_answer_as_without(tmp_path: Pa
         assert found.answers == without.answers
         assert drafter.num_guesses > 40
         assert drafter.num_accepted > 30
+
+
+def test_forced_tokens_texts_and_guesses_together_answer_as_without(tmp_path: Path) -> None:
+    """The served drafter, to which steps cost the same whatever is in them."""
+    model = sapling.small_model(tmp_path / "small")
+    choice = DraftAdapterChoice(packed_draft_adapter(tmp_path / "small", tmp_path, 3, 3))
+    requests = [
+        sapling.submission(f"r{seed}", sapling.schema(RECORD), seed=seed, max_tokens=60, temperature=0.9)
+        for seed in range(2)
+    ]
+    requests += [sapling.submission(f"free{seed}", None, max_tokens=50, seed=seed) for seed in range(2)]
+    without = run(sapling.grammar_core(model, tmp_path), requests)
+    drafter = Recorder()
+    core = sapling.grammar_core(
+        model, tmp_path / "packed", max_rows=64, drafter=drafter, draft_adapters=choice
+    )
+    assert_alike(run(core, requests), without)
+    assert not drafter.refused, "what a grammar forces"
+    stats = core.stats
+    assert stats.drafted_by_kind["grammar"] == stats.accepted_by_kind["grammar"] > 20
+    assert stats.drafted_by_kind["adapter"] > 0
+    assert sum(stats.drafted_by_kind.values()) == stats.drafted_tokens
 
 
 def test_a_draft_adapter_that_overflows_changes_no_answer(world: World) -> None:
