@@ -7,6 +7,7 @@ save time, and a request without its adapter does not run at all.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice
@@ -19,18 +20,18 @@ IDLE_SECONDS = 1.0
 """A draft adapter that guessed nothing for so long may be evicted."""
 PAUSE_SECONDS = 10.0
 """Between two loads of one, where its slot was needed, or a load failed."""
+MAX_PAUSED = 4096
+"""Draft adapters whose last load is remembered."""
 
 
-class _Use:
-    """A draft adapter that is wanted."""
+class _Held:
+    """A draft adapter whose slot is held."""
 
-    __slots__ = ("load_after", "slot", "used_at")
+    __slots__ = ("slot", "used_at")
 
-    def __init__(self) -> None:
-        self.slot: int | None = None
-        """Its slot, while that is held."""
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
         self.used_at = 0.0
-        self.load_after = 0.0
 
 
 class DraftAdapters:
@@ -42,7 +43,9 @@ class DraftAdapters:
         """Set before the first request, where there are draft adapters."""
         self._allocator = allocator
         self._clock = clock
-        self._uses: dict[str, _Use] = {}
+        self._held: dict[str, _Held] = {}
+        self._load_after: OrderedDict[str, float] = OrderedDict()
+        """By digest: when it may be loaded again."""
 
     def ready(self, request: Request) -> DraftAdapter | None:
         """Returns the draft adapter that can guess for a request now. Where it is in no slot, begins to load
@@ -55,54 +58,57 @@ class DraftAdapters:
 
     def use(self, adapter: DraftAdapter) -> int:
         """Holds a draft adapter, which is ready, for the step being planned. Returns its slot."""
-        use = self._uses[adapter.ref.digest]
-        use.used_at = self._clock()
-        if use.slot is None:
-            use.slot = self._allocator.acquire(adapter.ref)
-        return use.slot
+        held = self._held.get(adapter.ref.digest)
+        if held is None:
+            held = self._held[adapter.ref.digest] = _Held(self._allocator.acquire(adapter.ref))
+        held.used_at = self._clock()
+        return held.slot
 
     def let_go(self) -> None:
         """Lets go of the slots that other adapters wait for, or that were not used lately. Called when no
         step in flight reads them.
         """
-        if not self._uses:
+        if not self._held:
             return
         now, is_short = self._clock(), self._is_short
-        for use in self._uses.values():
-            if use.slot is None:
-                continue
-            is_wanted = is_short or self._allocator.is_closed(use.slot)
-            if is_wanted or now - use.used_at > IDLE_SECONDS:
-                slot, use.slot = use.slot, None
-                use.load_after = now + PAUSE_SECONDS if is_wanted else use.load_after
-                self._allocator.release(slot)
+        for digest, held in list(self._held.items()):
+            is_wanted = is_short or self._allocator.is_closed(held.slot)
+            if is_wanted:
+                self._pause(digest)
+            if is_wanted or now - held.used_at > IDLE_SECONDS:
+                del self._held[digest]
+                self._allocator.release(held.slot)
 
     def failed(self, digest: str) -> None:
         """Notes that an adapter could not be loaded."""
-        if digest in self._uses:
-            self._uses[digest].load_after = self._clock() + PAUSE_SECONDS
+        if digest in self._load_after:
+            self._pause(digest)
 
     @property
     def held(self) -> Sequence[int]:
         """The slots that are held, each by one reference."""
-        return [use.slot for use in self._uses.values() if use.slot is not None]
+        return [held.slot for held in self._held.values()]
 
     @property
     def _is_short(self) -> bool:
         return any(True for _ in self._allocator.missing)
 
     def _is_ready(self, ref: AdapterRef) -> bool:
-        """Returns whether the adapter is in a slot that no other one waits for. If it is in none, loads
+        """Returns whether the adapter is in a slot, and no other one waits for any. If it is in none, loads
         it.
         """
-        use = self._uses.get(ref.digest)
-        if use is None:
-            use = self._uses[ref.digest] = _Use()
+        if self._is_short:
+            return False
         slot = self._allocator.slots.find(ref.digest)
         if slot is not None:
             return slot.state is SlotState.READY and not self._allocator.is_closed(slot.index)
-        now = self._clock()
-        if now >= use.load_after and not self._is_short:
-            use.load_after = now + PAUSE_SECONDS
+        if self._clock() >= self._load_after.get(ref.digest, 0.0):
+            self._pause(ref.digest)
             self._allocator.prefetch(ref)
         return False
+
+    def _pause(self, digest: str) -> None:
+        self._load_after[digest] = self._clock() + PAUSE_SECONDS
+        self._load_after.move_to_end(digest)
+        if len(self._load_after) > MAX_PAUSED:
+            self._load_after.popitem(last=False)

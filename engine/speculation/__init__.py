@@ -1,1 +1,2 @@
-"""Proposes drafts from texts that were seen before, where verifying them is expected to save time."""
+"""Proposes drafts that grammars force, texts suggest or draft adapters guess, where verifying them is expected
+to save time."""

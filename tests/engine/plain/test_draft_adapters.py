@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice
-from engine.protocol import AdapterRef
+from engine.protocol import AdapterRef, PriorityClass
 from engine.scheduling.draft_adapters import IDLE_SECONDS, PAUSE_SECONDS
 from engine.speculation.mixed_drafter import MAX_ROWS, MixedDrafter
 from tests.engine.plain.guesses import GuessingDrafter
@@ -174,7 +174,10 @@ def _slot(engine: Engine, ref: AdapterRef) -> int:
     return slot.index
 
 
-def test_a_draft_adapter_leaves_its_slot_where_an_adapter_waits_and_comes_back_later() -> None:
+@pytest.mark.parametrize("priority", [PriorityClass.DEFAULT, PriorityClass.FLEX])
+def test_a_draft_adapter_leaves_its_slot_where_an_adapter_waits_and_comes_back_later(
+    priority: PriorityClass,
+) -> None:
     engine = Engine(
         drafter=always(), draft_adapters=DraftAdapterChoice(GENERAL), **(ROOMY | {"num_slots": 2})
     )
@@ -183,7 +186,7 @@ def test_a_draft_adapter_leaves_its_slot_where_an_adapter_waits_and_comes_back_l
     engine.submit(submission("a", [1, 2], 100, adapter=ADAPTERS[0]))
     engine.run(until=lambda: len(engine.tokens("a")) > 5)
     assert is_resident(engine, GENERAL.ref), "there is room for both"
-    engine.submit(submission("b", [1, 2], 100, adapter=ADAPTERS[1]))
+    engine.submit(submission("b", [1, 2], 100, adapter=ADAPTERS[1], priority=priority))
     for _ in range(3):
         engine.now += 0.01
         engine.step()

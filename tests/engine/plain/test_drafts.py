@@ -128,10 +128,11 @@ def test_an_engine_without_room_for_more_draws_drafts_nothing() -> None:
     assert drafter.num_drafts == 0
 
 
-def test_nobody_is_preempted_for_drafts() -> None:
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_nobody_is_preempted_for_drafts(ahead: int) -> None:
     without, with_drafts = (
-        Engine(num_blocks=9, max_rows=24, drafter=drafter)
-        for drafter in (None, knowing(Random(3), skill=0.5))
+        Engine(num_blocks=9, max_rows=24, drafter=drafter, draft_adapters=DRAFT_ADAPTERS)
+        for drafter in (None, knowing(Random(3), skill=0.5, ahead=ahead))
     )
     for engine in (without, with_drafts):
         for number in range(2):
@@ -139,6 +140,7 @@ def test_nobody_is_preempted_for_drafts() -> None:
         run(engine)
     assert without.core.stats.preemptions == with_drafts.core.stats.preemptions == 0
     assert with_drafts.runner.num_accepted
+    assert bool(with_drafts.runner.num_guesses) == bool(ahead)
 
 
 def test_a_request_that_fails_behind_its_drafts_keeps_the_tokens_before() -> None:
