@@ -1,2 +1,1 @@
-"""Proposes drafts that grammars force, texts suggest or draft adapters guess, where verifying them is expected
-to save time."""
+"""Proposes drafts from grammars, texts and draft adapters, where verifying them is expected to save time."""
