@@ -12,6 +12,7 @@ adapter of its own. Drafters:
     texts, new     the same drafter, and prompts and answers that never came before: what looking costs
     synthetic      for speed alone: drafts are accepted by a seeded random process, whatever the logits say
                    (`benchmarks.forced_acceptance`); all that random weights allow, or with `--synthetic`
+    synthetic, draft adapter   the same with `--placeholders`: what a random draft adapter guesses is drafted
 
 With `--draft-adapters` each stream asks questions of one of sapling's tasks, on its adapter, one after the
 other, to the ends of the answers (`benchmarks.draft_adapter_streams`):
@@ -54,9 +55,11 @@ from benchmarks.report import write_report
 from benchmarks.shapes import SHAPES, shape
 from engine.batch import MAX_DRAFTS
 from engine.device.runner_options import RunnerOptions
+from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice
 from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.speculation.mixed_drafter import MixedDrafter
+from engine.speculation.texts import Texts
 from examples.sapling.tasks import TASKS
 
 SAPLING = Path(__file__).resolve().parent.parent / "examples" / "sapling" / "weights" / "base"
@@ -163,21 +166,27 @@ def engines(model: Model, asked: argparse.Namespace, process: Process | None) ->
     """Two engines, the one with drafts with a synthetic acceptance process if one is given."""
     library = AdapterLibrary(model.config)
     most = max(asked.streams)
-    registered = library.register(most, (asked.rank,))
+    registered = library.register(most + 1, (asked.rank,))  # the last one guesses for the others
     on_gpu = model.device.type == "cuda"
     sizes = Sizes(
         max_rows=MAX_ROWS,
         max_len=asked.prompt + asked.output,
         max_batch_tokens=1024,
         kv_tokens=most * (asked.prompt + asked.output + 32),
-        num_slots=most,
+        num_slots=most + 1,
         adapter_bytes=resident_bytes(library, registered) if on_gpu else 0,
     )
     options = RunnerOptions(max_graph_rows=max(32, most))
-    drafter = MixedDrafter(time.monotonic, None if process is None else SyntheticTexts(process))
+    texts: Texts | None = None if process is None else SyntheticTexts(process)
+    choice = None
+    if asked.placeholders:
+        texts, choice = NoTexts(), DraftAdapterChoice(DraftAdapter(registered[-1].ref, 0, asked.drafts))
+    drafter = MixedDrafter(time.monotonic, texts)
     with (
         InProcessEngine(model, library, sizes, options) as without,
-        InProcessEngine(model, library, sizes, options, drafter=drafter) as with_drafts,
+        InProcessEngine(
+            model, library, sizes, options, drafter=drafter, draft_adapters=choice
+        ) as with_drafts,
     ):
         forced = None
         if process is not None:
@@ -260,6 +269,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens-per-step", type=float, default=3.0, help="of the synthetic process, mean")
     parser.add_argument("--drafts", type=int, default=4, help="of a row, of the synthetic process")
     parser.add_argument(
+        "--placeholders", action="store_true", help="of the synthetic process: a draft adapter guesses"
+    )
+    parser.add_argument(
         "--draft-adapters",
         type=Path,
         metavar="DIR",
@@ -278,7 +290,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         asked.process = process_of(asked.tokens_per_step, asked.drafts)
     except ValueError as error:
         parser.error(f"--tokens-per-step: {error}")
-    asked.synthetic = asked.synthetic or asked.shape != "sapling"
+    asked.synthetic = asked.synthetic or asked.placeholders or asked.shape != "sapling"
     return asked
 
 
@@ -311,7 +323,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model = load_model(SAPLING)
     else:
         model = random_base(shape(asked.shape), asked.quantization, pick_device(asked.device))
-    kinds = [SYNTHETIC] if asked.synthetic else ["texts, new", "texts again"]
+    kinds = ["texts, new", "texts again"]
+    if asked.synthetic:
+        kinds = [f"{SYNTHETIC}, {DRAFT_ADAPTER}" if asked.placeholders else SYNTHETIC]
     process = asked.process if asked.synthetic else None
     report: dict[str, Any] = {"shape": asked.shape, "quantization": asked.quantization, "rank": asked.rank}
     if process is not None:

@@ -86,6 +86,16 @@ def test_the_engine_runs_and_says_that_acceptance_is_synthetic(
     assert row["step_ms_without"] > 0
 
 
+def test_a_draft_adapters_guesses_are_accepted_by_the_process(tmp_path: Path) -> None:
+    out = tmp_path / "speculation.json"
+    asked = ["--shape", "tiny", "--device", "cpu", "--streams", "2", "--rounds", "1", "--output", "64"]
+    main([*asked, "--placeholders", "--tokens-per-step", "4.9", "--out", str(out)])
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["drafter"] == "synthetic, draft adapter"
+    assert row["tokens_per_verification"] > 2
+    assert row["accepted"] > 1.2
+
+
 def test_draft_adapters_answer_saplings_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_adapter_streams, "MAX_ANSWER", 10)
     for seed, name in enumerate(("base", "pirate")):
