@@ -30,6 +30,7 @@ from adapters.sharing.repository import OwnShares
 from adapters.storage.objects import ObjectStore
 from db.session import EVERY_TENANT, Database, WriteSession
 from engine.lora.artifact import artifact_path
+from engine.lora.draft_adapters import remove_note
 from engine.lora.signatures import signature_path
 from engine.protocol import AdapterRef
 from tenants.actors import SYSTEM, Actor
@@ -179,6 +180,10 @@ async def _drop_artifact(
     if not needed:
         await asyncio.to_thread(_unlink_older, artifact_path(artifacts_dir, digest), before)
         await asyncio.to_thread(_unlink_older, signature_path(artifacts_dir, digest), before)
+        if not await asyncio.to_thread(artifact_path(artifacts_dir, digest).exists):
+            drafter = await asyncio.to_thread(remove_note, artifacts_dir, digest)
+            if drafter is not None:
+                await asyncio.to_thread(_unlink_older, artifact_path(artifacts_dir, drafter), before)
         await withdraw(store, digest, before)
 
 

@@ -20,8 +20,8 @@ from engine.speculation.suffixes import Guess
 from engine.speculation.texts import OpenText, Texts
 
 TOKENS = (1, 2)
-"""All that is drafted, and what is drawn where a draft is refused. Of two tokens every run has occurred
-before: lookups take as long as they ever do."""
+"""All that is drafted from texts, and what is drawn where a draft is refused. Of two tokens every run has
+occurred before: lookups take as long as they ever do."""
 MATCH_LEN = 10
 """Of every guess: acceptance is measured by it, and starts at the highest estimate."""
 
@@ -133,7 +133,7 @@ class ForcedAcceptance:
                     result.token_ids[place] = token_id
                     self.num_accepted += 1
                 else:
-                    result.token_ids[place] = sum(TOKENS) - token_id
+                    result.token_ids[place] = TOKENS[token_id == TOKENS[0]]
                     break
             else:
                 if drafts:  # all accepted: the draw behind them

@@ -26,10 +26,12 @@ from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import BlockPool
-from engine.lora.loader import OnDone
+from engine.lora.draft_adapters import DraftAdapterChoice
+from engine.lora.loader import AdapterLoader, OnDone
 from engine.lora.slots import SlotTable
+from engine.model.config import ModelConfig
 from engine.model.model import Model
-from engine.model.shards import WHOLE
+from engine.model.shards import WHOLE, Shard
 from engine.parallel.leader import Leader
 from engine.parallel.messages import Begin, DeviceSizes
 from engine.parallel.runner import ParallelLoader
@@ -78,6 +80,7 @@ class InProcessEngine:
         leader: Leader | None = None,
         drafter: Drafter | None = None,
         *,
+        draft_adapters: DraftAdapterChoice | None = None,
         keeps_masks: bool = True,
     ) -> None:
         """With a `tokenizer`, requests may have grammars and think. With a `leader`, `model` is rank 0's
@@ -90,7 +93,7 @@ class InProcessEngine:
         self.capture_s = 0.0
         self._wake = threading.Event()
         self._num_requests = 0
-        self._loader: LibraryLoader | ParallelLoader
+        self._loader: AdapterLoader[Any] | ParallelLoader
         config = model.config
         runner = self._on_gpu(options) if model.device.type == "cuda" else self._on_cpu()
         scheduler = Scheduler(
@@ -108,6 +111,8 @@ class InProcessEngine:
             EngineEnvironment("engine-0", "benchmark"),
             drafter=drafter,
         )
+        if draft_adapters is not None:
+            scheduler.draft_adapters.choice = draft_adapters
         grammars = None
         if tokenizer is not None:
             compiler = GrammarCompiler(
@@ -122,9 +127,8 @@ class InProcessEngine:
 
     def _on_cpu(self) -> Runner:
         sizes, model = self.sizes, self.model
-        self._pool: Any = LibraryPool(self.library, model.config, sizes.num_slots, model.device, model.dtype)
-        self._local_loader = LibraryLoader(self.library, self._pool, self._loaded)
-        self._loader = self._local_loader
+        self._pool: Any = self._pool_on_cpu()
+        self._loader = self._make_loader(self._loaded)
         return ModelRunner(model, self._pool, sizes.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.max_len)
 
     def _on_gpu(self, options: RunnerOptions) -> Runner:
@@ -133,18 +137,11 @@ class InProcessEngine:
         sizes, model = self.sizes, self.model
         leader = self._leader
         whole, shard = (model.config, WHOLE) if leader is None else (leader.config, leader.group.shard)
-        self._pool = LibraryDevicePool(
-            self.library, whole, sizes.num_slots, sizes.adapter_bytes, model.device, shard
-        )
-
-        def make_loader(on_done: OnDone) -> LibraryLoader:
-            self._local_loader = LibraryLoader(self.library, self._pool, on_done)
-            return self._local_loader
-
+        self._pool = self._pool_on_gpu(whole, shard)
         if leader is None:
-            self._loader = make_loader(self._loaded)
+            self._loader = self._make_loader(self._loaded)
         else:
-            self._loader = leader.loader(self._loaded, make_loader)
+            self._loader = leader.loader(self._loaded, self._make_loader)
             leader.begin(_begin(sizes, options))
         kv_dtype = torch.float8_e4m3fn if sizes.kv_dtype == "fp8" else model.dtype
         runner = DeviceRunner(
@@ -158,6 +155,18 @@ class InProcessEngine:
         runner.capture()
         self.capture_s = time.perf_counter() - began
         return runner if leader is None else leader.runner(runner)
+
+    def _pool_on_cpu(self) -> Any:
+        model = self.model
+        return LibraryPool(self.library, model.config, self.sizes.num_slots, model.device, model.dtype)
+
+    def _pool_on_gpu(self, whole: ModelConfig, shard: Shard) -> Any:
+        sizes, device = self.sizes, self.model.device
+        return LibraryDevicePool(self.library, whole, sizes.num_slots, sizes.adapter_bytes, device, shard)
+
+    def _make_loader(self, on_done: OnDone) -> AdapterLoader[Any]:
+        self._local_loader: AdapterLoader[Any] = LibraryLoader(self.library, self._pool, on_done)
+        return self._local_loader
 
     def __enter__(self) -> InProcessEngine:
         # What is there now stays: collections between runs need not look at it.

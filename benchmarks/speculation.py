@@ -2,6 +2,7 @@
 
     python -m benchmarks.speculation --out F                      sapling on a CPU, drafts from texts
     python -m benchmarks.speculation --shape llama-3.1-8b --quantization fp8 --out F       a GPU, synthetic
+    python -m benchmarks.speculation --draft-adapters DIR --out F    sapling's tasks, drafts from adapters
 
 The whole engine in one process: scheduler, runner, sampling and commit, no HTTP; greedy, each stream on an
 adapter of its own. Drafters:
@@ -11,6 +12,14 @@ adapter of its own. Drafters:
     texts, new     the same drafter, and prompts and answers that never came before: what looking costs
     synthetic      for speed alone: drafts are accepted by a seeded random process, whatever the logits say
                    (`benchmarks.forced_acceptance`); all that random weights allow, or with `--synthetic`
+    synthetic, draft adapter   the same with `--placeholders`: what a random draft adapter guesses is drafted
+
+With `--draft-adapters` each stream asks questions of one of sapling's tasks, on its adapter, one after the
+other, to the ends of the answers (`benchmarks.draft_adapter_streams`):
+
+    texts, tasks          drafts from the tenant's texts, which are of the same task
+    draft adapter         guesses of the base's draft adapter, and texts where they are likelier
+    draft adapters, own   the same, each adapter having its own draft adapter where DIR has one
 
 accepted = tokens that a stream gains per step, those without drafts included. Rounds with and without drafts
 alternate in two engines, and each side is judged by its best round: other load can only slow a round down. On
@@ -30,6 +39,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.draft_adapter_streams import (
+    NoTexts,
+    PackedStreams,
+    Stream,
+    TaskEngine,
+    TaskRound,
+)
 from benchmarks.forced_acceptance import ForcedAcceptance, Process, SyntheticTexts, process_of
 from benchmarks.in_process import InProcessEngine, Sizes, pick_device, random_prompts
 from benchmarks.library_pools import resident_bytes
@@ -39,13 +55,17 @@ from benchmarks.report import write_report
 from benchmarks.shapes import SHAPES, shape
 from engine.batch import MAX_DRAFTS
 from engine.device.runner_options import RunnerOptions
+from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice
 from engine.model.loading import load_model
 from engine.model.model import Model
-from engine.speculation.drafter import SuffixDrafter
+from engine.speculation.mixed_drafter import MixedDrafter
+from engine.speculation.texts import Texts
+from examples.sapling.tasks import TASKS
 
 SAPLING = Path(__file__).resolve().parent.parent / "examples" / "sapling" / "weights" / "base"
 MAX_ROWS = 256
 SYNTHETIC = "synthetic"
+TASK_TEXTS, DRAFT_ADAPTER, OWN_ADAPTERS = "texts, tasks", "draft adapter", "draft adapters, own"
 NOTE = "a random process accepts drafts, whatever the logits say: for speed alone, the answers mean nothing"
 
 
@@ -146,26 +166,87 @@ def engines(model: Model, asked: argparse.Namespace, process: Process | None) ->
     """Two engines, the one with drafts with a synthetic acceptance process if one is given."""
     library = AdapterLibrary(model.config)
     most = max(asked.streams)
-    registered = library.register(most, (asked.rank,))
+    registered = library.register(most + 1, (asked.rank,))  # the last one guesses for the others
     on_gpu = model.device.type == "cuda"
     sizes = Sizes(
         max_rows=MAX_ROWS,
         max_len=asked.prompt + asked.output,
         max_batch_tokens=1024,
         kv_tokens=most * (asked.prompt + asked.output + 32),
-        num_slots=most,
+        num_slots=most + 1,
         adapter_bytes=resident_bytes(library, registered) if on_gpu else 0,
     )
     options = RunnerOptions(max_graph_rows=max(32, most))
-    drafter = SuffixDrafter(time.monotonic, None if process is None else SyntheticTexts(process))
+    texts: Texts | None = None if process is None else SyntheticTexts(process)
+    choice = None
+    if asked.placeholders:
+        texts, choice = NoTexts(), DraftAdapterChoice(DraftAdapter(registered[-1].ref, 0, asked.drafts))
+    drafter = MixedDrafter(time.monotonic, texts)
     with (
         InProcessEngine(model, library, sizes, options) as without,
-        InProcessEngine(model, library, sizes, options, drafter=drafter) as with_drafts,
+        InProcessEngine(
+            model, library, sizes, options, drafter=drafter, draft_adapters=choice
+        ) as with_drafts,
     ):
         forced = None
         if process is not None:
             forced = with_drafts.core.runner = ForcedAcceptance(with_drafts.core.runner, process)
         yield Pair(Side(without, asked.output), Side(with_drafts, asked.output), library, forced)
+
+
+def compare_on_tasks(
+    kind: str, asked: argparse.Namespace, model: Model, packed: PackedStreams
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one kind of drafter on sapling's tasks."""
+    choice = None if kind == TASK_TEXTS else packed.choice(with_own=kind == OWN_ADAPTERS)
+    for streams in asked.streams:
+        drafter = MixedDrafter(time.monotonic, NoTexts() if asked.no_texts else None)
+        with TaskEngine(model, packed) as plain, TaskEngine(model, packed, drafter, choice) as drafting:
+            # A single stream is measured on each adapter in turn.
+            groups = [[one] for one in packed.streams[: len(TASKS)]]
+            groups = groups if streams == 1 else [packed.streams[:streams]]
+            yield _row_on_tasks(kind, groups, asked, plain, drafting)
+
+
+def _row_on_tasks(
+    kind: str,
+    groups: Sequence[Sequence[Stream]],
+    asked: argparse.Namespace,
+    plain: TaskEngine,
+    drafting: TaskEngine,
+) -> dict[str, Any]:
+    without: list[TaskRound] = []
+    found: list[TaskRound] = []
+    for engine in (plain, drafting):
+        engine.load_all([one for streams in groups for one in streams])
+    for number in range(asked.rounds + 1):
+        for engine, rounds in ((plain, without), (drafting, found)):
+            parts = [engine.run(streams, asked.questions, 1000 * number) for streams in groups]
+            rounds.append(TaskRound.of(parts))
+    best_without = min(without[1:], key=lambda one: one.seconds / one.num_tokens)
+    best = min(found[1:], key=lambda one: one.seconds / one.num_tokens)
+    rates = [one.num_tokens / one.seconds for one in (best, best_without)]
+    pairs = [(one.answers, other.answers) for one, other in zip(without, found, strict=True)]
+    same = [answers[name] == others[name] for answers, others in pairs for name in answers]
+    stats, streams = drafting.core.stats, groups[0]
+    return {
+        "streams": len(streams),
+        "distinct": len(streams),
+        "drafter": kind,
+        "synthetic": False,
+        "accepted": round(best.num_tokens / len(streams) / best.num_steps, 2),
+        "accepted_without": round(best_without.num_tokens / len(streams) / best_without.num_steps, 2),
+        "speedup": round(rates[0] / rates[1], 3),
+        "tok_s": round(rates[0], 1),
+        "tok_s_without": round(rates[1], 1),
+        "step_ms": round(1e3 * best.seconds / best.num_steps, 3),
+        "step_ms_without": round(1e3 * best_without.seconds / best_without.num_steps, 3),
+        "drafted": dict(stats.drafted_by_kind),
+        "accepted_drafts": dict(stats.accepted_by_kind),
+        "placeholders": stats.placeholder_tokens,
+        "tokens": stats.completion_tokens,
+        "same_answers": round(sum(same) / len(same), 3),
+    }
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -187,7 +268,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--synthetic", action="store_true", help="with sapling, too")
     parser.add_argument("--tokens-per-step", type=float, default=3.0, help="of the synthetic process, mean")
     parser.add_argument("--drafts", type=int, default=4, help="of a row, of the synthetic process")
+    parser.add_argument(
+        "--placeholders", action="store_true", help="of the synthetic process: a draft adapter guesses"
+    )
+    parser.add_argument(
+        "--draft-adapters",
+        type=Path,
+        metavar="DIR",
+        help="folders of sapling's draft adapters: base, and one by the name of each adapter with its own",
+    )
+    parser.add_argument("--questions", type=int, default=4, help="of each stream and round, with them")
+    parser.add_argument("--no-texts", action="store_true", help="with them: drafts come from them alone")
     asked = parser.parse_args(arguments)
+    if asked.draft_adapters is not None and (asked.shape != "sapling" or asked.synthetic):
+        parser.error("--draft-adapters: they are sapling's, and nothing about them is synthetic")
     if not all(0 < streams <= MAX_ROWS for streams in asked.streams):
         parser.error(f"--streams {asked.streams}: between 1 and {MAX_ROWS} each")
     if not 1 <= asked.drafts <= MAX_DRAFTS:
@@ -196,19 +290,42 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         asked.process = process_of(asked.tokens_per_step, asked.drafts)
     except ValueError as error:
         parser.error(f"--tokens-per-step: {error}")
-    asked.synthetic = asked.synthetic or asked.shape != "sapling"
+    asked.synthetic = asked.synthetic or asked.placeholders or asked.shape != "sapling"
     return asked
+
+
+def report_on_tasks(asked: argparse.Namespace) -> None:
+    """Measures draft adapters on sapling's tasks: on a CPU, or on a GPU if it is named."""
+    on_gpu = asked.device == "cuda"
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    model = load_model(SAPLING, asked.quantization, dtype, asked.device if on_gpu else "cpu")
+    kinds = [DRAFT_ADAPTER, OWN_ADAPTERS] if asked.no_texts else [TASK_TEXTS, DRAFT_ADAPTER, OWN_ADAPTERS]
+    rows: list[dict[str, Any]] = []
+    num_streams = max(*asked.streams, len(TASKS) if 1 in asked.streams else 0)
+    with PackedStreams(asked.draft_adapters, num_streams) as packed:
+        for kind in kinds:
+            for row in compare_on_tasks(kind, asked, model, packed):
+                rows.append(row)
+                print(row, flush=True)
+                write_report(
+                    asked.out, {"shape": asked.shape, "quantization": asked.quantization, "rows": rows}
+                )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     asked = parse(arguments)
     torch.set_num_threads(1)
+    if asked.draft_adapters is not None:
+        report_on_tasks(asked)
+        return
     if asked.shape == "sapling":
         model = load_model(SAPLING)
     else:
         model = random_base(shape(asked.shape), asked.quantization, pick_device(asked.device))
-    kinds = [SYNTHETIC] if asked.synthetic else ["texts, new", "texts again"]
+    kinds = ["texts, new", "texts again"]
+    if asked.synthetic:
+        kinds = [f"{SYNTHETIC}, {DRAFT_ADAPTER}" if asked.placeholders else SYNTHETIC]
     process = asked.process if asked.synthetic else None
     report: dict[str, Any] = {"shape": asked.shape, "quantization": asked.quantization, "rank": asked.rank}
     if process is not None:

@@ -81,12 +81,16 @@ def adapter_add(
     directory: Annotated[
         Path, typer.Argument(help="PEFT directory: adapter_config.json, adapter_model.safetensors.")
     ],
+    drafter: Annotated[
+        Path | None,
+        typer.Option(help="Directory of a draft adapter trained for this one: PEFT with a drafter.json."),
+    ] = None,
     data: Data = None,
 ) -> None:
     """Pack a PEFT adapter, activate it under its name, and print the model name to request."""
     from cli import service_access
 
-    for model in service_access.add_adapters(data, tenant, {name: directory}):
+    for model in service_access.add_adapters(data, tenant, {name: directory}, drafter):
         print(model)
 
 

@@ -1,4 +1,6 @@
-"""Parses the options of `rootstock up` that name base models: `--base`, `--base-name`, `--quantization`."""
+"""Parses the options of `rootstock up` that name base models and what is theirs: `--base`, `--base-name`,
+`--quantization`, `--drafter`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from cli.demo import DEMO_BASE
 from cli.errors import CliError, UsageError
 from cli.programs import LocalBase
 from engine.device.capabilities import device_kind, refusal
+from engine.lora.draft_adapters import DESCRIPTION_FILE
 
 _DEMO_QUANTIZATION = {"cpu": "int8", "cuda": "fp8"}
 _FORMATS = ("none", "int8", "fp8", "int4")
@@ -18,7 +21,12 @@ _NAME = re.compile(r"[a-z0-9._-]{1,64}")
 
 
 def parse_bases(
-    bases: Sequence[str], name: str | None, quantizations: Sequence[str], *, is_demo: bool
+    bases: Sequence[str],
+    name: str | None,
+    quantizations: Sequence[str],
+    drafters: Sequence[str] = (),
+    *,
+    is_demo: bool,
 ) -> tuple[LocalBase, ...]:
     """Returns the base models that are served, the default one first.
 
@@ -27,6 +35,7 @@ def parse_bases(
         name: of the only base, in place of its directory's name.
         quantizations: a weight format for all bases, or `NAME=FORMAT`. The demo's default is the smallest
             that gives the same answers.
+        drafters: the folder of a draft adapter of the only base, or `NAME=DIR`.
 
     Raises UsageError, and CliError for a directory that is no base model.
     """
@@ -52,7 +61,29 @@ def parse_bases(
     if twice is not None:
         raise UsageError(f"two bases are called {twice}: pass --base NAME=DIR with a name for each")
     formats = _formats(quantizations, names, is_demo)
-    return tuple(LocalBase(one, path.resolve(), formats[one]) for one, path in found)
+    folders = _drafters(drafters, names)
+    return tuple(LocalBase(one, path.resolve(), formats[one], folders.get(one)) for one, path in found)
+
+
+def _drafters(drafters: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
+    """Returns the folders of the bases' draft adapters. Raises UsageError, and CliError for a folder that
+    holds none.
+    """
+    found: dict[str, Path] = {}
+    for one in drafters:
+        name, equals, path = one.partition("=")
+        if not equals or not _NAME.fullmatch(name) or Path(one).is_dir():
+            name, path = names[0], one
+            if len(names) > 1:
+                raise UsageError(f"--drafter {one}: pass NAME=DIR, to say for which of {', '.join(names)}")
+        if name not in names:
+            raise UsageError(f"--drafter {one}: no base is called {name!r}, but {', '.join(names)}")
+        if name in found:
+            raise UsageError(f"--drafter {one}: {name} has one already: pass it once for each base")
+        if not (Path(path) / DESCRIPTION_FILE).is_file():
+            raise CliError(f"{path} holds no {DESCRIPTION_FILE}: pass a draft adapter's folder as --drafter")
+        found[name] = Path(path).resolve()
+    return found
 
 
 def _named(base: str) -> tuple[str, Path]:

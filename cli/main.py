@@ -96,6 +96,14 @@ def up(
             "GPU. Repeatable.",
         ),
     ] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]DIR",
+            help="Directory of a draft adapter of a base model, PEFT with a drafter.json: it guesses tokens, "
+            "of which engines verify several at a time. Repeatable, once for each base.",
+        ),
+    ] = None,
     tensor_parallel: Annotated[
         int, typer.Option(min=1, max=8, help="GPUs, or processes on a CPU, that share each step.")
     ] = 1,
@@ -147,6 +155,7 @@ def up(
         bases=base or [],
         base_name=base_name,
         quantizations=quantization or [],
+        drafters=drafter or [],
         tensor_parallel=tensor_parallel,
         replicas=replicas,
         prefill_replicas=prefill_replicas,

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cli.errors import CliError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic_settings import BaseSettings
+
+    from engine.assembly import PackDrafter
+    from engine.lora.draft_adapters import DraftAdapter
+    from engine.settings import EngineSettings
 
 S = TypeVar("S", bound="BaseSettings")
 
@@ -80,8 +86,21 @@ def serve_engine() -> None:
 
             fetcher = engine_fetcher()
             settings = settings.model_copy(update={"artifacts_dir": fetcher.directory})
-        status = run(settings, settings_from_environment(DeviceSettings), fetcher)
+        status = run(settings, settings_from_environment(DeviceSettings), fetcher, _packer(settings))
     sys.exit(status)
+
+
+def _packer(settings: EngineSettings) -> PackDrafter:
+    """Returns what packs the engine's draft adapter, if it has one, once the base's digest is known."""
+    base, artifacts_dir = settings.base, settings.artifacts_dir
+
+    def pack(folder: Path, base_digest: str) -> DraftAdapter:
+        from cli.draft_adapters import pack_drafter
+
+        assert base is not None
+        return pack_drafter(folder, base, base_digest, artifacts_dir)
+
+    return pack
 
 
 def work(queues: str | None, beat: bool | None, nice: int | None) -> None:

@@ -29,6 +29,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 _ENGINE_DRAIN_S = 20.0
 _ENGINE_METRICS = "ROOTSTOCK_ENGINE_METRICS_ENDPOINT"
 """The first engine's; those after it take the ports after its own."""
+_SPECULATION = "ROOTSTOCK_ENGINE_SPECULATION"
 _JOBS_NICE = 10
 _RAY_SOCKET = "session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
 """As long as the longest path below Ray's folder: a socket's path is bounded."""
@@ -41,6 +42,16 @@ class LocalBase:
     name: str
     path: Path
     quantization: str
+    drafter: Path | None = None
+    """Folder of its draft adapter, if it has one."""
+
+    @property
+    def speculation(self) -> dict[str, str]:
+        """Settings of its engines: with a draft adapter, they verify what that guesses."""
+        if self.drafter is None:
+            return {}
+        on = os.environ.get(_SPECULATION, "true")
+        return {_SPECULATION: on, "ROOTSTOCK_ENGINE_DRAFTER": str(self.drafter)}
 
 
 @dataclass(frozen=True)
@@ -167,6 +178,7 @@ class Service:
             "ROOTSTOCK_ENGINE_BASE": str(first.path),
             "ROOTSTOCK_ENGINE_BASE_NAME": first.name,
             "ROOTSTOCK_DEVICE_QUANTIZATION": first.quantization,
+            **(first.speculation if len(self.bases) == 1 else {}),
             "ROOTSTOCK_DEVICE_TENSOR_PARALLEL": str(self.tensor_parallel),
             "ROOTSTOCK_ENGINE_ENDPOINT": endpoints[0],
             "ROOTSTOCK_ENGINE_REDIS_URL": self.redis_url,
@@ -221,6 +233,7 @@ class Service:
             own["ROOTSTOCK_ENGINE_BASE"] = str(base.path)
             own["ROOTSTOCK_ENGINE_BASE_NAME"] = base.name
             own["ROOTSTOCK_DEVICE_QUANTIZATION"] = base.quantization
+            own |= base.speculation
         if self.num_serving > 1:
             own["ROOTSTOCK_ENGINE_ENGINE_ID"] = f"engine-{number}"
             own["ROOTSTOCK_ENGINE_ENDPOINT"] = self.serving_endpoints[number]

@@ -224,9 +224,11 @@ def migrate(data: Path | None) -> str:
     )
 
 
-def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]) -> list[str]:
+def add_adapters(
+    data: Path | None, tenant: str, directories: Mapping[str, Path], drafter: Path | None = None
+) -> list[str]:
     """Packs PEFT directories, by adapter name or `base:name`, and activates them; returns the pinned model
-    names.
+    names. `drafter`: the directory of a draft adapter that guesses for them.
     """
     from adapters.errors import InvalidAdapter
     from adapters.model_names import check_new_name
@@ -254,6 +256,8 @@ def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]
             endpoint = model.engine_endpoint or setting(services.environment, "ROOTSTOCK_ENGINE_ENDPOINT")
             digest = await served_base_digest(endpoint)
             refs = pack_adapters(services.environment, digest, {adapter: directory}, model.path)
+            if drafter is not None:
+                note_drafter(services.environment, digest, refs[adapter].digest, drafter, model.path)
             await publish_packed(services.environment, refs.values())
             added += await register_adapters(services, owner.id, refs, digest, base)
         return added
@@ -325,6 +329,22 @@ def pack_adapters(
         except PackingError as error:
             raise CliError(f"adapter {name} cannot be served: {error}") from error
     return refs
+
+
+def note_drafter(
+    environment: Mapping[str, str], base_digest: str, adapter_digest: str, drafter: Path, base: Path
+) -> None:
+    """Packs a draft adapter into the engine's artifact folder, and notes there that it guesses for an
+    adapter. Raises `CliError`.
+    """
+    from cli.draft_adapters import pack_drafter
+    from engine.lora.draft_adapters import write_note
+
+    artifacts_dir = Path(setting(environment, "ROOTSTOCK_ENGINE_ARTIFACTS_DIR"))
+    try:
+        write_note(artifacts_dir, adapter_digest, pack_drafter(drafter, base, base_digest, artifacts_dir))
+    except ValueError as error:
+        raise CliError(str(error)) from error
 
 
 def minute(moment: datetime | None, absent: str = "never") -> str:

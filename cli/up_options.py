@@ -30,6 +30,8 @@ class UpOptions:
     base_name: str | None
     quantizations: Sequence[str]
     """`[NAME=]FORMAT` each."""
+    drafters: Sequence[str] = ()
+    """`[NAME=]DIR` each."""
     tensor_parallel: int = 1
     """Processes that share each step of the engine."""
     replicas: int = 1
@@ -47,7 +49,10 @@ class UpOptions:
 
     def chosen_bases(self) -> tuple[LocalBase, ...]:
         """Returns the base models. Raises `UsageError`, `CliError` for a directory that is none."""
-        return parse_bases(self.bases, self.base_name, self.quantizations, is_demo=self.demo)
+        options = self.bases, self.base_name, self.quantizations, self.drafters
+        if self.ray is not None and self.drafters:
+            raise UsageError("--drafter names a folder of this host: leave it out with --ray")
+        return parse_bases(*options, is_demo=self.demo)
 
     @property
     def num_engines(self) -> int:

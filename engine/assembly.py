@@ -7,9 +7,11 @@ model to load: it imports torch, and kernels only where there is a GPU to run th
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -19,12 +21,13 @@ from engine.core import EngineCore
 from engine.device.cache_copies import HostCacheCopies
 from engine.device.capabilities import device_kind, refusal
 from engine.device.memory import SLOTS_ON_CPU, SLOTS_ON_GPU
-from engine.device_parts import BLOCK_SIZE, Sizes, cpu_parts, gpu_parts, kv_dtype_of
+from engine.device_parts import BLOCK_SIZE, Drafting, Sizes, cpu_parts, gpu_parts, kv_dtype_of
 from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.tokenizer import load_tokenizer
 from engine.kv_cache import BlockPool
+from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice, NotedDraftAdapters
 from engine.lora.fetching import ArtifactFetcher
 from engine.lora.slots import NO_SLOT, SlotTable
 from engine.model.cache import KVCache
@@ -43,11 +46,14 @@ from engine.scheduling.byte_floor import ByteFloor
 from engine.scheduling.scheduler import Scheduler
 from engine.server import EngineServer
 from engine.settings import DeviceSettings, EngineSettings
-from engine.speculation.drafter import SuffixDrafter
+from engine.speculation.mixed_drafter import MixedDrafter
 from engine.vocabulary import Vocabulary
 from kernels.timing import copy_bandwidth
 
 log = structlog.get_logger(__name__)
+
+PackDrafter = Callable[[Path, str], DraftAdapter]
+"""Packs the draft adapter in a folder for the base with this digest. Raises ValueError, OSError."""
 
 COPIED_BYTES = 1 << 30
 """Measures how fast a GPU's memory copies: more than any cache holds, and takes milliseconds."""
@@ -59,12 +65,14 @@ def build_engine(
     server: EngineServer,
     build: str,
     fetcher: ArtifactFetcher | None = None,
+    pack_drafter: PackDrafter | None = None,
 ) -> tuple[EngineCore, EngineInfo]:
     """Returns the core around a loaded model, and the information that clients receive. `fetcher` brings
-    packed adapters to `artifacts_dir`; None: they are all there.
+    packed adapters to `artifacts_dir`; None: they are all there. `pack_drafter` packs the draft adapter of
+    the settings into it.
 
-    Raises: ValueError when there is no such device, the base cannot be served there, or sizes do not fit
-    together; OSError.
+    Raises: ValueError when there is no such device, the base or the draft adapter cannot be served there, or
+    sizes do not fit together; OSError.
     """
     assert settings.base is not None
     torch.set_num_threads(device_settings.threads)
@@ -91,10 +99,9 @@ def build_engine(
         device_settings.num_slots or default_slots,
     )
     limits = settings.limits(sizes.context_length, config.vocab_size)
-    if device.type == "cuda":
-        parts = gpu_parts(model, sizes, settings, device_settings, server, hashing.result, leader)
-    else:
-        parts = cpu_parts(model, sizes, settings, device_settings, server, hashing.result, leader)
+    drafting = _drafting(settings, hashing.result, config.vocab_size, pack_drafter)
+    make_parts = gpu_parts if device.type == "cuda" else cpu_parts
+    parts = make_parts(model, sizes, settings, device_settings, server, hashing.result, leader, drafting)
     kv_token_bytes = KVCache.block_bytes(config, 1, kv_dtype_of(model, device_settings))
     scheduler = Scheduler(
         limits=limits,
@@ -106,6 +113,7 @@ def build_engine(
         floor=ByteFloor(model.weight_bytes, model.head_bytes, kv_token_bytes, parts.memory.slot_bytes),
         drafter=_drafter(settings),
     )
+    scheduler.draft_adapters.choice = DraftAdapterChoice(drafting.base, drafting.noted or {})
     info = EngineInfo(
         engine_id=server.engine_id,
         incarnation=server.incarnation,
@@ -157,9 +165,30 @@ def _grammars(
     )
 
 
-def _drafter(settings: EngineSettings) -> SuffixDrafter | None:
+def _drafting(
+    settings: EngineSettings, base: Callable[[], str], vocab_size: int, pack_drafter: PackDrafter | None
+) -> Drafting:
+    """Returns the engine's draft adapters. `base` returns the base's digest, once it is known. Raises
+    ValueError where the one that is configured cannot be served.
+    """
+    scheduling = settings.scheduling
+    if not scheduling.speculation:
+        return Drafting()
+    found = None
+    if scheduling.drafter is not None:
+        if pack_drafter is None:
+            raise ValueError(
+                f"ROOTSTOCK_ENGINE_DRAFTER is {scheduling.drafter}, which must be packed: start the engine "
+                "by `rootstock serve-engine`"
+            )
+        found = pack_drafter(scheduling.drafter, base())
+        log.info("draft adapter packed", digest=found.ref.digest, num_ahead=found.num_ahead)
+    return Drafting(found, NotedDraftAdapters(settings.artifacts_dir, vocab_size))
+
+
+def _drafter(settings: EngineSettings) -> MixedDrafter | None:
     """Returns what proposes drafts, if anything does."""
-    return SuffixDrafter(time.monotonic) if settings.scheduling.speculation else None
+    return MixedDrafter(time.monotonic) if settings.scheduling.speculation else None
 
 
 # Choices ----------------------------------------------------------------------------------------------------

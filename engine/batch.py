@@ -67,15 +67,33 @@ MAX_DRAFTS = 8
 class Drafted(NamedTuple):
     """Tokens that are guessed to follow a row's last token, computed with it to see whether they do.
 
-    The row's share has that many tokens more than the one, and draws after each of them.
+    The row's share has that many tokens more than the one, and draws after each of them. There may be none,
+    where the row has placeholders.
     """
 
     row: int
     token_ids: list[int]
 
 
+class Placeholders(NamedTuple):
+    """Tokens behind a row's last one and its drafts, in whose places a draft adapter guesses what follows.
+
+    The row's share has that many tokens more. They attend to everything before them, each guesses the token
+    after its own place, and nothing is left of them when the step is over. The row is among the drafted.
+    """
+
+    row: int
+    num_tokens: int
+    token_id: int
+    """What all of them are."""
+    slot: int
+    """The draft adapter's, on which they run in place of the row's."""
+
+
 class Verified(NamedTuple):
-    """What a step with drafts left of a row. Its lengths stand still from that step until this is applied."""
+    """What a step with drafts or placeholders left of a row. Its lengths stand still from that step until
+    this is applied.
+    """
 
     row: int
     token_ids: list[int]
@@ -100,6 +118,8 @@ class Batch:
     """In token order of the flattened batch; decoding rows (one token) first."""
     scored: list[Scored] = field(default_factory=list)
     drafted: list[Drafted] = field(default_factory=list)
+    placeholders: list[Placeholders] = field(default_factory=list)
+    """In the order of `scheduled`."""
 
     @property
     def num_tokens(self) -> int:
@@ -121,6 +141,9 @@ class StepResult:
     """Positions in `token_ids` whose logits were not finite: those requests end with "error"."""
     scores: list[list[TokenLogprob] | None] = field(default_factory=list)
     """Parallel to `Batch.scored`. None where logits were not finite: those requests end with "error"."""
+    guesses: list[list[int]] = field(default_factory=list)
+    """Parallel to `Batch.placeholders`: the likeliest token after each, whatever the row's parameters are.
+    Means nothing where the step did not draw the row's drafts."""
 
 
 class LaunchedStep(Protocol):

@@ -18,6 +18,7 @@ from engine.device.capabilities import host_memory
 from engine.device.cpu_runner import ModelRunner
 from engine.device.memory import MemoryPlan, MemoryRequest, adapter_bytes, plan_cpu, plan_gpu
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
+from engine.lora.draft_adapters import DraftAdapter, NotedDraftAdapters
 from engine.lora.loader import NUM_READERS_ON_GPU, AdapterLoader, OnDone
 from engine.lora.pool import AdapterPool
 from engine.lora.signatures import AdapterVerifier
@@ -52,6 +53,24 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """The draft adapters of an engine."""
+
+    base: DraftAdapter | None = None
+    """The one that the operator configured."""
+    noted: NotedDraftAdapters | None = None
+    """Adapters' own; None: the engine does not speculate."""
+
+    @property
+    def trusted(self) -> str:
+        """The digest that needs no signature; empty: none."""
+        return "" if self.base is None else self.base.ref.digest
+
+
+NO_DRAFTING = Drafting()
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """The parts that differ between CPU and GPU."""
 
@@ -71,7 +90,8 @@ def cpu_parts(
     device_settings: DeviceSettings,
     server: EngineServer,
     base: Callable[[], str],
-    leader: Leader | None,
+    leader: Leader | None = None,
+    drafting: Drafting = NO_DRAFTING,
 ) -> Parts:
     """`base` returns the base's digest, and may take its time."""
     plan = plan_cpu(
@@ -85,13 +105,16 @@ def cpu_parts(
 
     if leader is not None:
         cache = (plan.num_blocks, BLOCK_SIZE)
-        leader.begin(Begin(*cache, sizes.max_rows, sizes.context_length, sizes.num_slots))
+        row_sizes = sizes.max_rows, sizes.context_length, sizes.num_slots
+        leader.begin(Begin(*cache, *row_sizes, trusted=drafting.trusted))
     local = ModelRunner(model, pool, plan.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.context_length)
     digest = base()
-    verifier = _verifier(settings, digest)
+    verifier = _verifier(settings, digest, drafting)
 
     def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
-        return AdapterLoader(settings.artifacts_dir, pool, on_done, digest, verifier=verifier)
+        return AdapterLoader(
+            settings.artifacts_dir, pool, on_done, digest, verifier=verifier, draft_adapters=drafting.noted
+        )
 
     runner, loader = _with_ranks(local, make_loader, server, leader)
 
@@ -117,6 +140,7 @@ def gpu_parts(
     server: EngineServer,
     base: Callable[[], str],
     leader: Leader | None = None,
+    drafting: Drafting = NO_DRAFTING,
 ) -> Parts:
     """`base` returns the base's digest, and may take its time: it is called last."""
     from engine.device.gpu_runner import DeviceRunner
@@ -145,14 +169,15 @@ def gpu_parts(
 
     options = _runner_options(device_settings)
     if leader is not None:
-        leader.begin(_begin(sizes, plan, device_settings))
+        leader.begin(_begin(sizes, plan, device_settings, drafting.trusted))
     local = DeviceRunner(model, pool, CacheLayout(plan.num_blocks, BLOCK_SIZE, kv_dtype), limits, options)
     _capture(local, model.device, options)
     digest = base()
-    verifier = _verifier(settings, digest)
+    verifier = _verifier(settings, digest, drafting)
 
     def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
-        return AdapterLoader(settings.artifacts_dir, pool, on_done, digest, NUM_READERS_ON_GPU, verifier)
+        options = NUM_READERS_ON_GPU, verifier, drafting.noted
+        return AdapterLoader(settings.artifacts_dir, pool, on_done, digest, *options)
 
     runner, loader = _with_ranks(local, make_loader, server, leader)
 
@@ -172,12 +197,14 @@ def gpu_parts(
     return Parts(runner, local.kv, loader, plan.num_blocks, gauges, DeviceMemory(shares))
 
 
-def _verifier(settings: EngineSettings, base: str) -> AdapterVerifier | None:
+def _verifier(settings: EngineSettings, base: str, drafting: Drafting) -> AdapterVerifier | None:
     """Returns what verifies adapters' signatures; None where no key is known."""
     signing = settings.signing
     if not signing.public_keys:
         return None
-    return AdapterVerifier(signing.keys, base, requires_signature=signing.required)
+    verifier = AdapterVerifier(signing.keys, base, requires_signature=signing.required)
+    verifier.trust(drafting.trusted)
+    return verifier
 
 
 def _signatures(verifier: AdapterVerifier | None) -> dict[str, Any]:
@@ -200,7 +227,7 @@ def _with_ranks(
     return leader.runner(local), loader
 
 
-def _begin(sizes: Sizes, plan: MemoryPlan, settings: DeviceSettings) -> Begin:
+def _begin(sizes: Sizes, plan: MemoryPlan, settings: DeviceSettings, trusted: str) -> Begin:
     """Returns what the other ranks on GPUs allocate."""
     device = DeviceSizes(
         max_batch_tokens=sizes.max_batch_tokens,
@@ -212,7 +239,7 @@ def _begin(sizes: Sizes, plan: MemoryPlan, settings: DeviceSettings) -> Begin:
         batch_invariant=settings.batch_invariant,
     )
     cache = (plan.num_blocks, BLOCK_SIZE)
-    return Begin(*cache, sizes.max_rows, sizes.context_length, sizes.num_slots, device)
+    return Begin(*cache, sizes.max_rows, sizes.context_length, sizes.num_slots, device, trusted)
 
 
 def _runner_options(settings: DeviceSettings) -> RunnerOptions:

@@ -147,6 +147,12 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Loads of adapters without a signature."""
     adapter_refusals: dict[str, int] = {}
     """By cause: adapters that were not loaded because they are not what was signed, or not signed."""
+    drafted_by_kind: dict[str, int] = {}
+    """`drafted_tokens` by where they came from: "grammar" (forced), "text" (followed the same tokens before)
+    or "adapter" (guessed by a draft adapter)."""
+    accepted_by_kind: dict[str, int] = {}
+    placeholder_tokens: int = 0
+    """Tokens computed for draft adapters to guess in their places."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):
@@ -194,6 +200,11 @@ class SlotView(msgspec.Struct, frozen=True, array_like=True):
     drafted_tokens: int = 0
     """Of its requests, since the engine's start, like `accepted_tokens`."""
     accepted_tokens: int = 0
+    guessed_tokens: int = 0
+    """Of `drafted_tokens`, those that a draft adapter guessed, and of these the accepted ones."""
+    guessed_accepted: int = 0
+    drafts_for_others: bool = False
+    """It is a draft adapter: the tokens counted are those it guessed, of requests on any adapter."""
 
 
 class DraftCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -203,6 +214,9 @@ class DraftCounts(msgspec.Struct, frozen=True, array_like=True):
     digest: str
     drafted_tokens: int
     accepted_tokens: int
+    guessed_tokens: int = 0
+    """Of `drafted_tokens`, those that a draft adapter guessed, and of these the accepted ones."""
+    guessed_accepted: int = 0
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):

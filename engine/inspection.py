@@ -6,7 +6,6 @@ A view is built between two steps, has bounded size, and never contains prompts 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
@@ -23,6 +22,7 @@ from engine.gauges import (
 )
 from engine.history import Levels, StepHistory, Totals
 from engine.lora.slots import SlotState, SlotTable
+from engine.outputs import DraftCounter
 from engine.protocol import PriorityClass
 from engine.request import CLASS_ORDER, Request
 from engine.scheduling.scheduler import Scheduler
@@ -105,10 +105,8 @@ def build_view(
         num_shares=num_shares,
         memory=dict(memory),
         drafts=[
-            DraftCounts(tenant, digest, *counts)
-            for (tenant, digest), counts in islice(
-                reversed(scheduler.counters.drafts.items()), MAX_DRAFT_COUNTS
-            )
+            DraftCounts(tenant, digest, one.drafted, one.accepted, one.guessed, one.guessed_accepted)
+            for (tenant, digest), one in islice(reversed(scheduler.counters.drafts.items()), MAX_DRAFT_COUNTS)
         ],
         refused_adapters=list(refused_adapters),
     )
@@ -162,13 +160,21 @@ def _shares(running: list[Request], waiting: list[Request], now: float) -> tuple
     return shares, len(rows.keys() | waits.keys())
 
 
+def _drafts_by_digest(scheduler: Scheduler) -> dict[str, DraftCounter]:
+    """Returns what became of drafts on each adapter, of all tenants together."""
+    found: dict[str, DraftCounter] = {}
+    for (_, digest), one in scheduler.counters.drafts.items():
+        total = found.setdefault(digest, DraftCounter())
+        total.add(one.drafted - one.guessed, one.accepted - one.guessed_accepted, is_guessed=False)
+        total.add(one.guessed, one.guessed_accepted, is_guessed=True)
+    return found
+
+
 def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
     slot_allocator = scheduler.slot_allocator
     table = slot_allocator.slots
-    drafted, accepted = Counter[str](), Counter[str]()
-    for (_, digest), (num_drafted, num_accepted) in scheduler.counters.drafts.items():
-        drafted[digest] += num_drafted
-        accepted[digest] += num_accepted
+    drafts = _drafts_by_digest(scheduler)
+    guesses, held = scheduler.counters.guesses, scheduler.draft_adapters.held
     found = [
         SlotView(
             slot=slot.index,
@@ -178,13 +184,17 @@ def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
             loading=slot.state is SlotState.LOADING,
             pinned=table.is_pinned(slot.ref.digest),
             closing=slot_allocator.is_closed(slot.index),
-            rows=slot.references,
+            rows=slot.references - held.count(slot.index),
             waiting=slot_allocator.num_waiting(slot.ref.digest),
-            drafted_tokens=drafted[slot.ref.digest],
-            accepted_tokens=accepted[slot.ref.digest],
+            drafted_tokens=counter.drafted,
+            accepted_tokens=counter.accepted,
+            guessed_tokens=counter.guessed,
+            guessed_accepted=counter.guessed_accepted,
+            drafts_for_others=slot.ref.digest in guesses or slot.index in held,
         )
         for slot in table.slots
         if slot.ref is not None
+        for counter in [guesses.get(slot.ref.digest) or drafts.get(slot.ref.digest) or DraftCounter()]
     ]
     found.sort(key=lambda view: (-view.rows, -view.waiting, view.slot))
     return found[:MAX_SLOTS]

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -39,6 +40,9 @@ from telemetry import logs
 from telemetry.disk import DiskSettings, start_problem
 from telemetry.release import installed_release
 
+if TYPE_CHECKING:
+    from engine.assembly import PackDrafter
+
 log = structlog.get_logger(__name__)
 
 THREAD_SWITCH_SECONDS = 0.0001
@@ -46,8 +50,15 @@ THREAD_SWITCH_SECONDS = 0.0001
 wait longer for its turn than its step took."""
 
 
-def run(settings: EngineSettings, device: DeviceSettings, fetcher: ArtifactFetcher | None = None) -> int:
-    """Serves until stopped. Returns the process's exit code. `fetcher`: see `build_engine`."""
+def run(
+    settings: EngineSettings,
+    device: DeviceSettings,
+    fetcher: ArtifactFetcher | None = None,
+    pack_drafter: PackDrafter | None = None,
+) -> int:
+    """Serves until stopped. Returns the process's exit code. `fetcher`, `pack_drafter`: see
+    `build_engine`.
+    """
     logs.configure("engine")
     began = time.monotonic()
     moved = moved_settings(os.environ)
@@ -67,7 +78,7 @@ def run(settings: EngineSettings, device: DeviceSettings, fetcher: ArtifactFetch
             StopReason(settings.state_dir).write(problem)
         return 1
     with ExitStack() as opened:
-        return _run_in(opened, settings, device, fetcher, began)
+        return _run_in(opened, settings, device, fetcher, pack_drafter, began)
 
 
 def _run_in(
@@ -75,6 +86,7 @@ def _run_in(
     settings: EngineSettings,
     device: DeviceSettings,
     fetcher: ArtifactFetcher | None,
+    pack_drafter: PackDrafter | None,
     began: float,
 ) -> int:
     """Serves until stopped. `began`: when the process started; `opened` closes what outlives the server."""
@@ -97,7 +109,7 @@ def _run_in(
         return 1
 
     def build() -> tuple[EngineCore, EngineInfo]:
-        core, info = _build(settings, device, server, fetcher)
+        core, info = _build(settings, device, server, fetcher, pack_drafter)
         seconds = time.monotonic() - began
         log.info(
             "engine ready",
@@ -175,7 +187,11 @@ def serve_until_stopped(
 
 
 def _build(
-    settings: EngineSettings, device: DeviceSettings, server: EngineServer, fetcher: ArtifactFetcher | None
+    settings: EngineSettings,
+    device: DeviceSettings,
+    server: EngineServer,
+    fetcher: ArtifactFetcher | None,
+    pack_drafter: PackDrafter | None,
 ) -> tuple[EngineCore, EngineInfo]:
     build = installed_release()
     # Imported here: only one of the two is needed, and the model's half takes seconds to load torch.
@@ -186,7 +202,7 @@ def _build(
     log.info("loading torch")
     from engine.assembly import build_engine
 
-    return build_engine(settings, device, server, build, fetcher)
+    return build_engine(settings, device, server, build, fetcher, pack_drafter)
 
 
 def _end_process(failure: threading.ExceptHookArgs) -> None:

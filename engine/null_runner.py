@@ -148,7 +148,19 @@ class NullRunner:
                 else:
                     token_id = self._draw_next(state, state.history, result)
                     state.history = crc32(token_id.to_bytes(4, "little"), state.history)
+        for share in batch.placeholders:
+            state = rows[share.row]
+            assert state is not None
+            result.guesses.append(self._guess(state, drafts[share.row], share.num_tokens))
         return result
+
+    def _guess(self, state: RowState, drafts: Sequence[int], num_tokens: int) -> list[int]:
+        """Returns what will follow the token after the drafts."""
+        history, found = extend_history(state.history, drafts), list[int]()
+        while len(found) <= num_tokens:
+            found.append(self.draw(history, state.salt))
+            history = extend_history(history, found[-1:])
+        return found[1:]
 
     def _draw_drafted(self, state: RowState, drafts: Sequence[int], result: StepResult) -> None:
         """Draws after the row's last token and after each draft. The row stays where it is."""

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from engine.gauges import RefusedAdapter
 from engine.lora.signatures import SignatureCounters
@@ -79,6 +80,37 @@ class ChunkBuffer:
 
 
 @dataclass(slots=True)
+class DraftCounter:
+    """What became of some drafts."""
+
+    drafted: int = 0
+    accepted: int = 0
+    guessed: int = 0
+    """Of `drafted`, those that a draft adapter guessed, and of these the accepted ones."""
+    guessed_accepted: int = 0
+
+    def add(self, num_drafted: int, num_accepted: int, is_guessed: bool) -> None:
+        """Counts drafts."""
+        self.drafted += num_drafted
+        self.accepted += num_accepted
+        if is_guessed:
+            self.guessed += num_drafted
+            self.guessed_accepted += num_accepted
+
+
+_K = TypeVar("_K")
+
+
+def _counter(counters: OrderedDict[_K, DraftCounter], key: _K) -> DraftCounter:
+    """Returns the counter of a key, which is now the latest; the oldest is dropped where there are many."""
+    counter = counters.setdefault(key, DraftCounter())
+    counters.move_to_end(key)
+    if len(counters) > MAX_COUNTED_ADAPTERS:
+        counters.popitem(last=False)
+    return counter
+
+
+@dataclass(slots=True)
 class Counters:
     """Monotonic since the start of the engine."""
 
@@ -108,8 +140,15 @@ class Counters:
     """Guessed tokens that steps verified."""
     accepted_tokens: int = 0
     """Of those, tokens that were drawn too and given out; `completion_tokens` has them."""
-    drafts: OrderedDict[tuple[str, str], list[int]] = field(default_factory=OrderedDict)
-    """The same two by tenant and adapter digest, of those that had drafts last."""
+    drafted_by_kind: dict[str, int] = field(default_factory=dict)
+    """`drafted_tokens` by where they came from: "grammar", "text" or "adapter"."""
+    accepted_by_kind: dict[str, int] = field(default_factory=dict)
+    placeholder_tokens: int = 0
+    """Tokens computed for draft adapters to guess in their places."""
+    drafts: OrderedDict[tuple[str, str], DraftCounter] = field(default_factory=OrderedDict)
+    """By tenant and adapter digest, of those that had drafts last."""
+    guesses: OrderedDict[str, DraftCounter] = field(default_factory=OrderedDict)
+    """By digest of the draft adapter that guessed them, for whatever tenant and adapter."""
 
     def count_admission(self, service_class: str, waited: float) -> None:
         self.admitted[service_class] = self.admitted.get(service_class, 0) + 1
@@ -119,19 +158,26 @@ class Counters:
         self.preempted[service_class] = self.preempted.get(service_class, 0) + 1
 
     def count_drafts(
-        self, tenant: str, adapter_digest: str | None, num_drafted: int, num_accepted: int
+        self,
+        tenant: str,
+        adapter_digest: str | None,
+        kind: str,
+        num_drafted: int,
+        num_accepted: int,
+        guessed_by: str = "",
     ) -> None:
+        """Counts drafts of one kind. `guessed_by`: digest of the draft adapter, where one guessed them."""
+        if not num_drafted:
+            return
         self.drafted_tokens += num_drafted
         self.accepted_tokens += num_accepted
-        if adapter_digest is None:
-            return
-        key = tenant, adapter_digest
-        counts = self.drafts.setdefault(key, [0, 0])
-        counts[0] += num_drafted
-        counts[1] += num_accepted
-        self.drafts.move_to_end(key)
-        if len(self.drafts) > MAX_COUNTED_ADAPTERS:
-            self.drafts.popitem(last=False)
+        self.drafted_by_kind[kind] = self.drafted_by_kind.get(kind, 0) + num_drafted
+        self.accepted_by_kind[kind] = self.accepted_by_kind.get(kind, 0) + num_accepted
+        is_guessed = kind == "adapter"
+        if is_guessed:
+            _counter(self.guesses, guessed_by).add(num_drafted, num_accepted, is_guessed)
+        if adapter_digest is not None:
+            _counter(self.drafts, (tenant, adapter_digest)).add(num_drafted, num_accepted, is_guessed)
 
     def count_shed(self, service_class: str) -> None:
         self.shed[service_class] = self.shed.get(service_class, 0) + 1

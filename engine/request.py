@@ -148,6 +148,7 @@ class Request:
         "index",
         "limit",
         "matcher",
+        "may_guess",
         "min_len",
         "priority",
         "protected_until",
@@ -220,6 +221,8 @@ class Request:
         self.entered_at = 0.0
         """When its stay in the batch began. Like `waiting_since`, on the scheduler's monotonic clock."""
         self.times_preempted = 0
+        self.may_guess = True
+        """Whether a draft adapter may guess for it."""
         self.protected_until = 0
         """Total length below which it is not preempted in favour of another request."""
 
@@ -280,19 +283,22 @@ class Request:
             constraint=self.constraint,
         )
 
-    def plan_drafts(self, num_drafts: int) -> Scheduled:
-        """Returns its share of a step that computes its last token and drafts. Until the step is committed,
-        its lengths are those without them: at least one token is drawn.
+    def plan_drafts(self, num_drafts: int, num_placeholders: int) -> Scheduled:
+        """Returns its share of a step that computes its last token, drafts and placeholders. Until the step
+        is committed, its lengths are those without them: at least one token is drawn.
         """
+        num_more = num_drafts + num_placeholders
         assert not self.num_pending, "the drafts follow a token that is not known"
-        assert self.total_len + num_drafts < self.limit
-        assert self.computed_len + 1 + num_drafts <= self.table.capacity
+        assert self.total_len + num_more < self.limit
+        assert self.computed_len + 1 + num_more <= self.table.capacity
         self.computed_len = self.total_len
         self.total_len += 1
-        return Scheduled(self.row, 1 + num_drafts, True)
+        return Scheduled(self.row, 1 + num_more, True)
 
     def accept_drafts(self, num_accepted: int) -> None:
-        """Counts the drafts that were drawn too; the blocks of the others are given back."""
+        """Counts the drafts that were drawn too; the blocks of the others, and of placeholders, are given
+        back. -1: no draw of the step counts.
+        """
         self.computed_len += num_accepted
         self.total_len += num_accepted
         self.table.trim(self.computed_len)

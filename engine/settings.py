@@ -102,8 +102,20 @@ class SchedulingSettings(BaseSettings):
     flex_ttft_seconds: Annotated[float, Field(gt=0)] = 300.0
     """The same for FLEX."""
     speculation: bool = False
-    """Verifies tokens that followed the same ones before several at a time, where measured times say that it
-    is faster."""
+    """Verifies several guessed tokens at a time, where measured times say that it is faster: those that
+    followed the same ones before, that a grammar forces, or that a draft adapter guesses."""
+    drafter: Path | None = None
+    """Folder of a draft adapter on the base: a PEFT checkpoint with a drafter.json. It guesses for the base,
+    and for adapters without a draft adapter of their own. Needs `speculation`."""
+
+    @model_validator(mode="after")
+    def _drafter_is_used(self) -> SchedulingSettings:
+        if self.drafter is not None and not self.speculation:
+            raise ValueError(
+                "ROOTSTOCK_ENGINE_DRAFTER is set and nothing is drafted: set "
+                "ROOTSTOCK_ENGINE_SPECULATION=true too"
+            )
+        return self
 
     @property
     def ttft_targets(self) -> dict[PriorityClass, float]:

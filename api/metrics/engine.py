@@ -90,6 +90,10 @@ _COUNTERS = {
     ),
     "drafted_tokens": ("engine_drafted_tokens", "Guessed tokens that steps verified."),
     "accepted_tokens": ("engine_accepted_tokens", "Guessed tokens that were drawn too, and given out."),
+    "placeholder_tokens": (
+        "engine_placeholder_tokens",
+        "Tokens computed for draft adapters to guess in their places.",
+    ),
     "preemptions": ("preemptions", "Requests taken out of the batch to make room, and run again later."),
     "aborted": ("engine_aborted", "Requests stopped before their end, mostly by clients that left."),
     "rejected": ("engine_rejected", "Requests the engine would not run."),
@@ -116,6 +120,18 @@ _COUNTERS_BY_CAUSE = {
     "adapter_refusals": (
         "adapter_refusals",
         "Adapters not loaded because they are not what was signed, or not signed, and why.",
+    ),
+}
+
+
+_COUNTERS_BY_KIND = {
+    "drafted_by_kind": (
+        "engine_drafted_tokens_by_kind",
+        "Guessed tokens that steps verified: forced by a grammar, seen in texts, or from a draft adapter.",
+    ),
+    "accepted_by_kind": (
+        "engine_accepted_tokens_by_kind",
+        "Guessed tokens that were drawn too, and given out, by where they came from.",
     ),
 }
 
@@ -170,7 +186,8 @@ class EngineCollector(Collector):
             yield _about(latest, bases)
             yield from _by_class(latest)
             yield _queue_wait(latest)
-            yield from _by_cause(latest)
+            yield from _by_label(latest, _COUNTERS_BY_CAUSE, "cause")
+            yield from _by_label(latest, _COUNTERS_BY_KIND, "kind")
             yield from _ratios(latest)
 
 
@@ -225,9 +242,9 @@ def _queue_wait(latest: Mapping[str, EngineStats]) -> Metric:
     return wait
 
 
-def _by_cause(latest: Mapping[str, EngineStats]) -> Iterator[Metric]:
-    for field, (name, text) in _COUNTERS_BY_CAUSE.items():
-        family = CounterMetricFamily(f"rootstock_{name}", text, labels=["cause", "replica"])
+def _by_label(latest: Mapping[str, EngineStats], names: _Names, label: str) -> Iterator[Metric]:
+    for field, (name, text) in names.items():
+        family = CounterMetricFamily(f"rootstock_{name}", text, labels=[label, "replica"])
         for replica, stats in latest.items():
             for cause, count in getattr(stats, field).items():
                 family.add_metric([cause, replica], count)

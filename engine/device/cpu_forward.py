@@ -6,14 +6,20 @@ per step is a few vectorised passes over the rows that run, plus what changed. T
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import NO_SLOT, Batch, NewRow, Scored
-from engine.device.batch_state import BatchState, Ints, Shares, positions_of_draws
+from engine.batch import NO_SLOT, Batch, NewRow, Scored, Verified
+from engine.device.batch_state import (
+    BatchState,
+    Ints,
+    Shares,
+    positions_of_logits,
+)
 from engine.device.runner_options import CacheLayout
 from engine.device.scoring import ScoreRequests, rows_per_chunk, score, score_requests
 from engine.lora.pool import AdapterPool
@@ -27,7 +33,8 @@ class Forward(NamedTuple):
     """What a forward pass computed."""
 
     logits_SV: Tensor
-    """Of the step's draws, in their order. On ranks other than 0 without columns."""
+    """Of the step's draws, in their order, then of its placeholders. On ranks other than 0 without
+    columns."""
     scores_NW: Tensor | None
     """As `engine.device.scoring.score` returns them."""
     requests: ScoreRequests | None
@@ -50,8 +57,8 @@ class CpuForward:
 
     def apply(self, batch: Batch) -> Shares:
         """Applies a plan's changes of rows and tables. Returns what it schedules."""
-        for verified in batch.verified:
-            self.state.verify(verified)
+        if batch.verified:
+            self._verify(batch.verified)
         for row in batch.freed_rows:
             self.state.free(row)
         for new in batch.new_rows:
@@ -71,14 +78,14 @@ class CpuForward:
         self.state.enter(new)
 
     def _forward(self, shares: Shares, scored: list[Scored]) -> Forward:
-        rows, query_lens, samples, num_drafts = shares
+        rows, query_lens = shares.rows, shares.query_lens
         state = self.state
-        num_draws = 1 + num_drafts[samples]
-        places = np.flatnonzero(samples)
-        if self._lora is not None and query_lens.max() > 1:
+        order = np.arange(len(rows))
+        slots = None if self._lora is None else state.slots_of_tokens(shares)
+        if slots is not None and query_lens.max() > 1:
             order = self._by_slot(rows, query_lens)
+            slots = slots[_tokens_in(order, query_lens)]
             rows, query_lens = rows[order], query_lens[order]
-            places = np.argsort(order)[places]
         ends = state.computed_len[rows] + query_lens
         num_blocks = -(-int(ends.max()) // self._block_size)
         attention = AttentionMetadata.build(
@@ -87,20 +94,38 @@ class CpuForward:
         owners = np.repeat(rows, query_lens)
         input_ids_T = torch.from_numpy(state.tokens[owners, attention.positions].astype(np.int64))
         positions_T = torch.from_numpy(attention.positions)
-        if self._lora is not None:
-            self._lora.begin(state.slot[owners])
+        if self._lora is not None and slots is not None:
+            self._lora.begin(slots)
         hidden_TH = self._model.forward(
             input_ids_T.to(self._device), positions_T.to(self._device), attention, self.kv, self._lora
         )
         requests = score_requests(scored, state, rows, query_lens) if scored else None
         scores_NW = None if requests is None else self._score(requests, hidden_TH)
-        if not places.size:
+        last = np.empty_like(rows)
+        last[order] = attention.query_starts + query_lens - 1
+        at = positions_of_logits(last, shares)
+        if not at.size:
             return Forward(hidden_TH.new_empty(0, self._model.config.vocab_size), scores_NW, requests)
-        if places.size < attention.num_tokens:
-            last = (attention.query_starts + query_lens - 1)[places]
-            at = positions_of_draws(last, num_draws)
+        if len(order) < attention.num_tokens or at.size < attention.num_tokens:
             hidden_TH = hidden_TH.index_select(0, torch.from_numpy(at).to(self._device))
         return Forward(self._model.logits(hidden_TH), scores_NW, requests)
+
+    def _verify(self, verified: Sequence[Verified]) -> None:
+        """Advances rows with drafts or placeholders. Zeroes the keys and values of those that do not count:
+        the rows' next step reads the whole of their last blocks, and what a draft adapter computes, and what
+        follows from it, may not be finite.
+        """
+        dropped = [(one.row, self.state.verify(one)) for one in verified]
+        rows = np.repeat([row for row, _ in dropped], [len(positions) for _, positions in dropped])
+        if not rows.size:
+            return
+        positions = np.concatenate([np.arange(one.start, one.stop) for _, one in dropped])
+        blocks = self.state.tables[rows, positions // self._block_size]
+        blocks_N, places_N = (
+            torch.from_numpy(array.astype(np.int64)).to(self._device)
+            for array in (blocks, positions % self._block_size)
+        )
+        self.kv.forget(blocks_N, places_N)
 
     def _score(self, requests: ScoreRequests, hidden_TH: Tensor) -> Tensor | None:
         at_N, targets_N = (
@@ -124,3 +149,11 @@ class CpuForward:
         num_tokens = np.bincount(slots + 1, weights=query_lens)[slots + 1]
         num_tokens[slots == NO_SLOT] = np.inf
         return np.lexsort((slots, num_tokens))
+
+
+def _tokens_in(order: Ints, query_lens: Ints) -> Ints:
+    """Returns the tokens of a flattened batch in another order of its rows."""
+    lens = query_lens[order]
+    starts = (query_lens.cumsum() - query_lens)[order]
+    shift = (starts - (lens.cumsum() - lens)).astype(np.int64)
+    return shift.repeat(lens) + np.arange(int(lens.sum()))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from engine.batch import Batch, CompletedStep, StepResult
+from engine.device.batch_state import Guessing
 from engine.device.cpu_forward import CpuForward
 from engine.device.cpu_sampler import Sampler
 from engine.device.runner_options import CacheLayout
@@ -21,7 +22,7 @@ from engine.lora.pool import AdapterPool
 from engine.model.cache import KVCache
 from engine.model.model import Model
 from engine.outputs import RunnerCounters
-from kernels.sampling import TokenMasks
+from kernels.sampling import TokenMasks, greedy
 
 
 class ModelRunner:
@@ -85,12 +86,18 @@ class ModelRunner:
         if not drawing.size:
             return StepResult([], scores=scores)
         token_masks = None if filling is None else self._filled(filling, masks)
-        sampled = self._sampler.sample(logits_SV, drawing, output_lens, token_masks, draws)
+        sampled = self._sampler.sample(logits_SV[: len(drawing)], drawing, output_lens, token_masks, draws)
         plain = ~draws.is_verified
         state.learn(drawing[plain], sampled.token_ids[plain])
-        return StepResult(sampled.token_ids.tolist(), sampled.logprobs, sampled.failed, scores)
+        guesses = _guesses(logits_SV[len(drawing) :], shares.guessing)
+        return StepResult(sampled.token_ids.tolist(), sampled.logprobs, sampled.failed, scores, guesses)
 
     def _filled(self, filling: Future[None], masks: np.ndarray) -> TokenMasks:
         """Waits for the masks that were filled beside the forward pass."""
         filling.result()
         return TokenMasks(torch.from_numpy(self._bits_MW), torch.from_numpy(masks.astype(np.int32)))
+
+
+def _guesses(logits_GV: torch.Tensor, guessing: Guessing) -> list[list[int]]:
+    """Returns the likeliest token after each placeholder, by row."""
+    return guessing.split(greedy(logits_GV)[0].tolist()) if guessing.counts else []

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import NO_SLOT, Batch, NewRow
-from engine.device.batch_state import BatchState, Shares, positions_of_draws
+from engine.device.batch_state import BatchState, Shares, positions_of_logits
 from engine.device.graphs import Bucket, StepGraphs, row_buckets, token_buckets
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.lora.device_pool import DevicePool
@@ -147,7 +147,7 @@ class DeviceForward:
         num_changes = self._send_changes()
         ends = state.computed_len[rows] + query_lens
         owners = rows if decode_only else np.repeat(rows, query_lens)
-        slots = state.slot[owners]
+        slots = state.slots_of_tokens(shares)
         with_adapters = self._lora is not None and bool((slots != NO_SLOT).any())
         bucket = self._graphs.bucket(num_tokens, decode_only, with_adapters)
         if with_adapters:
@@ -161,7 +161,7 @@ class DeviceForward:
 
     def run(self, prepared: PreparedForward) -> Tensor:
         """Queues a step behind its inputs. Returns logits [S, V] of what may be drawn: in a decode step every
-        row's, otherwise of the step's draws.
+        row's, otherwise of the step's draws, then of its placeholders.
         """
         if prepared.num_changes:
             self._write_tables(*self._changes.device[:, : prepared.num_changes])
@@ -216,9 +216,7 @@ class DeviceForward:
         """Says, in a mixed step, which tokens' logits are needed. A decode step needs all."""
         if decode_only:
             return
-        _, query_lens, samples, num_drafts = shares
-        last = (query_lens.cumsum() - 1)[samples]
-        at = positions_of_draws(last, 1 + num_drafts[samples]) if num_drafts.any() else last
+        at = positions_of_logits(shares.query_lens.cumsum() - 1, shares)
         sampled = self._sampled.host
         sampled[: len(at)] = at
         sampled[len(at) :] = 0

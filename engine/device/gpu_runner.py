@@ -162,7 +162,7 @@ class DeviceRunner:
         places = np.flatnonzero(shares.samples) if forward.decode_only else None
         output_lens = state.total_len[draws.rows] - state.prompt_len[draws.rows] + draws.num_ahead
         masks, constraints = self._constraints.of(draws.rows, output_lens)
-        prepared = self._sampler.prepare(draws.rows, output_lens, places, masks, draws)
+        prepared = self._sampler.prepare(draws.rows, output_lens, places, masks, draws, shares.guessing)
         return _PreparedStep(forward, prepared, constraints, ahead_of_masks(masks, draws.ahead))
 
     def _queue(self, step: _PreparedStep, scored: list[Scored]) -> LaunchedStep:
@@ -181,8 +181,8 @@ class DeviceRunner:
             draws = CompletedStep(StepResult([]))
         launched = draws
         if scored:
-            rows, query_lens, *_ = step.forward.shares
-            requests = score_requests(scored, self._forward.state, rows, query_lens)
+            shares = step.forward.shares
+            requests = score_requests(scored, self._forward.state, shares.rows, shares.query_lens)
             launched = self._scorer.launch(requests, self._forward.hidden(step.forward), draws)
         if step.draws.rows.size and not step.constraints:
             self._share_draws()  # last: other ranks do not know which draws are late

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import MAX_DRAFTS, StepResult
-from engine.device.batch_state import Draws
+from engine.device.batch_state import NO_PLACEHOLDERS, Draws, Guessing
 from engine.device.gpu_logits import NO_TOKEN, ShapedRows
 from engine.device.sampling_rows import SamplingRows
 from engine.protocol import SamplingParams, TokenLogprob, TopLogprob
@@ -62,6 +62,15 @@ class _SamplingFields:
         self._position.host[at] = lens
         self._mask.host[at] = masks
 
+    def add_likeliest(self, at: Ints, rows: Ints, places: Ints) -> None:
+        """Sets position at[i] to give the likeliest token, of rows[i], into places[i]; after `fill`."""
+        self._row.host[at] = rows
+        self._place.host[at] = places
+        for field in (self._temperature, self._top_k, self._min_p, self._seed, self._position):
+            field.host[at] = 0
+        self._top_p.host[at] = 1
+        self._mask.host[at] = ops.NO_MASK
+
     def device(self, begin: int = 0) -> ops.SamplingInputs:
         """Returns the arrays as kernels read them, from a position on."""
         return ops.SamplingInputs(
@@ -95,6 +104,8 @@ class PreparedDraws:
     wanted: Ints
     """Positions whose log-probabilities are requested, and how many beside the chosen one's."""
     num_tops: Ints
+    guessing: Guessing
+    """The placeholders behind the draws."""
 
 
 class DeviceSampler:
@@ -170,6 +181,7 @@ class DeviceSampler:
         at: Ints | None = None,
         masks: Ints | None = None,
         draws: Draws | None = None,
+        guessing: Guessing = NO_PLACEHOLDERS,
     ) -> PreparedDraws:
         """Writes a step's parameters, between `begin` and `send` of its inputs.
 
@@ -179,6 +191,8 @@ class DeviceSampler:
             at: int [S], their rows of the logits; by default the first S.
             masks: int [S], the mask of each in the table that `launch` is given; by default no row has one.
             draws: which of the draws come after drafts, if any do.
+            guessing: the step's placeholders, whose logits follow those of the draws. What is written as such
+                a row's next token means nothing: its draws are verified first.
         """
         params, num_rows = self._params, len(rows)
         places = np.arange(num_rows)
@@ -197,6 +211,10 @@ class DeviceSampler:
             self._plain.fill(params, at[plain], rows[plain], output_lens[plain], places[plain], masks[plain])
         else:
             self._plain.fill(params, at, rows, output_lens, places, masks)
+        num_guesses = len(guessing.rows)
+        if num_guesses:
+            behind = np.arange(num_rows, num_rows + num_guesses)
+            self._plain.add_likeliest(behind, guessing.rows, behind)
         is_random = params.temperature[rows] > 0
         truncates = is_random & ((params.top_k[rows] > 0) | (params.top_p[rows] < 1))
         num_tops = params.num_logprobs[rows]
@@ -206,13 +224,14 @@ class DeviceSampler:
             self._wanted_place.host[: wanted.size] = wanted
         return PreparedDraws(
             rows=rows,
-            plain=num_shaped < num_rows,
+            plain=num_shaped < num_rows or num_guesses > 0,
             draws=bool(is_random.any()),
             truncates=bool(truncates.any()),
             num_shaped=num_shaped,
             has_ahead=bool(ahead),
             wanted=wanted,
             num_tops=num_tops[wanted],
+            guessing=guessing,
         )
 
     def _prepare_shaped(
@@ -254,7 +273,7 @@ class DeviceSampler:
             self._launch_shaped(logits_SV, begin, end, step, bits_MW)
         launched = self._ring[self._turn]
         self._turn = (self._turn + 1) % RING
-        launched.begin(step.rows, self._results, step.wanted, step.num_tops)
+        launched.begin(step, self._results)
         if step.wanted.size:
             at_L = self._wanted_at.device[: step.wanted.size].long()
             places_L = self._wanted_place.device[: step.wanted.size].long()
@@ -304,16 +323,18 @@ class LaunchedDraws:
         self._results = torch.zeros(5 * max_rows, dtype=torch.uint8, pin_memory=self._on_gpu)
         self._arrived = torch.cuda.Event() if self._on_gpu else None
         self._num_rows = 0
+        self._guessing = NO_PLACEHOLDERS
         self._wanted = self._num_tops = np.zeros(0, np.int64)
         self._logprobs = torch.zeros(max_rows * (1 + 2 * USUAL_TOPS), pin_memory=self._on_gpu)
         self._width = 0
         self._unread = False
 
-    def begin(self, rows: Ints, results: Tensor, wanted: Ints, num_tops: Ints) -> None:
+    def begin(self, step: PreparedDraws, results: Tensor) -> None:
         """Queues the copy of ids and flags."""
         assert not self._unread, "the last result in this memory has not been read"
         self._unread = True
-        self._num_rows, self._wanted, self._num_tops = len(rows), wanted, num_tops
+        self._num_rows, self._guessing = len(step.rows), step.guessing
+        self._wanted, self._num_tops = step.wanted, step.num_tops
         self._results.copy_(results, non_blocking=True)
         self._width = 0
 
@@ -344,11 +365,14 @@ class LaunchedDraws:
         if self._arrived is not None:
             self._arrived.synchronize()
         results = self._results.numpy()
-        ids = results[: 4 * self._max_rows].view(np.int32)[: self._num_rows].tolist()
+        num_ids = self._num_rows + len(self._guessing.rows)
+        all_ids = results[: 4 * self._max_rows].view(np.int32)[:num_ids].tolist()
+        ids, guesses = all_ids[: self._num_rows], all_ids[self._num_rows :]
         finite = results[4 * self._max_rows :][: self._num_rows] > 0
         logprobs = self._read_logprobs(ids, finite) if self._width else {}
         self._unread = False
-        return StepResult(ids, logprobs, np.flatnonzero(~finite).tolist())
+        failed = np.flatnonzero(~finite).tolist()
+        return StepResult(ids, logprobs, failed, guesses=self._guessing.split(guesses))
 
     def _read_logprobs(self, ids: list[int], finite: Ints) -> dict[int, TokenLogprob]:
         table_LW = self._table()

@@ -14,10 +14,15 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
+import structlog
+
 from engine.lora.artifact import ArtifactError, Manifest, artifact_path, read_manifest
+from engine.lora.draft_adapters import DraftAdapterError, NotedDraftAdapters
 from engine.lora.signatures import AdapterVerifier
 from engine.lora.slots import NO_SLOT
 from engine.protocol import AdapterRef
+
+log = structlog.get_logger(__name__)
 
 OnDone = Callable[[int, str, str | None], None]
 """(slot, digest, None or the error), called on a loader's thread, or by `refuse` on the caller's."""
@@ -84,9 +89,11 @@ class AdapterLoader(Generic[HostAdapter]):
         base_digest: str | None = None,
         num_readers: int = 1,
         verifier: AdapterVerifier | None = None,
+        draft_adapters: NotedDraftAdapters | None = None,
     ) -> None:
         """With `base_digest`, adapters packed against another base are rejected even if their sizes fit. With
-        `verifier`, their signatures are verified before they are read.
+        `verifier`, their signatures are verified before they are read. With `draft_adapters`, it is looked up
+        which ones guess for them.
 
         With several readers, adapters may become ready in another order than requested.
         """
@@ -95,6 +102,7 @@ class AdapterLoader(Generic[HostAdapter]):
         self._on_done = on_done
         self._base_digest = base_digest
         self._verifier = verifier
+        self._draft_adapters = draft_adapters
         self._sizes: dict[str, int] = {}
         self._to_read: SimpleQueue[_Load | None] = SimpleQueue()
         self._to_load: SimpleQueue[tuple[_Load, HostAdapter] | None] = SimpleQueue()
@@ -206,7 +214,17 @@ class AdapterLoader(Generic[HostAdapter]):
             if self._verifier is not None:
                 self._verifier.refused(load.ref.digest, "file", error)
             raise
+        self._look_up_draft_adapter(load.ref.digest)
         self._to_load.put((load, held))
+
+    def _look_up_draft_adapter(self, digest: str) -> None:
+        """A wrong note costs no request its adapter: the engine's own draft adapter guesses for it."""
+        if self._draft_adapters is None:
+            return
+        try:
+            self._draft_adapters.look(digest)
+        except DraftAdapterError as error:
+            log.warning("note of a draft adapter ignored", adapter=digest, reason=str(error))
 
     def _load(self, load: _Load, held: HostAdapter) -> None:
         try:

@@ -51,3 +51,7 @@ class KVCache:
         clearing.
         """
         self.layers.index_fill_(1, block_ids, 0)
+
+    def forget(self, block_ids: Tensor, places: Tensor) -> None:
+        """Zeroes single tokens in every layer, given each one's block and its place in it; int64 [N]."""
+        self.layers[:, block_ids, :, :, places] = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.batch import Batch, Drafted, NewRow, Scheduled, Scored, Verified
+from engine.batch import Batch, Drafted, NewRow, Placeholders, Scheduled, Scored, Verified
 from engine.protocol import SamplingParams
 
 
@@ -60,6 +60,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     num_slots: int
     device: DeviceSizes | None = None
     """None: on a CPU."""
+    trusted: str = ""
+    """Digest of an adapter that needs no signature; empty: none."""
 
 
 class RankRow(msgspec.Struct, frozen=True, array_like=True):
@@ -85,6 +87,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     scored: list[Scored]
     drafted: list[Drafted] = []
     verified: list[Verified] = []
+    placeholders: list[Placeholders] = []
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load"):
@@ -161,6 +164,7 @@ def step_message(batch: Batch, drawn: list[int]) -> Step:
         batch.scored,
         batch.drafted,
         batch.verified,
+        batch.placeholders,
     )
 
 
@@ -188,6 +192,7 @@ def batch_of(step: Step) -> Batch:
         scored=step.scored,
         drafted=step.drafted,
         verified=step.verified,
+        placeholders=step.placeholders,
     )
 
 

@@ -47,6 +47,7 @@ def make_engine(task: RankTask, model: Model, begin: Begin, on_loaded: OnDone) -
     if task.signing_keys:  # rank 0 compares the base
         keys = TrustedKeys.from_setting(task.signing_keys)
         verifier = AdapterVerifier(keys, None, requires_signature=task.requires_signature)
+        verifier.trust(begin.trusted)
     if begin.device is None:
         pool = AdapterPool(whole, begin.num_slots, model.device, model.dtype, shard)
         return CpuRankEngine(model, pool, AdapterLoader(artifacts, pool, on_loaded, verifier=verifier), begin)

@@ -47,6 +47,7 @@ class ByteFloor:
         if batch.scored or any(share.samples for share in batch.scheduled):
             total += self.head_bytes
         used = set(map(_SLOT, requests))
+        used.update([share.slot for share in batch.placeholders])
         used.discard(NO_SLOT)
         if self.slot_bytes:
             return total + sum(map(self.slot_bytes.__getitem__, used))

@@ -1,19 +1,24 @@
-"""Plans drafts into a step, and takes in which of them were drawn.
+"""Plans drafts and placeholders into a step, and takes in which drafts were drawn and what was guessed.
 
 A row with drafts computes its last token and guesses of what follows, and draws after each. The draws up to
 and including the first that is not its draft are those that single steps would have made: they count, the
 others are dropped, and so are the keys and values behind them. How many count is known at the commit, so a
 step with drafts is committed before the next one is planned.
+
+Behind the drafts a row may have placeholders, in whose places a draft adapter guesses what follows all that.
+The guesses are the next step's drafts, if every draft before them was drawn; keys and values of placeholders
+are dropped in any case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.batch import MAX_DRAFTS, Batch, Drafted, Scheduled, StepResult, Verified
+from engine.batch import MAX_DRAFTS, Batch, Drafted, Placeholders, Scheduled, StepResult, Verified
 from engine.kv_cache import BlockPool
 from engine.request import Request, RequestState
-from engine.scheduling.drafter import Drafter
+from engine.scheduling.draft_adapters import DraftAdapters
+from engine.scheduling.drafter import Drafter, DraftKind, Proposal
 from engine.scheduling.request_tracker import RequestTracker
 from engine.scheduling.state import SchedulerState
 from engine.scheduling.validation import EngineLimits
@@ -29,43 +34,75 @@ class Drafts:
         pool: BlockPool,
         tracker: RequestTracker,
         drafter: Drafter,
+        adapters: DraftAdapters,
     ) -> None:
         self._running, self._queue = state.running, state.queue
         self._limits = limits
         self._pool = pool
         self._tracker = tracker
         self._drafter = drafter
+        self._adapters = adapters
+        self._planned: dict[Request, Proposal] = {}
+        """Of the requests with drafts or placeholders in the step in flight."""
         # Since the last step: requests that had drafts, each with its draws that count.
         self._verified: list[tuple[Request, list[int]]] = []
 
-    def propose(self) -> dict[Request, list[int]]:
-        """Returns drafts of running requests, as many as fit beside their next tokens."""
-        running = self._running.requests
-        # A step draws at most once for each row there could be; waiting requests may take rows in it.
-        num_open = min(self._limits.max_rows - len(self._queue), self._limits.max_batch_tokens) - len(running)
-        return self._drafter.propose(running, num_open) if num_open > 0 else {}
+    def is_waiting(self) -> bool:
+        """Returns whether the step in flight should be committed first: drafts would be worth that."""
+        return self._drafter.is_waiting(self._running.requests, self._adapters.ready)
 
-    def plan(self, batch: Batch, request: Request, token_ids: list[int]) -> Scheduled | None:
-        """Schedules a request's last token and drafts behind it; None where its limit or the free blocks
-        leave no room for any, or it has drawn nothing and has a constraint: that may begin in several ways.
+    def propose(self) -> dict[Request, Proposal]:
+        """Returns drafts and placeholders of running requests, as many as fit beside their next tokens.
+        Called while no step is in flight.
+        """
+        running = self._running.requests
+        # A step draws at most once for each row there could be, guesses included; waiting requests may take
+        # rows in it.
+        num_open = min(self._limits.max_rows - len(self._queue), self._limits.max_batch_tokens) - len(running)
+        return self._drafter.propose(running, num_open, self._adapters.ready) if num_open > 0 else {}
+
+    def plan(self, batch: Batch, request: Request, proposal: Proposal) -> Scheduled | None:
+        """Schedules a request's last token, and drafts and placeholders behind it. None where its limit or
+        the free blocks leave no room for any, or it has drawn nothing and has a constraint: that may begin in
+        several ways.
         """
         if request.constraint is not None and len(request.token_ids) == len(request.group.submit.prompt_ids):
             return None
         table, begin = request.table, request.computed_len + 1
-        end = begin + min(len(token_ids), MAX_DRAFTS, request.limit - 1 - request.total_len)
+        num_left = request.limit - 1 - request.total_len
+        num_drafts = min(len(proposal.token_ids), MAX_DRAFTS, num_left)
+        # A guess is of use where it can be a draft: behind the token drawn after this step's drafts.
+        num_placeholders = max(0, min(proposal.num_placeholders, num_left - num_drafts - 1))
+        # Requests admitted since it was proposed may have taken the draft adapter's slot.
+        adapter = self._adapters.ready(request) if num_placeholders else None
+        num_placeholders = 0 if adapter is None else num_placeholders
+        end = begin + num_drafts + num_placeholders
         # No request is preempted for drafts, nor in the next step because of them.
         while table.capacity < end and self._pool.num_free > len(self._running.requests):
             append_block(request, batch)
-        num_drafts = min(end, table.capacity) - begin
-        if num_drafts <= 0:
+        num_more = min(end, table.capacity) - begin
+        if num_more <= 0:
             return None
-        batch.drafted.append(Drafted(request.row, token_ids[:num_drafts]))
-        return request.plan_drafts(num_drafts)
+        num_drafts = min(num_drafts, num_more)
+        batch.drafted.append(Drafted(request.row, proposal.token_ids[:num_drafts]))
+        num_placeholders = num_more - num_drafts
+        if adapter is not None and num_placeholders:
+            places = num_placeholders, adapter.placeholder_id, self._adapters.use(adapter)
+            batch.placeholders.append(Placeholders(request.row, *places))
+        self._planned[request] = proposal
+        return request.plan_drafts(num_drafts, num_placeholders)
 
     def commit(
-        self, request: Request, drafts: Sequence[int], result: StepResult, first: int, now: float
+        self,
+        request: Request,
+        drafts: Sequence[int],
+        guesses: Sequence[int],
+        result: StepResult,
+        first: int,
+        now: float,
     ) -> int:
-        """Takes in a request's draws, `first` and those behind it in the result. Returns how many count.
+        """Takes in a request's draws, `first` and those behind it in the result, and the guesses of its
+        placeholders. Returns how many draws count.
 
         What follows from a token (stops, limits, grammars, the prefix cache) is as if it came alone.
         """
@@ -73,10 +110,12 @@ class Drafts:
         num_accepted = 0
         while num_accepted < len(drafts) and drafts[num_accepted] == token_ids[first + num_accepted]:
             num_accepted += 1
-        self._drafter.note_verified(request, len(drafts), num_accepted)
-        request.accept_drafts(num_accepted)
+        self._drafter.note_verified(request, len(drafts), num_accepted, guesses)
+        places = range(first, first + num_accepted + 1)
+        places = self._sound(request, places, result) if guesses and result.failed else places
+        request.accept_drafts(len(places) - 1)
         counted: list[int] = []
-        for place in range(first, first + num_accepted + 1):
+        for place in places:
             if place in result.failed:
                 self._tracker.fail(request)
                 break
@@ -87,14 +126,38 @@ class Drafts:
             counted.append(token_id)
             if self._tracker.record_token(request, token_id, result.logprobs.get(place), now):
                 break
-        digest = None if request.adapter is None else request.adapter.digest
-        num_given = min(num_accepted, len(counted))
-        self._tracker.counters.count_drafts(request.tenant, digest, len(drafts), num_given)
+        self._count(request, len(drafts), min(num_accepted, len(counted)), len(guesses))
         self._verified.append((request, counted))
         return len(counted)
 
+    @staticmethod
+    def _sound(request: Request, places: range, result: StepResult) -> range:
+        """Returns the draws of a row with placeholders before the first whose logits were not finite. That
+        one is drawn again, without placeholders: the draft adapter's keys may be why.
+        """
+        failed = [place for place in places if place in result.failed]
+        if not failed:
+            return places
+        request.may_guess = False
+        return range(places.start, failed[0])
+
+    def _count(self, request: Request, num_drafts: int, num_given: int, num_placeholders: int) -> None:
+        planned = self._planned.pop(request)
+        digest = None if request.adapter is None else request.adapter.digest
+        num_forced = min(planned.num_forced, num_drafts)
+        num_given_forced = min(num_forced, num_given)
+        count = self._tracker.counters.count_drafts
+        count(request.tenant, digest, DraftKind.GRAMMAR.value, num_forced, num_given_forced)
+        rest = num_drafts - num_forced, num_given - num_given_forced
+        count(request.tenant, digest, planned.kind.value, *rest, planned.guessed_by)
+        self._tracker.counters.placeholder_tokens += num_placeholders
+
     def report_verified(self, batch: Batch) -> None:
-        """Has a step say what the last one left of the rows that had drafts in it."""
+        """Has a step say what the last one left of the rows that had drafts in it. Steps with drafts are
+        committed before: no step in flight has any.
+        """
+        self._planned.clear()  # of requests that ended meanwhile
+        self._adapters.let_go()
         for request, token_ids in self._verified:
             if request.state is RequestState.RUNNING:
                 batch.verified.append(Verified(request.row, token_ids, len(request.table.block_ids)))

@@ -6,6 +6,7 @@ The planner decides which requests enter and leave.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 
@@ -107,10 +108,13 @@ class RunningRequests:
             self.most_rows[order] -= 1
         self.num_tenants[order] += (not before) - (not after)
 
-    def check_integrity(self, held_blocks: set[int], other_blocks: set[int]) -> None:
+    def check_integrity(
+        self, held_blocks: set[int], other_blocks: set[int], other_slots: Sequence[int]
+    ) -> None:
         """Asserts that every row, block and slot reference is either free or held by the right request.
 
-        `other_blocks`: those held for prompts that move between engines.
+        `other_blocks`: those held for prompts that move between engines; `other_slots`: those of draft
+        adapters.
         """
         for request in self.requests:
             request.check()
@@ -137,4 +141,5 @@ class RunningRequests:
         own_blocks = {block_id for request in self.requests for block_id in request.table.block_ids}
         assert own_blocks | other_blocks == held_blocks
         for slot in self._slot_allocator.slots.slots:
-            assert slot.references == sum(request.slot == slot.index for request in self.requests)
+            theirs = sum(request.slot == slot.index for request in self.requests)
+            assert slot.references == theirs + other_slots.count(slot.index)

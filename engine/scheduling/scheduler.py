@@ -43,6 +43,7 @@ from engine.protocol import AdapterRef, PriorityClass, Rejected, Submit, TokenLo
 from engine.request import CLASS_ORDER, Request, RequestState
 from engine.scheduling.adapter_waits import AdapterWaits
 from engine.scheduling.byte_floor import ByteFloor
+from engine.scheduling.draft_adapters import DraftAdapters
 from engine.scheduling.drafter import Drafter, NoDrafts
 from engine.scheduling.drafts import Drafts, advance
 from engine.scheduling.fairness import FairQueue
@@ -108,7 +109,8 @@ class Scheduler:
         self._tracker = RequestTracker(
             state, builder, self._waits, self.load_shedder, token_bytes, environment, self._drafter
         )
-        self._drafts = Drafts(state, limits, pool, self._tracker, self._drafter)
+        self.draft_adapters = DraftAdapters(self.slot_allocator, monotonic)
+        self._drafts = Drafts(state, limits, pool, self._tracker, self._drafter, self.draft_adapters)
         self._planner = StepPlanner(state, limits, pool, self._tracker, bound, self._drafts)
         self._uncommitted: deque[StepPlan] = deque()
         self.composition: tuple[list[int], list[int]] = ([], [])
@@ -153,6 +155,7 @@ class Scheduler:
             self.slot_allocator.loaded(slot, digest)
         else:
             self.slot_allocator.failed(slot, digest)
+            self.draft_adapters.failed(digest)
             self._tracker.reject_waiting_for(digest, error)
 
     # Steps -------------------------------------------------------------------------------------------------
@@ -180,8 +183,9 @@ class Scheduler:
         if self._floor is not None:
             self.counters.step_bytes += self._floor.of(plan.batch, plan.requests, self.slot_allocator.slots)
         self._timing.end_step(num_known, len(plan.requests), self._planner.has_more_work)
-        num_drafts = sum(len(token_ids) for _, token_ids in plan.batch.drafted)
-        self._drafter.note_step(len(plan.requests), num_drafts, num_known)
+        num_more = sum(len(token_ids) for _, token_ids in plan.batch.drafted)
+        num_more += sum(share.num_tokens for share in plan.batch.placeholders)
+        self._drafter.note_step(len(plan.requests), num_more, num_known)
         self._uncommitted.append(plan)
         return plan.batch
 
@@ -210,7 +214,7 @@ class Scheduler:
         """Returns whether the next step has to wait until the last one is committed: the lengths of rows with
         drafts are known then, and so are the tokens that drafts follow.
         """
-        return bool(last.drafted) or self._drafter.is_waiting(self._running.requests)
+        return bool(last.drafted) or self._drafts.is_waiting()
 
     @staticmethod
     def advance_grammars(constrained: list[tuple[int, Request]], result: StepResult) -> None:
@@ -236,6 +240,8 @@ class Scheduler:
         )
         token_ids, logprobs, failed = result.token_ids, result.logprobs, result.failed
         drafts = dict(batch.drafted)
+        guessed = zip(batch.placeholders, result.guesses, strict=True)
+        guesses = {placeholders.row: token_ids for placeholders, token_ids in guessed}
         drawn: list[Request] = []
         position = -1
         for request, share in zip(plan.requests, batch.scheduled, strict=True):
@@ -245,7 +251,8 @@ class Scheduler:
             if drafts and share.row in drafts:
                 first, position = position, position + len(drafts[share.row])
                 if request.state is not finished:
-                    num_drawn = self._drafts.commit(request, drafts[share.row], result, first, now)
+                    of_row = drafts[share.row], guesses.get(share.row, ())
+                    num_drawn = self._drafts.commit(request, *of_row, result, first, now)
                     drawn += [request] * num_drawn
                     any_ended = any_ended or request.state is finished
                 continue
@@ -355,7 +362,8 @@ class Scheduler:
         self.pool.check_integrity()
         self.slot_allocator.check_integrity()
         self.fetches.check_integrity()
-        self._running.check_integrity(self.pool.held_ids(), self.fetches.held_ids() | (lent_blocks or set()))
+        other_blocks = self.fetches.held_ids() | (lent_blocks or set())
+        self._running.check_integrity(self.pool.held_ids(), other_blocks, self.draft_adapters.held)
         for request in self.queue:
             request.check()
             assert request.state is RequestState.WAITING

@@ -24,6 +24,7 @@ from engine.batch import Batch, Scheduled
 from engine.kv_cache import BlockPool
 from engine.protocol import PriorityClass
 from engine.request import CLASS_ORDER, Request, RequestState
+from engine.scheduling.drafter import Proposal
 from engine.scheduling.drafts import Drafts, append_block
 from engine.scheduling.fairness import DEFAULT, FLEX, PRIORITY
 from engine.scheduling.preemption import Preemption, protect
@@ -45,7 +46,7 @@ class StepPlan:
         self.prefill: list[tuple[Request, Scheduled]] = []
         """Shares of known tokens; those of more than one token come last in the batch."""
         self.drafting: list[tuple[Request, Scheduled]] = []
-        """Shares with drafts, which come before those."""
+        """Shares with drafts or placeholders, which come before those."""
 
     @property
     def known_by_class(self) -> list[int]:
@@ -145,7 +146,7 @@ class StepPlanner:
 
     # Running requests -------------------------------------------------------------------------------------
 
-    def _serve_running(self, plan: StepPlan, drafts: dict[Request, list[int]]) -> int:
+    def _serve_running(self, plan: StepPlan, drafts: dict[Request, Proposal]) -> int:
         """Gives every running request its share, preempting from the end. Returns the budget left."""
         running, planned, scheduled = self._running.requests, plan.requests, plan.batch.scheduled
         budget = self._limits.max_batch_tokens

@@ -1,1 +1,1 @@
-"""Proposes drafts from texts that were seen before, where verifying them is expected to save time."""
+"""Proposes drafts from grammars, texts and draft adapters, where verifying them is expected to save time."""

@@ -2,6 +2,9 @@
 
 A step with drafts yields its rows and the drafts expected to be accepted, and takes longer than one without.
 Both times are measured by size; steps that compute prompts are left out.
+
+Placeholders yield nothing in their own step, and drafts in the next one. A row's are as many as would be best
+if it always had so many: see `choose_placeholders`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ MIN_GAIN = 1.05
 """Tokens per second with drafts over those without, as predicted: below it nothing is drafted."""
 FIRST_SLOPE = 0.3
 """Before steps of several sizes were measured: the part of a step's time that grows with its tokens."""
+FIRST_PRICE = 0.1
+"""Of a placeholder, before any step with drafts was measured: a draft adapter was trained to be worth its
+time, so it is tried, within what its guesses may lose."""
 PROBE_SECONDS = 5.0
 """While steps have drafts, some without are measured this often."""
 PROBE_STEPS = 3
@@ -48,6 +54,11 @@ class StepCosts:
         terms = (1.0, num_tokens, seconds, num_tokens * num_tokens, num_tokens * seconds)
         self._sums = [0.98 * old + new for old, new in zip(self._sums, terms, strict=True)]
 
+    @property
+    def has_drafted(self) -> bool:
+        """Whether any step with drafts was measured."""
+        return bool(self._drafted)
+
     def plain(self, num_rows: int) -> float | None:
         """Returns the seconds of a step without drafts; None: not measured."""
         return self._plain.get(_size_class(num_rows))
@@ -82,7 +93,9 @@ class DraftBudget:
         self._probed_at = -math.inf
 
     def note_step(self, num_rows: int, num_drafts: int, num_known: int) -> None:
-        """Notes the step just planned: the time since the last one was planned is that one's."""
+        """Notes the step just planned: the time since the last one was planned is that one's. Placeholders
+        count as drafts.
+        """
         now = self._clock()
         if self._last is not None:
             begun, num_tokens, has_drafts = self._last
@@ -120,6 +133,38 @@ class DraftBudget:
             return 0.0
         added = self._costs.drafted(num_rows + num_drafts, num_rows) - plain
         return max(0.0, added / num_drafts * num_rows / plain)
+
+    def placeholder_price(self, num_rows: int, num_ahead: int) -> float:
+        """Returns what a placeholder adds to a step in which every row has so many, as `price` does."""
+        price = self.price(num_rows, num_rows * num_ahead)
+        return price if self._costs.has_drafted else min(price, FIRST_PRICE)
+
+    def choose_placeholders(self, num_rows: int, price: float, reach: float, chances: Sequence[float]) -> int:
+        """Returns how many placeholders a row should have, one for each of `chances` at most. What it does
+        not depend on is the other rows' chances: those of one tenant change nothing for another.
+
+        A row with m placeholders alternates between two kinds of steps. In one it has m drafts, guessed in
+        the step before, and draws 1 + c1 + .. + cm tokens, where ci is the chance that the first i are all
+        accepted. With the chance cm the next step is of that kind again. Otherwise its guesses are of no use,
+        and the next step has no drafts, and draws one token. So it draws (1 + c1 + .. + cm + 1 - cm) / (2 -
+        cm) tokens per step, and computes m + m / (2 - cm) more than the one it must.
+
+        Args:
+            price: of a placeholder, and of a draft.
+            reach: the chance that all of the row's drafts in this step are accepted; 1 without any.
+            chances: of each guess, that it and all before it are accepted once their turn has come.
+        """
+        if self._costs.plain(num_rows) is None or self._must_probe():
+            return 0
+        best, pace, expected = 0, MIN_GAIN, 0.0
+        for num, chance in enumerate(chances, start=1):
+            expected += chance
+            tokens = (2 + expected - chance) / (2 - chance)
+            found = tokens / (1 + price * num * (1 + 1 / (2 - chance)))
+            if found > pace:
+                best, pace = num, found
+        # Behind drafts that may be refused, each must be worth its place, and to be verified if they are not.
+        return sum(reach * chance > price * pace * (1 + reach) for chance in chances[:best])
 
     def _must_probe(self) -> bool:
         """Returns whether to leave this step without drafts to measure it."""

@@ -16,6 +16,8 @@ from adapters.errors import AdapterNotFound, ModelNotFound
 from adapters.published_artifacts.publishing import published_key
 from adapters.resolver import ModelResolver
 from adapters.storage import StorageUnavailable
+from engine.lora.draft_adapters import DraftAdapter, write_note
+from engine.protocol import AdapterRef
 from retention.certifying import Certifier
 from retention.service import RetentionService
 from retention.signing import CertificateSigner
@@ -167,6 +169,19 @@ async def test_an_artifact_packed_just_now_stays(place: Scene) -> None:
     os.utime(path, (fresh, fresh))  # somebody packs the same weights and has not written it down
     assert await purge(place) == 1
     assert path.exists()
+
+
+async def test_the_draft_adapter_of_a_deleted_one_goes_with_it(place: Scene) -> None:
+    for digit in "12":
+        await place.make_ready(await place.create(f"pirate-{digit}"), digit)
+        draft = DraftAdapter(AdapterRef(digit * 64, 4), 2, 4)
+        write_note(place.artifacts, f"{digit}b" * 32, draft)
+        artifact_file(place.artifacts, draft.ref.digest).parent.mkdir(exist_ok=True)
+        artifact_file(place.artifacts, draft.ref.digest).write_bytes(b"weights")
+    await place.onboarding.deletion.delete(place.tenants[0], "pirate-1")
+    assert await purge(place) == 1
+    assert [path.name for path in place.artifacts.rglob("*.draft")] == [f"{'2b' * 32}.draft"]
+    assert [artifact_file(place.artifacts, digit * 64).exists() for digit in "12"] == [False, True]
 
 
 async def test_a_purge_that_fails_anywhere_is_gone_on_with(

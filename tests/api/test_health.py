@@ -43,6 +43,9 @@ STATS = EngineStats(
     eager_steps=10,
     step_gap_seconds=0.25,
     drafted_tokens=120,
+    drafted_by_kind={"text": 70, "adapter": 50},
+    accepted_by_kind={"text": 60, "adapter": 30},
+    placeholder_tokens=80,
     accepted_tokens=90,
     adapter_fetches=6,
     adapter_fetch_failures={"missing": 2},
@@ -177,6 +180,9 @@ async def test_the_engine_is_mirrored(client: httpx.AsyncClient, world: World) -
     assert seen["rootstock_engine_step_gap_seconds_total|engine-0"] == 0.25
     assert seen["rootstock_engine_drafted_tokens_total|engine-0"] == 120
     assert seen["rootstock_engine_accepted_tokens_total|engine-0"] == 90
+    assert seen["rootstock_engine_drafted_tokens_by_kind_total|adapter|engine-0"] == 50
+    assert seen["rootstock_engine_accepted_tokens_by_kind_total|text|engine-0"] == 60
+    assert seen["rootstock_engine_placeholder_tokens_total|engine-0"] == 80
     assert seen["rootstock_engine_step_bytes_total|engine-0"] == 7_000_000_000
     assert seen["rootstock_engine_memory_bandwidth_bytes|engine-0"] == 4.0e12
     assert seen["rootstock_adapter_fetches_total|engine-0"] == 6

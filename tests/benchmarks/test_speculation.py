@@ -6,10 +6,13 @@ from random import Random
 
 import pytest
 
+from benchmarks import draft_adapter_streams
 from benchmarks.forced_acceptance import TOKENS, ForcedAcceptance, Process, process_of
 from benchmarks.speculation import main, parse
 from engine.batch import Batch, CompletedStep, Drafted, Scheduled, StepResult
 from engine.outputs import RunnerCounters
+from examples.sapling import BASE
+from tests.engine.runner.bases import write_draft_adapter
 
 
 class Drawing:
@@ -81,6 +84,39 @@ def test_the_engine_runs_and_says_that_acceptance_is_synthetic(
     assert "same_answers" not in row, "they are not the model's"
     assert row["step_ms"] > 0
     assert row["step_ms_without"] > 0
+
+
+def test_a_draft_adapters_guesses_are_accepted_by_the_process(tmp_path: Path) -> None:
+    out = tmp_path / "speculation.json"
+    asked = ["--shape", "tiny", "--device", "cpu", "--streams", "2", "--rounds", "1", "--output", "64"]
+    main([*asked, "--placeholders", "--tokens-per-step", "4.9", "--out", str(out)])
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["drafter"] == "synthetic, draft adapter"
+    assert row["tokens_per_verification"] > 2
+    assert row["accepted"] > 1.2
+
+
+def test_draft_adapters_answer_saplings_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_adapter_streams, "MAX_ANSWER", 10)
+    for seed, name in enumerate(("base", "pirate")):
+        write_draft_adapter(BASE, tmp_path / name, seed, ahead=2)
+    out = tmp_path / "speculation.json"
+    asked = ["--streams", "2", "--rounds", "1", "--questions", "1", "--no-texts"]
+    main([*asked, "--draft-adapters", str(tmp_path), "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["streams"], row["distinct"]) for row in rows] == [(2, 2)] * 2
+    assert [row["drafter"] for row in rows] == ["draft adapter", "draft adapters, own"]
+    for row in rows:
+        assert row["same_answers"] == 1.0
+        assert row["placeholders"] > 0
+        assert row["accepted"] > 0
+        assert row["speedup"] > 0
+
+
+def test_draft_adapters_are_saplings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--out", "x", "--shape", "tiny", "--draft-adapters", "y"])
+    assert "they are sapling's" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,48 @@ def test_what_is_wrong_is_said(
         parse(bases, name, *formats)
 
 
+def test_each_base_may_have_a_draft_adapter(folder: Path) -> None:
+    for name in ("draft", "draft=2"):
+        (folder / name).mkdir()
+        (folder / name / "drafter.json").write_text("{}")
+
+    def drafters(bases: list[str], *given: str) -> dict[str, str | None]:
+        found = parse_bases(bases, None, [], given, is_demo=False)
+        return {one.name: one.drafter and one.drafter.name for one in found}
+
+    assert drafters(["oak=Oak-1B"], "draft") == {"oak": "draft"}
+    assert drafters(["oak=Oak-1B"], "draft=2") == {"oak": "draft=2"}, "a directory of that name is meant"
+    two = ["oak=Oak-1B", "elm=elm=2"]
+    assert drafters(two, "elm=draft") == {"oak": None, "elm": "draft"}
+    for given, says in (
+        (["draft"], "pass NAME=DIR"),
+        (["ash=draft"], "no base is called 'ash'"),
+        (["elm=draft", "elm=draft=2"], "elm has one already"),
+        (["elm=Oak-1B"], "holds no drafter.json"),
+    ):
+        with pytest.raises(CliError, match=says):
+            drafters(two, *given)
+
+
+def test_engines_with_a_draft_adapter_speculate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "ROOTSTOCK_ENGINE_SPECULATION", "ROOTSTOCK_ENGINE_DRAFTER"
+
+    def settings(*bases: LocalBase) -> list[tuple[str | None, ...]]:
+        with DataDir(folder / "data") as data:
+            engines = Service(data, bases, "redis://r").engines()
+        return [tuple(one.env.get(name) for name in names) for one in engines]
+
+    oak = LocalBase("oak", folder / "Oak-1B", "none", folder / "draft")
+    elm = LocalBase("elm", folder / "elm=2", "none")
+    drafting = ("true", str(folder / "draft"))
+    assert settings(oak) == [drafting]
+    assert settings(elm) == [(None, None)]
+    assert settings(oak, elm) == [drafting, (None, None)]
+    monkeypatch.setenv(names[1], "of the operator")
+    monkeypatch.setenv(names[0], "true")
+    assert settings(oak) == [("true", "of the operator")]
+
+
 def test_each_base_gets_engines_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bases = [LocalBase("oak", folder / "Oak-1B", "none"), LocalBase("elm", folder / "elm=2", "int8")]
     with DataDir(folder / "data") as data:

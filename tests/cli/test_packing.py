@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from cli.errors import CliError
-from cli.service_access import pack_adapters
+from cli.service_access import note_drafter, pack_adapters
+from engine.lora.artifact import artifact_path
+from engine.lora.draft_adapters import read_note
+from tests.engine.runner.bases import VOCAB_SIZE, write_base, write_draft_adapter
 
 SAPLING = Path(__file__).resolve().parents[2] / "examples/sapling/weights"
 PIRATE = {"pirate": SAPLING / "adapters/pirate"}
@@ -42,3 +45,17 @@ def test_threads_are_bounded(tmp_path: Path, told: dict[str, str], expected: int
 def test_a_number_of_threads_that_is_none_is_refused(tmp_path: Path, told: str) -> None:
     with pytest.raises(CliError, match=r"OMP_NUM_THREADS is .* set it to 1 or more, or unset it"):
         pack_adapters(environment(tmp_path) | {"OMP_NUM_THREADS": told}, "0" * 64, PIRATE)
+
+
+def test_a_draft_adapter_is_noted_beside_the_adapter_that_it_guesses_for(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    write_base(base, num_hidden_layers=1)
+    folder = write_draft_adapter(base, tmp_path / "draft", 1, ahead=3)
+    note_drafter(environment(tmp_path), "0" * 64, "a" * 64, folder, base)
+    found = read_note(tmp_path, "a" * 64, VOCAB_SIZE)
+    assert found is not None
+    assert found.num_ahead == 3
+    assert artifact_path(tmp_path, found.ref.digest).exists()
+    (folder / "drafter.json").unlink()
+    with pytest.raises(CliError, match=r"drafter\.json: the file is missing"):
+        note_drafter(environment(tmp_path), "0" * 64, "a" * 64, folder, base)

@@ -17,6 +17,7 @@ from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.environment import EngineEnvironment
 from engine.kv_cache import BlockPool
 from engine.lora.device_pool import DevicePool
+from engine.lora.draft_adapters import DraftAdapterChoice
 from engine.lora.loader import AdapterLoader
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
@@ -81,6 +82,7 @@ def device_engine(
     context_length: int = 256,
     kv_dtype: torch.dtype | None = None,
     drafter: Drafter | None = None,
+    draft_adapters: DraftAdapterChoice | None = None,
     **options: Any,
 ) -> Iterator[DeviceEngine]:
     """`options` are `RunnerOptions`."""
@@ -105,6 +107,8 @@ def device_engine(
         EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
         drafter=drafter,
     )
+    if draft_adapters is not None:
+        scheduler.draft_adapters.choice = draft_adapters
     core = EngineCore(scheduler, runner)
     try:
         yield DeviceEngine(core, runner, pool)

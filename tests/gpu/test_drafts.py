@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from adapters.packing import pack
+from cli.draft_adapters import pack_drafter
+from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice
 from engine.model.config import load_config
 from engine.model.loading import load_model
 from engine.model.weights import base_digest
@@ -17,6 +19,7 @@ from engine.protocol import AdapterRef, SamplingParams, Submit
 from examples.sapling import ADAPTERS, BASE, tokens
 from examples.sapling.tasks import TASKS
 from tests.engine.plain.guesses import GuessingDrafter
+from tests.engine.runner.bases import write_draft_adapter
 from tests.engine.runner.rig import Run
 from tests.gpu.device_engine import device_engine
 
@@ -56,12 +59,13 @@ def asked(refs: dict[str, AdapterRef], per_task: int) -> list[Submit]:
     return found
 
 
-def knowing(without: Run, skill: float) -> GuessingDrafter:
+def knowing(without: Run, skill: float, **options: int) -> GuessingDrafter:
     return GuessingDrafter(
         lambda request: without.answers[request.request_id, request.index].token_ids,
         Random(3),
         vocab_size=load_config(BASE).vocab_size,
         skill=skill,
+        **options,
     )
 
 
@@ -113,3 +117,51 @@ def test_blocks_run_out_behind_drafts_and_nothing_is_lost(packed: tuple[Path, di
         found = engine.run(requests)  # all at once: one each step might wait for its adapter instead
         assert engine.core.stats.preemptions > 0
     assert differing(found, without) <= noise + LOST, noise
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+@pytest.mark.parametrize("cuda_graphs", [True, False], ids=["graphs", "eager"])
+def test_answers_are_those_without_placeholders(
+    quantization: str, cuda_graphs: bool, packed: tuple[Path, dict[str, AdapterRef]], tmp_path: Path
+) -> None:
+    """Two draft adapters of random weights: a general one, and one of an adapter of its own."""
+    folder, refs = packed
+    general, own = (draft_adapter(tmp_path, folder, seed) for seed in (1, 2))
+    choice = DraftAdapterChoice(general, {refs["pirate"].digest: own})
+    model = load_model(BASE, quantization, torch.bfloat16, "cuda")
+    requests = asked(refs, 4)
+    with device_engine(model, folder, max_rows=96, cuda_graphs=cuda_graphs) as engine:
+        without = engine.run(requests, every=1)
+        noise = differing(engine.run(requests, every=3), without)
+    drafter = knowing(without, 0.8, most=3, ahead=4)
+    options = {"max_rows": 128, "num_slots": 14, "cuda_graphs": cuda_graphs}
+    with device_engine(model, folder, drafter=drafter, draft_adapters=choice, **options) as engine:
+        found = engine.run(requests, every=1)
+    assert drafter.num_guesses > 200
+    assert drafter.num_guesses_drafted > 50
+    assert differing(found, without) <= noise + LOST, noise
+
+
+def test_a_draft_adapter_that_overflows_ends_no_request(
+    packed: tuple[Path, dict[str, AdapterRef]], tmp_path: Path
+) -> None:
+    folder, refs = packed
+    choice = DraftAdapterChoice(draft_adapter(tmp_path, folder, 3, std=1e25))
+    model = load_model(BASE, "none", torch.bfloat16, "cuda")
+    requests = asked(refs, 2)
+    with device_engine(model, folder, max_rows=64) as engine:
+        without = engine.run(requests)
+        noise = differing(engine.run(requests, every=3), without)
+    drafter = knowing(without, 0.8, most=2, ahead=4)
+    with device_engine(
+        model, folder, max_rows=96, num_slots=13, drafter=drafter, draft_adapters=choice
+    ) as engine:
+        found = engine.run(requests)
+        assert engine.core.stats.errors == 0
+    assert drafter.num_guesses > 20
+    assert differing(found, without) <= noise + LOST, noise
+
+
+def draft_adapter(tmp_path: Path, folder: Path, seed: int, std: float = 0.05) -> DraftAdapter:
+    path = write_draft_adapter(BASE, tmp_path / f"draft-{seed}", seed, ahead=4, std=std)
+    return pack_drafter(path, BASE, base_digest(BASE), folder)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from adapters.packing import pack
+from engine.batch import NO_SLOT, Batch, Drafted, NewRow, Placeholders, Scheduled
 from engine.core import EngineCore
 from engine.device.gpu_runner import DeviceRunner
 from engine.device.runner_options import BatchLimits, CacheLayout
@@ -20,6 +21,7 @@ from engine.grammar.admission import GrammarAdmission
 from engine.kv_cache import BlockPool
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.lora.device_pool import DevicePool
+from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice
 from engine.lora.slots import SlotTable
 from engine.model.config import load_config
 from engine.model.loading import load_model
@@ -60,6 +62,7 @@ def device_core(
     token_bytes: list[bytes] | None = None,
     *,
     drafter: Drafter | None = None,
+    draft_adapters: DraftAdapterChoice | None = None,
     max_rows: int = MAX_ROWS,
 ) -> EngineCore:
     """Adapters load at once. Nothing is captured: every step is launched kernel by kernel."""
@@ -83,6 +86,8 @@ def device_core(
         EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
         drafter=drafter,
     )
+    if draft_adapters is not None:
+        scheduler.draft_adapters.choice = draft_adapters
     core = EngineCore(scheduler, runner, grammars=grammars)
     return core
 
@@ -171,6 +176,73 @@ def test_with_drafts_it_answers_as_without(tmp_path: Path) -> None:
     for key, answer in found.answers.items():
         expected = [score.logprob for score in without.answers[key].logprobs]
         assert [score.logprob for score in answer.logprobs] == pytest.approx(expected, abs=CLOSE)
+
+
+def test_with_placeholders_it_answers_as_without_and_guesses_as_the_cpus_runner(tmp_path: Path) -> None:
+    write_base(tmp_path / "base", num_hidden_layers=1)
+    ref = write_adapter(tmp_path, tmp_path / "base", 4, ["q_proj", "v_proj"])
+    draft = write_adapter(tmp_path, tmp_path / "base", 8, list(LINEARS))
+    model = load_model(tmp_path / "base")
+    kinds = [
+        SamplingParams(12, temperature=0.0, ignore_eos=True, logprobs=1),
+        SamplingParams(12, temperature=0.8, seed=5, frequency_penalty=1.5, repetition_penalty=1.4),
+        SamplingParams(12, temperature=0.0, presence_penalty=2.0, logit_bias={5: 3.0}, min_tokens=5),
+    ]
+    submits = [
+        Submit(
+            f"r{index}",
+            "t",
+            [3 + (7 * index + 11 * place) % 200 for place in range(4 + 5 * index)],
+            params,
+            ref if index % 2 else None,
+        )
+        for index, params in enumerate(kinds)
+    ]
+    artifacts = tmp_path / "packed"
+    without = run(device_core(model, artifacts, 1), submits)
+    choice = DraftAdapterChoice(DraftAdapter(draft, 9, 3))
+    drafter = GuessingDrafter(
+        lambda request: without.answers[request.request_id, 0].token_ids,
+        Random(3),
+        vocab_size=model.config.vocab_size,
+        skill=0.8,
+        most=1,
+        ahead=3,
+    )
+    core = device_core(model, artifacts, 2, drafter=drafter, draft_adapters=choice, max_rows=20)
+    assert run(core, submits).tokens() == without.tokens()
+    assert drafter.num_guesses > 10
+    assert drafter.num_guesses_drafted > 2
+    assert drafter.num_accepted > 2
+
+    def guesses(core: EngineCore) -> list[list[int]]:
+        """Of two rows, one with a draft and a penalty, the other with placeholders alone."""
+        for one in (ref, draft):
+            core.prefetch(one)
+        core.step()
+        slots = [core.scheduler.slot_allocator.slots.find(one.digest).index for one in (ref, draft)]
+        prompts = [[5, 17, 93, 40], [8, 120, 33]]
+        rows = [
+            NewRow(
+                row, f"r{row}", prompt, len(prompt), 0, [1 + row], kinds[row], 5, slots[0] if row else NO_SLOT
+            )
+            for row, prompt in enumerate(prompts)
+        ]
+        first = [Scheduled(row, len(prompt), True) for row, prompt in enumerate(prompts)]
+        core.runner.launch(Batch(0, new_rows=rows, scheduled=first)).result()
+        batch = Batch(
+            1,
+            scheduled=[Scheduled(0, 4, True), Scheduled(1, 4, True)],
+            drafted=[Drafted(0, []), Drafted(1, [77])],
+            placeholders=[Placeholders(0, 3, 9, slots[1]), Placeholders(1, 2, 9, slots[1])],
+        )
+        step = core.runner.launch(batch)
+        return step.result().guesses
+
+    cpu = make_core(model, artifacts, num_slots=2, max_batch_tokens=BUDGET, context_length=MAX_LEN)
+    found = guesses(device_core(model, artifacts, 2, max_rows=16))
+    assert found == guesses(cpu)
+    assert [len(one) for one in found] == [3, 2]
 
 
 def overwrite_logits(model: Model) -> None:

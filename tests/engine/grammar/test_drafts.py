@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -11,7 +12,7 @@ from engine.batch import Batch, StepResult
 from engine.device.cpu_runner import ModelRunner
 from engine.model.model import Model
 from engine.request import Request
-from engine.speculation.drafter import SuffixDrafter
+from engine.speculation.mixed_drafter import MixedDrafter
 from tests.engine.grammar.sapling import grammar_core, schema, small_model, submission
 from tests.engine.grammar.test_constrained import LIST, PERSON, valid
 from tests.engine.plain.guesses import GuessingDrafter
@@ -50,7 +51,7 @@ def test_answers_are_those_without_drafts(model: Model, tmp_path: Path, skill: f
     assert drafter.num_accepted > 50
 
 
-class Recorder(SuffixDrafter):
+class Recorder(MixedDrafter):
     """Notes what became of forced tokens. Steps take a second each: drafts are free."""
 
     def __init__(self) -> None:
@@ -62,13 +63,16 @@ class Recorder(SuffixDrafter):
         self.num_steps += 1
         super().note_step(num_rows, num_drafts, num_known)
 
-    def note_verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        num_forced = min(num_drafts, self._followed[request].num_forced)
+    def note_verified(
+        self, request: Request, num_drafts: int, num_accepted: int, guesses: Sequence[int]
+    ) -> None:
+        drafted = self._followed[request].drafted
+        num_forced = 0 if drafted is None else min(num_drafts, drafted.num_forced)
         self.num_forced += num_forced
         self.num_guessed += max(0, num_accepted - num_forced)
         if num_accepted < num_forced:
             self.refused.append((num_forced, num_accepted))
-        super().note_verified(request, num_drafts, num_accepted)
+        super().note_verified(request, num_drafts, num_accepted, guesses)
 
 
 RECORD = {

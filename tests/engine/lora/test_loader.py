@@ -16,7 +16,14 @@ from tests.engine.lora.adapters import CONFIG, assert_empty, assert_holds, packe
 
 class Rig:
     def __init__(
-        self, directory, kind="device", num_slots=4, base_digest=None, num_bytes=1 << 20, num_readers=1
+        self,
+        directory,
+        kind="device",
+        num_slots=4,
+        base_digest=None,
+        num_bytes=1 << 20,
+        num_readers=1,
+        draft_adapters=None,
     ):
         self.directory = directory
         self.pool = (
@@ -26,7 +33,12 @@ class Rig:
         )
         self.reports = queue.SimpleQueue()
         self.loader = AdapterLoader(
-            directory, self.pool, lambda *report: self.reports.put(report), base_digest, num_readers
+            directory,
+            self.pool,
+            lambda *report: self.reports.put(report),
+            base_digest,
+            num_readers,
+            draft_adapters=draft_adapters,
         )
 
     def write(self, adapter: PackedAdapter) -> AdapterRef:

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, cast
 from unittest import mock
 from unittest.mock import create_autospec
 
+from cli.draft_adapters import pack_drafter
 from engine import assembly
 from engine.core import EngineCore
+from engine.lora.draft_adapters import DraftAdapter
 from engine.parallel.leader import Leader
 from engine.parallel.messages import ToRank
 from engine.protocol import Submit
+from engine.scheduling.drafter import Drafter
 from engine.settings import DeviceSettings, EngineSettings, SchedulingSettings
 from engine.vocabulary import Vocabulary
 from tests.engine.runner.bases import VOCAB_SIZE
@@ -103,10 +106,12 @@ def engine_of(
     device: str = "cpu",
     is_sapling: bool = False,
     own_gpus: bool = False,
+    drafter: Drafter | None = None,
+    draft_folder: Path | None = None,
     **sizes: int | str | bool,
 ) -> Iterator[Group]:
     """An engine on this machine's CPU, or with all ranks on one GPU, or each on its own. `sizes` are settings
-    of engine and device.
+    of engine and device. With a `drafter` it speculates, and the draft adapter in `draft_folder` guesses.
     """
     server = Server()
     leaders: list[Leader] = []
@@ -118,7 +123,17 @@ def engine_of(
 
     fields = {name for name in sizes if name in EngineSettings.model_fields}
     # However slow the machine: no request is rejected for the wait that is predicted.
-    patient = SchedulingSettings(priority_ttft_seconds=inf, default_ttft_seconds=inf, flex_ttft_seconds=inf)
+    patient = SchedulingSettings(
+        priority_ttft_seconds=inf,
+        default_ttft_seconds=inf,
+        flex_ttft_seconds=inf,
+        speculation=drafter is not None,
+        drafter=draft_folder,
+    )
+
+    def pack(folder: Path, digest: str) -> DraftAdapter:
+        return pack_drafter(folder, base, digest, artifacts_dir)
+
     settings = EngineSettings(
         base=base, artifacts_dir=artifacts_dir, scheduling=patient, **{name: sizes[name] for name in fields}
     )
@@ -131,10 +146,13 @@ def engine_of(
         mock.patch.object(assembly, "Leader", Recorded),
         mock.patch.object(assembly, "_rank_devices", devices),
         mock.patch.object(assembly.Vocabulary, "load", load),
+        mock.patch.object(assembly, "_drafter", return_value=drafter),
         mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}),
     ):
         try:
-            core, _ = assembly.build_engine(settings, device_settings, cast("EngineServer", server), "test")
+            core, _ = assembly.build_engine(
+                settings, device_settings, cast("EngineServer", server), "test", pack_drafter=pack
+            )
             server.core = core
             yield Group(core, leaders[0] if leaders else None, server)
         finally:

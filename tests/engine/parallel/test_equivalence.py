@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from engine.protocol import Grammar, SamplingParams, Submit
+from engine.request import Request
 from engine.vocabulary import Vocabulary
 from tests.engine.parallel.group import engine_of
-from tests.engine.runner.bases import write_adapters, write_base
+from tests.engine.plain.guesses import GuessingDrafter
+from tests.engine.runner.bases import VOCAB_SIZE, write_adapters, write_base, write_draft_adapter
 from tests.engine.runner.rig import assert_alike
 
 SAPLING = Path(__file__).resolve().parents[3] / "examples" / "sapling" / "weights" / "base"
@@ -74,6 +77,28 @@ def test_preempted_rows_continue(tmp_path: Path) -> None:
         there = group.run(submits)
         assert group.core.stats.preemptions > 0
     assert_alike(there, here)
+
+
+def test_placeholders_run_on_all_ranks(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    write_base(base, seed=3)
+    refs = [adapter.ref for adapter in write_adapters(base, tmp_path / "adapters").values()]
+    folder = write_draft_adapter(base, tmp_path / "draft", 8, ahead=3)
+    submits = _requests([None, *refs])[:8]
+    artifacts = tmp_path / "adapters" / "packed"
+    with engine_of(1, base, artifacts, **SIZES) as alone:
+        here = alone.run(submits)
+
+    def answer(request: Request) -> list[int]:
+        return here.answers[request.request_id, request.index].token_ids
+
+    drafter = GuessingDrafter(answer, Random(2), vocab_size=VOCAB_SIZE, skill=0.8, most=3, ahead=3)
+    sizes = SIZES | {"max_rows": 40, "num_slots": 6}
+    with engine_of(2, base, artifacts, drafter=drafter, draft_folder=folder, **sizes) as group:
+        there = group.run(submits)
+    assert_alike(there, here)
+    assert drafter.num_guesses > 10
+    assert drafter.num_guesses_drafted > 3
 
 
 def test_sapling_in_eight_bits_and_held_to_a_grammar(tmp_path: Path) -> None:

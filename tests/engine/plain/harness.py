@@ -11,6 +11,7 @@ from typing import Any
 from engine.core import EngineCore
 from engine.environment import EngineEnvironment
 from engine.kv_cache import BlockPool
+from engine.lora.draft_adapters import DraftAdapterChoice
 from engine.lora.slots import SlotMemory, SlotTable
 from engine.null_runner import begin_history, extend_history
 from engine.outputs import StepOutputs
@@ -76,6 +77,7 @@ class Engine:
         depth: int = 0,
         floor: ByteFloor | None = None,
         drafter: Drafter | None = None,
+        draft_adapters: DraftAdapterChoice | None = None,
         **limits: Any,
     ) -> None:
         self.limits = EngineLimits(
@@ -117,6 +119,10 @@ class Engine:
             self.runner,
         )
         self.scheduler = self.core.scheduler
+        if draft_adapters is not None:
+            self.scheduler.draft_adapters.choice = draft_adapters
+            found = (draft_adapters.base, *draft_adapters.by_adapter.values())
+            self.runner.draft_digests = {one.ref.digest for one in found if one is not None}
         self.slots = slots
         self.submitted: dict[str, Submit] = {}
         self.scores: dict[str, list[TokenLogprob]] = defaultdict(list)
@@ -211,7 +217,8 @@ class Engine:
         assert self.core.stats.running == 0
         assert self.core.stats.blocks_used == 0
         assert set(self.core.stats.waiting.values()) == {0}
-        assert all(not slot.references for slot in self.slots.slots)
+        held = self.scheduler.draft_adapters.held
+        assert all(slot.references == held.count(slot.index) for slot in self.slots.slots)
         for request_id, (finished, event) in self.finished.items():
             submit = self.submitted[request_id]
             assert self.chunks[request_id].keys() == set(range(submit.n))

@@ -12,10 +12,13 @@ the order of launches, and no more are under way than `depth` allows.
 from __future__ import annotations
 
 from collections import deque
+from zlib import crc32
 
-from engine.batch import NO_SLOT, Batch, LaunchedStep, NewRow, Scored, StepResult
+from engine.batch import NO_SLOT, Batch, LaunchedStep, NewRow, Placeholders, Scored, StepResult
 from engine.null_runner import NullRunner, begin_history, extend_history
 from engine.protocol import TokenLogprob
+
+PLACEHOLDER_ID = 61
 
 
 class StrictRow:
@@ -26,8 +29,8 @@ class StrictRow:
         self.block_ids = list(new.block_ids)
         self.computed_len = new.computed_len
         self.salt = 0 if new.sampling.temperature == 0 else new.seed
-        self.num_drafts = 0
-        """Of the step whose outcome the scheduler has not told."""
+        self.num_drafts: int | None = None
+        """Of the step whose outcome the scheduler has not told; None: it has told."""
 
 
 class StrictStep:
@@ -69,7 +72,13 @@ class StrictRunner(NullRunner):
         """Requests whose logits are not finite."""
         self.fail_scores: set[tuple[int, ...]] = set()
         """Those whose prompt's logits are not."""
-        self.num_drafts = self.num_accepted = 0
+        self.num_drafts = self.num_accepted = self.num_guesses = 0
+        self.draft_digests: set[str] = set()
+        """Of the draft adapters."""
+        self.fails_with_placeholders = False
+        """Whether the logits of rows with placeholders are not finite."""
+        self.guess_skill = 1.0
+        """How many of the guesses of draft adapters are right."""
         self.distinct_slots = 0
         """Most adapters seen in one batch."""
 
@@ -101,12 +110,17 @@ class StrictRunner(NullRunner):
         drafts = dict(batch.drafted)
         assert len(drafts) == len(batch.drafted)
         assert drafts.keys() <= set(rows)
-        assert len(rows) + sum(map(len, drafts.values())) <= self.max_rows or not drafts, "too many draws"
+        places = {one.row: one for one in batch.placeholders}
+        assert len(places) == len(batch.placeholders)
+        assert places.keys() <= drafts.keys()
+        assert list(places) == [row for row in rows if row in places], "not in the order of the plan"
+        num_more = sum(map(len, drafts.values())) + sum(one.num_tokens for one in places.values())
+        assert len(rows) + num_more <= self.max_rows or not drafts, "too many draws"
         for share in batch.scheduled:
             state = self.live[share.row]
-            assert not state.num_drafts, "a row goes on before its drafts are verified"
+            assert state.num_drafts is None, "a row goes on before its drafts are verified"
             if share.row in drafts:
-                self._draw_drafted(state, share.num_tokens, drafts[share.row], result)
+                self._draw_drafted(state, share.num_tokens, drafts[share.row], places.get(share.row), result)
                 continue
             self._compute(state, share.num_tokens)
             assert share.samples == (state.computed_len == len(state.token_ids))
@@ -114,25 +128,57 @@ class StrictRunner(NullRunner):
                 self._sample(state, result)
         return result
 
-    def _draw_drafted(self, state: StrictRow, num_tokens: int, drafts: list[int], result: StepResult) -> None:
-        """Computes the drafts' keys and values too, wherever they end up."""
-        assert 1 <= len(drafts) == num_tokens - 1
+    def _draw_drafted(  # type: ignore[override]
+        self,
+        state: StrictRow,
+        num_tokens: int,
+        drafts: list[int],
+        placeholders: Placeholders | None,
+        result: StepResult,
+    ) -> None:
+        """Computes the drafts' keys and values too, and the placeholders', wherever they end up."""
+        num_placeholders = 0 if placeholders is None else placeholders.num_tokens
+        assert 1 <= len(drafts) + num_placeholders == num_tokens - 1
         assert state.computed_len + 1 == len(state.token_ids), "drafts of a row that has more to compute"
         known = list(state.token_ids)
+        if placeholders is not None and self.fails_with_placeholders:
+            result.failed += range(len(result.token_ids), len(result.token_ids) + len(drafts) + 1)
         for num in range(len(drafts) + 1):
             self._compute(state, 1)
             self._sample(state, result)
             state.token_ids[-1:] = drafts[num : num + 1]
+        if placeholders is not None:
+            self._guess_ahead(state, placeholders, result)
         state.token_ids, state.computed_len, state.num_drafts = known, len(known) - 1, len(drafts)
+
+    def _guess_ahead(self, state: StrictRow, placeholders: Placeholders, result: StepResult) -> None:
+        """Computes placeholders behind all that precedes: their keys must never be read again."""
+        _, num_tokens, token_id, slot = placeholders
+        assert token_id == PLACEHOLDER_ID
+        assert self._digests[slot] in self.draft_digests, "placeholders on another adapter than a draft's"
+        (history, _, _) = self._cell(state, state.computed_len - 1)
+        assert history is not None
+        guesses: list[int] = []
+        for _ in range(num_tokens + 1):
+            guesses.append(self.draw(history, state.salt))
+            history = extend_history(history, guesses[-1:])
+        for position in range(state.computed_len, state.computed_len + num_tokens):
+            _, block, offset = self._cell(state, position)
+            block[offset] = -1 - position
+        is_right = (crc32(bytes(guesses)) % 100) < 100 * self.guess_skill
+        result.guesses.append([token + (not is_right) for token in guesses[1:]])
+        self.num_guesses += num_tokens
 
     def _verify(self, batch: Batch) -> None:
         assert len({row for row, _, _ in batch.verified}) == len(batch.verified)
         for row, token_ids, num_blocks in batch.verified:
             state = self.live[row]
-            assert 1 <= len(token_ids) <= state.num_drafts + 1
+            assert state.num_drafts is not None
+            assert len(token_ids) <= state.num_drafts + 1
+            assert token_ids or self.fails_with_placeholders
             self.num_drafts += state.num_drafts
-            self.num_accepted += len(token_ids) - 1
-            state.num_drafts = 0
+            self.num_accepted += max(0, len(token_ids) - 1)
+            state.num_drafts = None
             state.token_ids += token_ids
             state.computed_len = len(state.token_ids) - 1
             assert num_blocks == -(-state.computed_len // self.block_size), (

@@ -10,12 +10,19 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice
 from engine.protocol import Submit
 from engine.request import Request
 from tests.engine.plain.guesses import GuessingDrafter
-from tests.engine.plain.harness import VOCAB_SIZE, Engine, alone, submission
-from tests.engine.plain.test_scheduler_properties import check_answer, submissions
+from tests.engine.plain.harness import VOCAB_SIZE, Engine, adapter, alone, submission
+from tests.engine.plain.strict_runner import PLACEHOLDER_ID
+from tests.engine.plain.test_scheduler_properties import ADAPTERS, check_answer, submissions
 from tests.support.examples import examples
+
+DRAFT_ADAPTERS = DraftAdapterChoice(
+    DraftAdapter(adapter("guesses for all"), PLACEHOLDER_ID, 3),
+    {ADAPTERS[0].digest: DraftAdapter(adapter("guesses for one"), PLACEHOLDER_ID, 2)},
+)
 
 
 def answer(request: Request) -> list[int]:
@@ -41,6 +48,8 @@ def run(engine: Engine) -> None:
     max_batch_tokens=st.integers(24, 60),
     depth=st.integers(0, 1),
     skill=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    ahead=st.sampled_from([0, 0, 3]),
+    num_slots=st.integers(2, 4),
     random=st.integers(0, 2**32).map(Random),
 )
 def test_any_load_with_drafts_is_served_as_if_each_were_alone(
@@ -50,12 +59,15 @@ def test_any_load_with_drafts_is_served_as_if_each_were_alone(
     max_batch_tokens: int,
     depth: int,
     skill: float,
+    ahead: int,
+    num_slots: int,
     random: Random,
 ) -> None:
-    drafter = knowing(random, skill=skill)
+    drafter = knowing(random, skill=skill, ahead=ahead)
     engine = Engine(
         num_blocks=num_blocks,
-        num_slots=2,
+        num_slots=num_slots,
+        draft_adapters=DRAFT_ADAPTERS,
         auto_load=False,
         max_rows=max_rows,
         max_batch_tokens=max_batch_tokens,
@@ -91,6 +103,7 @@ def test_any_load_with_drafts_is_served_as_if_each_were_alone(
     assert total == given_out == engine.core.stats.completion_tokens
     event("preempted" if engine.core.stats.preemptions else "never preempted")
     event("accepted" if drafter.num_accepted else "nothing accepted")
+    event("guessed" if drafter.num_guesses else "nothing guessed")
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -115,10 +128,11 @@ def test_an_engine_without_room_for_more_draws_drafts_nothing() -> None:
     assert drafter.num_drafts == 0
 
 
-def test_nobody_is_preempted_for_drafts() -> None:
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_nobody_is_preempted_for_drafts(ahead: int) -> None:
     without, with_drafts = (
-        Engine(num_blocks=9, max_rows=24, drafter=drafter)
-        for drafter in (None, knowing(Random(3), skill=0.5))
+        Engine(num_blocks=9, max_rows=24, drafter=drafter, draft_adapters=DRAFT_ADAPTERS)
+        for drafter in (None, knowing(Random(3), skill=0.5, ahead=ahead))
     )
     for engine in (without, with_drafts):
         for number in range(2):
@@ -126,6 +140,7 @@ def test_nobody_is_preempted_for_drafts() -> None:
         run(engine)
     assert without.core.stats.preemptions == with_drafts.core.stats.preemptions == 0
     assert with_drafts.runner.num_accepted
+    assert bool(with_drafts.runner.num_guesses) == bool(ahead)
 
 
 def test_a_request_that_fails_behind_its_drafts_keeps_the_tokens_before() -> None:

@@ -109,3 +109,15 @@ def write_adapters(base_dir: Path, out: Path, *, std: float = 0.25) -> dict[str,
         path = write_peft(out / name, tensors, **fields)
         adapters[name] = Adapter(path, pack(path, config, base_digest(base_dir), out / "packed", "float32"))
     return adapters
+
+
+def write_draft_adapter(
+    base_dir: Path, out: Path, seed: int, *, placeholder_id: int = 7, ahead: int = 4, std: float = 0.25
+) -> Path:
+    """A draft adapter's folder, of random weights: it guesses nonsense."""
+    config = load_config(base_dir)
+    tensors = lora_tensors(config, list(LINEARS), 6, None, seed=seed, std=std)
+    path = write_peft(out, tensors, r=6, lora_alpha=12, target_modules=list(LINEARS))
+    description = {"placeholder_token_id": placeholder_id, "num_ahead": ahead}
+    (path / "drafter.json").write_text(json.dumps(description))
+    return path

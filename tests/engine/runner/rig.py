@@ -13,6 +13,7 @@ from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
 from engine.kv_cache import BlockPool
 from engine.lora.artifact import PackedAdapter, artifact_path
+from engine.lora.draft_adapters import DraftAdapterChoice
 from engine.lora.pool import AdapterPool
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
@@ -55,6 +56,7 @@ def make_core(
     token_bytes: list[bytes] | None = None,
     grammars: GrammarAdmission | None = None,
     drafter: Drafter | None = None,
+    draft_adapters: DraftAdapterChoice | None = None,
 ) -> EngineCore:
     """Adapters load at once, on the caller's thread: no test waits."""
     pool = AdapterPool(model.config, num_slots, model.device, model.dtype)
@@ -79,6 +81,8 @@ def make_core(
         EngineEnvironment("engine-0", "test", draw_seed=lambda: 7),
         drafter=drafter,
     )
+    if draft_adapters is not None:
+        scheduler.draft_adapters.choice = draft_adapters
     runner = ModelRunner(model, pool, num_blocks, block_size, max_rows, context_length)
     core = EngineCore(scheduler, runner, grammars=grammars)
     return core

@@ -22,7 +22,7 @@ from engine.model.config import load_config
 from engine.model.loading import load_model
 from engine.outputs import DeviceGauges, RunnerCounters
 from engine.protocol import EngineInfo, SamplingParams, Submit
-from engine.settings import DeviceSettings, EngineSettings
+from engine.settings import DeviceSettings, EngineSettings, SchedulingSettings
 from engine.vocabulary import Vocabulary
 from tests.engine.runner.bases import VOCAB_SIZE, write_base
 
@@ -197,3 +197,17 @@ def _built(settings: EngineSettings) -> tuple[EngineCore, EngineInfo]:
         return assembly.build_engine(
             settings, DeviceSettings(device="cpu", kv_bytes=1 << 20), cast("EngineServer", Server()), "test"
         )
+
+
+def test_a_draft_adapter_needs_speculation_and_what_packs_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="set ROOTSTOCK_ENGINE_SPECULATION=true too"):
+        SchedulingSettings(drafter=tmp_path)
+    write_base(tmp_path)
+    scheduling = SchedulingSettings(drafter=tmp_path, speculation=True)
+    settings = EngineSettings(base=tmp_path, artifacts_dir=tmp_path, scheduling=scheduling)
+    vocabulary = create_autospec(Vocabulary, token_bytes=[b"x"] * VOCAB_SIZE)
+    with (
+        mock.patch.object(assembly.Vocabulary, "load", return_value=vocabulary),
+        pytest.raises(ValueError, match="start the engine by `rootstock serve-engine`"),
+    ):
+        assembly.build_engine(settings, DeviceSettings(device="cpu"), cast("EngineServer", Server()), "test")

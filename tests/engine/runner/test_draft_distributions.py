@@ -35,7 +35,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "grammar": {},
     "all": {"temperature": 1.3, "top_k": 5, "top_p": 0.95, "min_p": 0.01, "frequency_penalty": 0.4},
 }
-KINDS = ("followed before", "likeliest", "unrelated", "forced")
+KINDS = ("followed before", "likeliest", "unrelated", "guessed ahead", "forced")
 
 
 def chances(params: SamplingParams, ahead: list[int], is_held: bool) -> np.ndarray:
@@ -52,6 +52,10 @@ def guesses(kind: str, params: SamplingParams, is_held: bool) -> list[list[int]]
     random = Random(kind)
     if kind == "forced":
         return [[1, 3, 0], [3, 0, 1]]  # two of three follow from the one before
+    if kind == "guessed ahead":
+        # A draft adapter's: the likeliest of another distribution, each without knowing the one before.
+        places = torch.randn(NUM_DRAFTS, NUM_TOKENS, generator=torch.Generator().manual_seed(9))
+        return [(CHAIN[OUTPUT[-1]] + scale * places).argmax(dim=1).tolist() for scale in (0.5, 2.0)]
     if kind == "unrelated":
         return [random.choices(range(NUM_TOKENS), k=NUM_DRAFTS) for _ in range(6)]
     found = []

@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from engine.core import EngineCore
+from engine.lora.artifact import PackedAdapter, artifact_path
+from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice
+from engine.lora.manifest import ModuleShape, lay_out
 from engine.model.loading import load_model
 from engine.model.model import Model
-from engine.protocol import SamplingParams, Submit
+from engine.protocol import AdapterRef, SamplingParams, Submit
 from engine.request import Request
 from tests.adapters.peft_files import tiny_config
 from tests.engine.plain.guesses import GuessingDrafter
@@ -120,9 +123,9 @@ def weights(logits: np.ndarray, params: SamplingParams, output: list[int]) -> np
     return found / found.sum()
 
 
-def joint(params: SamplingParams) -> dict[tuple[int, ...], float]:
+def joint(params: SamplingParams, length: int = LENGTH) -> dict[tuple[int, ...], float]:
     found = {}
-    for tokens in itertools.product(range(NUM_TOKENS), repeat=LENGTH):
+    for tokens in itertools.product(range(NUM_TOKENS), repeat=length):
         chance, output = 1.0, [1]
         for place, token_id in enumerate(tokens):
             chance *= weights(CHAIN[output[-1]].numpy(), params, list(tokens[:place]))[token_id]
@@ -174,6 +177,41 @@ def test_with_drafts_tokens_have_the_distribution_that_was_asked_for(
     assert counts.keys() <= expected.keys(), "a token that cannot be drawn"
     statistic, cells = chi_squared(counts, expected, 100 * num_requests)
     # Mean `cells` and variance 2 `cells`: five deviations are less than one in a million.
+    assert statistic < cells + 5 * (2 * cells) ** 0.5 + 10, (statistic, cells)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"presence_penalty": 0.8, "frequency_penalty": 0.5, "top_k": 5}], ids=str
+)
+def test_with_a_draft_adapter_too(fields: dict[str, Any], tmp_path: Path) -> None:
+    """The last three tokens of five: they may have been guessed in a placeholder's place."""
+    params = SamplingParams(5, **{"temperature": 1.0, "ignore_eos": True, **fields})
+    drafter = GuessingDrafter(lambda _: [], Random(4), vocab_size=NUM_TOKENS, most=0, ahead=2)
+    layer = {"q_proj": ModuleShape(2, *reversed(Chain.config.linear_shapes["q_proj"]), 1.0)}
+    manifest = lay_out([layer] * Chain.config.num_layers, "b" * 64, "float32")
+    packed = PackedAdapter(manifest, np.zeros(manifest.num_elements, np.float32))
+    packed.write(artifact_path(tmp_path, packed.digest))
+    choice = DraftAdapterChoice(DraftAdapter(AdapterRef(packed.digest, 2), 3, 2))
+    core = make_core(
+        Chain(),  # type: ignore[arg-type]
+        tmp_path,
+        max_rows=700,
+        max_batch_tokens=800,
+        num_blocks=900,
+        drafter=drafter,
+        draft_adapters=choice,
+    )
+    num_requests = examples(24)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for number in range(num_requests):
+        one = SamplingParams(**{**_fields(params), "seed": 1000 * number})
+        found = run(core, [Submit(f"r{number}", "t", [1], one, None, n=100)]).answers.values()
+        counts.update(tuple(answer.token_ids[2:]) for answer in found)
+    assert drafter.num_guesses_drafted > drafter.num_guesses_accepted > num_requests
+    expected: Counter[tuple[int, ...]] = Counter()
+    for tokens, chance in joint(params, 5).items():
+        expected[tokens[2:]] += chance  # type: ignore[assignment]
+    statistic, cells = chi_squared(counts, expected, 100 * num_requests)  # type: ignore[arg-type]
     assert statistic < cells + 5 * (2 * cells) ** 0.5 + 10, (statistic, cells)
 
 

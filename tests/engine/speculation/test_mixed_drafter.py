@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from benchmarks.forced_acceptance import Process, SyntheticTexts
-from engine.speculation.drafter import MAX_ROWS, SuffixDrafter
+from engine.speculation.mixed_drafter import MAX_ROWS, MixedDrafter
 from tests.engine.plain.harness import Engine, adapter, alone, submission
 
 ADAPTERS = [adapter(name) for name in "abcd"]
@@ -19,7 +19,7 @@ def engine_with_drafts(depth: int = 0, **options: int) -> Engine:
     engine: Engine
     engine = Engine(
         depth=depth,
-        drafter=SuffixDrafter(lambda: float(engine.runner.num_steps)),
+        drafter=MixedDrafter(lambda: float(engine.runner.num_steps)),
         **{"max_rows": 64, "max_batch_tokens": 128, "num_blocks": 400, "context_length": 200, **options},
     )
     return engine
@@ -90,7 +90,7 @@ def test_guesses_that_are_always_wrong_cost_less_than_two_percent(depth: int) ->
     def seconds() -> float:
         return sum(1.0 + 0.1 * batch.num_tokens for batch in engine.runner.batches)
 
-    drafter = SuffixDrafter(seconds, SyntheticTexts(Process(8, 0.5)))
+    drafter = MixedDrafter(seconds, SyntheticTexts(Process(8, 0.5)))
     engine = Engine(depth=depth, drafter=drafter, max_rows=64, max_batch_tokens=128, num_blocks=900,
                     context_length=600)  # fmt: skip
     run(engine, "warm", "other", rows=4, tokens=40)
@@ -111,7 +111,7 @@ def test_a_large_batch_gets_no_drafts() -> None:
 
 
 def test_requests_that_end_leave_nothing_but_their_texts() -> None:
-    drafter = SuffixDrafter(lambda: 0.0)
+    drafter = MixedDrafter(lambda: 0.0)
     engine = Engine(drafter=drafter)
     random = Random(4)
     for number in range(12):
