@@ -100,6 +100,10 @@ class Verified(NamedTuple):
     """The tokens drawn that count: drafts that were drawn too, and one more."""
     num_blocks: int
     """Blocks that the row keeps."""
+    last_token_id: int
+    """The row's last token now. Where none counts it is from before the step, and drawn in a step that
+    overlapped, it may be known to the device alone, which has put what this step drew in its place.
+    """
 
 
 @dataclass(slots=True)

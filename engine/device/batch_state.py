@@ -146,11 +146,12 @@ class BatchState:
         """Advances a row whose last step had drafts or placeholders by the tokens that count. Returns the
         positions in its blocks at which the step computed what does not.
         """
-        row, token_ids, num_blocks = verified
+        row, token_ids, num_blocks, last_token_id = verified
         del self._drafts[row]
         begin = int(self.total_len[row])
         end = begin + len(token_ids)
         self.tokens[row, begin:end] = token_ids
+        self.tokens[row, end - 1] = last_token_id
         computed_end = int(self._known_len[row])
         self.tokens[row, end:computed_end] = UNKNOWN
         self._known_len[row] = self.total_len[row] = end

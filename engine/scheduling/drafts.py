@@ -160,7 +160,8 @@ class Drafts:
         self._adapters.let_go()
         for request, token_ids in self._verified:
             if request.state is RequestState.RUNNING:
-                batch.verified.append(Verified(request.row, token_ids, len(request.table.block_ids)))
+                num_blocks, last = len(request.table.block_ids), request.token_ids[-1]
+                batch.verified.append(Verified(request.row, token_ids, num_blocks, last))
         self._verified.clear()
 
 

@@ -69,6 +69,7 @@ def first_words(adapter: PackedAdapter) -> Tensor:
 def test_host_memory_is_page_locked(device: torch.device) -> None:
     pool = make(device)
     image = pool.adopt(packed(dtype="bfloat16", q_proj=2))
+    pool.lock_host_memory()
     assert image.bytes.is_pinned()
     pool.drop(image)
     pool.close()

@@ -170,8 +170,8 @@ class StrictRunner(NullRunner):
         self.num_guesses += num_tokens
 
     def _verify(self, batch: Batch) -> None:
-        assert len({row for row, _, _ in batch.verified}) == len(batch.verified)
-        for row, token_ids, num_blocks in batch.verified:
+        assert len({one.row for one in batch.verified}) == len(batch.verified)
+        for row, token_ids, num_blocks, last_token_id in batch.verified:
             state = self.live[row]
             assert state.num_drafts is not None
             assert len(token_ids) <= state.num_drafts + 1
@@ -180,6 +180,7 @@ class StrictRunner(NullRunner):
             self.num_accepted += max(0, len(token_ids) - 1)
             state.num_drafts = None
             state.token_ids += token_ids
+            assert last_token_id == state.token_ids[-1]
             state.computed_len = len(state.token_ids) - 1
             assert num_blocks == -(-state.computed_len // self.block_size), (
                 "blocks of refused drafts are kept"

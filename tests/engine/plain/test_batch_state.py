@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.batch import Batch, Drafted, NewRow, Scheduled, Verified
+from engine.batch import Batch, Drafted, NewRow, Placeholders, Scheduled, Verified
 from engine.device.batch_state import UNKNOWN, BatchState
 from engine.protocol import SamplingParams
 
@@ -79,7 +79,27 @@ def test_a_verified_row_has_the_tokens_that_count_and_no_others() -> None:
     state.advance(state.shares(Batch(0, scheduled=[Scheduled(0, 4, True)], drafted=[Drafted(0, [7, 8, 9])])))
     with pytest.raises(AssertionError, match="not verified"):
         state.shares(Batch(1, scheduled=[Scheduled(0, 1, True)]))
-    state.verify(Verified(0, [7, 5], 2))
+    state.verify(Verified(0, [7, 5], 2, 5))
     assert state.tokens[0, :8].tolist() == [1, 2, 3, 7, 5, UNKNOWN, UNKNOWN, UNKNOWN]
     assert (state.total_len[0], state.computed_len[0], state.num_blocks[0]) == (5, 4, 2)
     assert state.append_blocks(0, [6]) == 2
+
+
+def test_where_no_draw_counts_the_row_has_its_last_token_again() -> None:
+    """It was drawn in a step that overlapped: the host did not have it, and what the device had as the row's
+    last token is what the step with placeholders drew.
+    """
+    state = BatchState(2, 32, 4)
+    state.enter(NewRow(0, "a", [1, 2, 3], 3, 0, [1, 2, 3], SamplingParams(9), 0))
+    state.advance(state.shares(Batch(0, scheduled=[Scheduled(0, 3, True)])))
+    assert state.tokens[0, 3] == UNKNOWN
+    batch = Batch(
+        1,
+        scheduled=[Scheduled(0, 3, True)],
+        drafted=[Drafted(0, [])],
+        placeholders=[Placeholders(0, 2, 9, 0)],
+    )
+    state.advance(state.shares(batch))
+    state.verify(Verified(0, [], 1, 6))
+    assert state.tokens[0, :8].tolist() == [1, 2, 3, 6, *[UNKNOWN] * 4]
+    assert (state.total_len[0], state.computed_len[0], state.num_blocks[0]) == (4, 3, 1)

@@ -257,7 +257,7 @@ def test_placeholders_run_on_the_draft_adapter_alone_and_the_row_on_its_own(worl
         rest = []
         tokens = result.token_ids
         for step in range(2, 6):
-            verified = [Verified(0, tokens, 2)] if step == 2 else []
+            verified = [Verified(0, tokens, 2, tokens[-1])] if step == 2 else []
             after = Batch(step, verified=verified, scheduled=[Scheduled(0, 1, True)])
             tokens = runner.execute(after).token_ids
             rest += tokens
