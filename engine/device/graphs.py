@@ -21,9 +21,11 @@ ROW_BUCKETS = (1, 2, 4)
 """Decode steps with few rows; beyond them, every multiple of `ROW_STEP`."""
 ROW_STEP = 8
 """Padding costs at most the work of 7 rows, and products come in multiples of 8 or 16 rows anyway."""
+TOKEN_BUCKETS = (16, 32)
+"""Mixed steps of few tokens: rows with drafts."""
 TOKEN_STEP = 64
 TOKEN_GROWTH = 1.125
-"""Mixed steps: a bucket is at most this much larger than the one below it, or `TOKEN_STEP` tokens."""
+"""Larger ones: a bucket is at most this much larger than the one below it, or `TOKEN_STEP` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def row_buckets(max_rows: int) -> list[int]:
 
 def token_buckets(max_tokens: int) -> list[int]:
     """Returns the numbers of tokens at which mixed steps are captured."""
-    sizes = [TOKEN_STEP]
+    sizes = [*TOKEN_BUCKETS, TOKEN_STEP]
     while sizes[-1] < max_tokens:
         grown = int(sizes[-1] * TOKEN_GROWTH) // TOKEN_STEP * TOKEN_STEP
         sizes.append(max(grown, sizes[-1] + TOKEN_STEP))

@@ -72,7 +72,7 @@ def test_a_gpu_engine_gets_what_its_memory_allows(tmp_path: Path, runner: Any, k
     )
     sizes = device_parts.Sizes(context_length=1024, max_rows=64, max_batch_tokens=512, num_slots=9)
     parts = device_parts.gpu_parts(
-        model, sizes, settings, device_settings, cast("EngineServer", Server()), "0" * 64
+        model, sizes, settings, device_settings, cast("EngineServer", Server()), lambda: "0" * 64
     )
     given_model, pool, cache, limits, options = runner.call_args.args
     assert given_model is model
@@ -109,7 +109,7 @@ def test_what_does_not_fit_beside_the_weights_is_refused(
             EngineSettings(base=tmp_path),
             DeviceSettings(),
             cast("EngineServer", Server()),
-            "0" * 64,
+            lambda: "0" * 64,
         )
     assert not runner.called
 
