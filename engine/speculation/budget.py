@@ -39,6 +39,8 @@ class StepCosts:
     def __init__(self) -> None:
         self._plain: dict[int, float] = {}
         self._drafted: dict[int, float] = {}
+        self._loaded: set[int] = set()
+        """Sizes of which a step with drafts has run."""
         # Decaying sums of 1, x, y, x x, x y for seconds y over tokens x.
         self._sums = [0.0] * 5
 
@@ -47,6 +49,10 @@ class StepCosts:
         if seconds <= 0:
             return
         table, size = (self._drafted if has_drafts else self._plain), _size_class(num_tokens)
+        if has_drafts and size not in self._loaded:
+            # The first loads what later ones find loaded. By its time, there would be no later ones.
+            self._loaded.add(size)
+            return
         before = table.get(size)
         if before is not None:
             seconds = before * _KEPT + min(seconds, _LONGEST * before) * (1 - _KEPT)

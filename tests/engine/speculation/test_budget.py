@@ -14,10 +14,16 @@ class Machine:
         self.now = 0.0
         self.fixed, self.each = fixed, each
         self.budget = DraftBudget(lambda: self.now)
+        self.first_of_a_size = 0.0
+        """Seconds that the first step of a size with drafts takes longer: a GPU loads its graph."""
+        self._seen: set[int] = set()
 
     def step(self, num_rows: int, num_drafts: int, num_known: int = 0) -> None:
         self.budget.note_step(num_rows, num_drafts, num_known)
         self.now += self.fixed + self.each * (num_rows + num_drafts + num_known)
+        if num_drafts and num_rows + num_drafts not in self._seen:
+            self._seen.add(num_rows + num_drafts)
+            self.now += self.first_of_a_size
 
     def choose(self, num_rows: int, chances: list[float], steps: int = 40) -> list[int]:
         found = []
@@ -37,6 +43,13 @@ def test_steps_that_cost_by_the_token_get_only_drafts_that_are_worth_one() -> No
     assert sum(found[-20:]) == 0
     # Between the two: the likely ones are taken, the others not.
     assert 0 < Machine(0.04, 0.005).choose(4, [0.95] * 4 + [0.05] * 16)[-1] <= 5
+
+
+def test_the_first_step_of_a_size_says_nothing_about_later_ones() -> None:
+    machine = Machine(0.004, 0.0001)
+    machine.first_of_a_size = 0.05
+    assert machine.choose(1, [0.9] * 6)[-10:] == [6] * 10
+    assert machine.budget.placeholder_price(1, 6) < 0.05
 
 
 def test_unlikely_drafts_are_not_taken() -> None:
