@@ -25,6 +25,7 @@ PROBE_STEPS = 3
 _KEPT = 0.9
 _LONGEST = 3.0
 """Times of steps are cut to so many times the usual: a pause of the process is none of theirs."""
+_UNLIKELY = 1.5
 _SIZES_PER_DOUBLING = 4
 
 
@@ -44,8 +45,8 @@ class StepCosts:
         # Decaying sums of 1, x, y, x x, x y for seconds y over tokens x.
         self._sums = [0.0] * 5
 
-    def add(self, num_tokens: int, has_drafts: bool, seconds: float) -> None:
-        """Notes the time of a step."""
+    def add(self, num_rows: int, num_tokens: int, has_drafts: bool, seconds: float) -> None:
+        """Notes the time of a step of so many rows, and so many tokens with their drafts."""
         if seconds <= 0:
             return
         table, size = (self._drafted if has_drafts else self._plain), _size_class(num_tokens)
@@ -54,6 +55,10 @@ class StepCosts:
             self._loaded.add(size)
             return
         before = table.get(size)
+        if before is None and has_drafts and _size_class(num_rows) in self._plain:
+            # Sizes of one class may have several graphs: what takes far longer than expected has loaded one.
+            expected = self.drafted(num_tokens, num_rows)
+            seconds = expected if seconds > _UNLIKELY * expected else seconds
         if before is not None:
             seconds = before * _KEPT + min(seconds, _LONGEST * before) * (1 - _KEPT)
         table[size] = seconds
@@ -92,8 +97,8 @@ class DraftBudget:
         """`clock` returns monotonic seconds."""
         self._clock = clock
         self._costs = StepCosts()
-        # When the last step was planned, its tokens, and whether it had drafts; None: it is not measured.
-        self._last: tuple[float, int, bool] | None = None
+        # When the last step was planned, its rows and its drafts; None: it is not measured.
+        self._last: tuple[float, int, int] | None = None
         self._had_drafts = False
         self._num_probes = 0
         self._probed_at = -math.inf
@@ -104,12 +109,12 @@ class DraftBudget:
         """
         now = self._clock()
         if self._last is not None:
-            begun, num_tokens, has_drafts = self._last
-            self._costs.add(num_tokens, has_drafts, now - begun)
+            begun, rows, drafts = self._last
+            self._costs.add(rows, rows + drafts, drafts > 0, now - begun)
         # The first step without drafts is planned late: it waited for the commit of the one before.
         is_settled = bool(num_drafts) == self._had_drafts
         is_measured = not num_known and (is_settled or num_drafts > 0)
-        self._last = (now, num_rows + num_drafts, num_drafts > 0) if is_measured else None
+        self._last = (now, num_rows, num_drafts) if is_measured else None
         self._had_drafts = num_drafts > 0
         if not num_drafts:
             self._probed_at = now
