@@ -147,6 +147,8 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Loads of adapters without a signature."""
     adapter_refusals: dict[str, int] = {}
     """By cause: adapters that were not loaded because they are not what was signed, or not signed."""
+    draft_steps: int = 0
+    """Steps of single rows that verified guessed tokens; `accepted_tokens` were gained in them."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):
@@ -203,6 +205,8 @@ class DraftCounts(msgspec.Struct, frozen=True, array_like=True):
     digest: str
     drafted_tokens: int
     accepted_tokens: int
+    steps: int = 0
+    """Of single requests, that verified drafts; 0: from an engine that does not count them."""
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):

@@ -166,7 +166,7 @@ def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
     slot_allocator = scheduler.slot_allocator
     table = slot_allocator.slots
     drafted, accepted = Counter[str](), Counter[str]()
-    for (_, digest), (num_drafted, num_accepted) in scheduler.counters.drafts.items():
+    for (_, digest), (num_drafted, num_accepted, _) in scheduler.counters.drafts.items():
         drafted[digest] += num_drafted
         accepted[digest] += num_accepted
     found = [

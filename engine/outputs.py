@@ -108,8 +108,10 @@ class Counters:
     """Guessed tokens that steps verified."""
     accepted_tokens: int = 0
     """Of those, tokens that were drawn too and given out; `completion_tokens` has them."""
+    draft_steps: int = 0
+    """Steps of single rows that verified guessed tokens; each row of a step counts."""
     drafts: OrderedDict[tuple[str, str], list[int]] = field(default_factory=OrderedDict)
-    """The same two by tenant and adapter digest, of those that had drafts last."""
+    """The same three by tenant and adapter digest, of those that had drafts last."""
 
     def count_admission(self, service_class: str, waited: float) -> None:
         self.admitted[service_class] = self.admitted.get(service_class, 0) + 1
@@ -123,12 +125,14 @@ class Counters:
     ) -> None:
         self.drafted_tokens += num_drafted
         self.accepted_tokens += num_accepted
+        self.draft_steps += 1
         if adapter_digest is None:
             return
         key = tenant, adapter_digest
-        counts = self.drafts.setdefault(key, [0, 0])
+        counts = self.drafts.setdefault(key, [0, 0, 0])
         counts[0] += num_drafted
         counts[1] += num_accepted
+        counts[2] += 1
         self.drafts.move_to_end(key)
         if len(self.drafts) > MAX_COUNTED_ADAPTERS:
             self.drafts.popitem(last=False)

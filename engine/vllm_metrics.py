@@ -3,6 +3,9 @@ that know only these.
 
 `vllm:lora_requests_info` follows the model server protocol of the Gateway API inference extension: adapters
 in memory in one label and awaited ones in another, separated by commas, with the time as the value.
+
+vLLM has no names for drafts by adapter: those counters are `rootstock_adapter_...`, of the adapters in
+memory, all tenants together.
 """
 
 from __future__ import annotations
@@ -133,6 +136,8 @@ class VllmMetrics(NoObserver, Collector):
         self._block_size = 0
         self._loaded: list[str] = []
         self._awaited: list[str] = []
+        self._drafts: dict[str, list[int]] = {}
+        """By digest of a loaded adapter: drafted tokens, those accepted, and rows of steps with drafts."""
         self._max_lora = 0
         self._measured_at = 0.0
         self._lock = Lock()
@@ -175,6 +180,11 @@ class VllmMetrics(NoObserver, Collector):
         num_named = sum(bool(self._names.of([digest])) for digest in (*loaded[:MAX_RESIDENT], *awaited))
         self._max_lora = stats.slots_total + len(self._loaded) + len(self._awaited) - num_named
         self._block_size = core.scheduler.pool.block_size
+        drafts = {digest: [0, 0, 0] for digest in loaded}
+        for (_, digest), counts in core.scheduler.counters.drafts.items():
+            if digest in drafts:
+                drafts[digest] = [sum(pair) for pair in zip(drafts[digest], counts, strict=True)]
+        self._drafts = {digest: counts for digest, counts in drafts.items() if counts[2]}
         self._stats, self._measured_at = stats, self._clock()
 
     def ended(self, event: UsageEvent) -> None:
@@ -216,6 +226,7 @@ class VllmMetrics(NoObserver, Collector):
         if stats is not None:
             yield from self._gauges(stats)
             yield from self._counters(stats)
+            yield from self._counters_by_adapter()
         with self._lock:
             families = [histogram.family(self._labels) for histogram in self._histograms]
             reasons = dict(self._reasons)
@@ -261,9 +272,26 @@ class VllmMetrics(NoObserver, Collector):
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prompt_tokens),
             ("prefix_cache_hits", "Prompt tokens found there.", stats.cached_tokens),
             ("num_preemptions", "Requests taken out of the batch and run again.", stats.preemptions),
+            ("spec_decode_num_drafts", "Rows of steps that verified drafts.", stats.draft_steps),
+            ("spec_decode_num_draft_tokens", "Guessed tokens that steps verified.", stats.drafted_tokens),
+            ("spec_decode_num_accepted_tokens", "Of those, tokens given out.", stats.accepted_tokens),
         ):
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
             counter.add_metric(self._labels, value)
+            yield counter
+
+    def _counters_by_adapter(self) -> Iterator[Metric]:
+        drafts = self._drafts
+        for place, (name, text) in enumerate(
+            (
+                ("drafted_tokens", "Guessed tokens that steps verified, of the adapters in memory."),
+                ("accepted_tokens", "Of those, tokens given out."),
+                ("draft_steps", "Rows of steps that verified drafts."),
+            )
+        ):
+            counter = CounterMetricFamily(f"rootstock_adapter_{name}", text, labels=[*_LABELS, "adapter"])
+            for digest, counts in drafts.items():
+                counter.add_metric([*self._labels, digest], counts[place])
             yield counter
 
 

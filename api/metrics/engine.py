@@ -90,6 +90,7 @@ _COUNTERS = {
     ),
     "drafted_tokens": ("engine_drafted_tokens", "Guessed tokens that steps verified."),
     "accepted_tokens": ("engine_accepted_tokens", "Guessed tokens that were drawn too, and given out."),
+    "draft_steps": ("engine_draft_steps", "Rows of steps that verified guessed tokens."),
     "preemptions": ("preemptions", "Requests taken out of the batch to make room, and run again later."),
     "aborted": ("engine_aborted", "Requests stopped before their end, mostly by clients that left."),
     "rejected": ("engine_rejected", "Requests the engine would not run."),

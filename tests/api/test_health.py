@@ -44,6 +44,7 @@ STATS = EngineStats(
     step_gap_seconds=0.25,
     drafted_tokens=120,
     accepted_tokens=90,
+    draft_steps=60,
     adapter_fetches=6,
     adapter_fetch_failures={"missing": 2},
     adapters_verified=5,
@@ -177,6 +178,7 @@ async def test_the_engine_is_mirrored(client: httpx.AsyncClient, world: World) -
     assert seen["rootstock_engine_step_gap_seconds_total|engine-0"] == 0.25
     assert seen["rootstock_engine_drafted_tokens_total|engine-0"] == 120
     assert seen["rootstock_engine_accepted_tokens_total|engine-0"] == 90
+    assert seen["rootstock_engine_draft_steps_total|engine-0"] == 60
     assert seen["rootstock_engine_step_bytes_total|engine-0"] == 7_000_000_000
     assert seen["rootstock_engine_memory_bandwidth_bytes|engine-0"] == 4.0e12
     assert seen["rootstock_adapter_fetches_total|engine-0"] == 6
