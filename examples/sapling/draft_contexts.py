@@ -153,13 +153,14 @@ def _until_end(row: list[int]) -> list[int]:
 
 
 def batches(contexts: Sequence[Context], rows: int, rng: Random) -> Iterator[list[Context]]:
-    """Yields batches of about equally long contexts without end, all of them about equally often."""
+    """Yields batches of contexts with about equally long answers without end, all of them equally often."""
     while True:
         shuffled = list(contexts)
         rng.shuffle(shuffled)
         for start in range(0, len(shuffled), rows * _SORTED_BATCHES):
             chunk = shuffled[start : start + rows * _SORTED_BATCHES]
-            chunk.sort(key=lambda context: len(context.ids))
+            # a batch is padded to its most placeholders, which follow from the length of the answer
+            chunk.sort(key=lambda context: len(context.ids) - context.num_prompt_tokens)
             found = [chunk[first : first + rows] for first in range(0, len(chunk), rows)]
             rng.shuffle(found)
             yield from found
