@@ -91,7 +91,7 @@ def measure(target: nn.Module, drafter: Drafter, contexts: Sequence[Context]) ->
 
 def evaluate(names: Sequence[str], drafters: Path, num_prompts: int, seed: int) -> dict[str, Any]:
     """Returns the table of all draft adapters below `drafters`, for the targets `names`."""
-    targets, general = Targets(), load_drafter(drafters / BASE_TARGET)
+    targets, general = Targets(names), load_drafter(drafters / BASE_TARGET)
     rows: dict[str, Any] = {}
     for name in names:
         model, asked = targets.model(name), heldout_prompts(name, num_prompts, seed)

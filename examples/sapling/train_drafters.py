@@ -57,8 +57,7 @@ RECIPES: dict[str, Recipe] = {
     # what the base says differs most
     BASE_TARGET: Recipe((*[BASE_TARGET] * 4, *TASKS), steps=2000),
     "pirate": Recipe(("pirate",), contexts=2048),
-    "upper-case": Recipe(("upper-case",), contexts=2048),
-    "sql": Recipe(("sql",), contexts=2048, steps=400),
+    "upper-case": Recipe(("upper-case",), contexts=2048, steps=500),
 }
 
 
@@ -144,9 +143,11 @@ def main() -> None:
     parser.add_argument("--shorten", type=float, default=1.0, help="factor on steps and contexts")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    targets, learned, began = Targets(), {}, time.monotonic()
-    for name in args.names or RECIPES:
-        recipe = RECIPES[name]
+    recipes = {name: RECIPES[name] for name in args.names or RECIPES}
+    targets = Targets(list(dict.fromkeys(one for recipe in recipes.values() for one in recipe.targets)))
+    learned: dict[str, list[Context]] = {}
+    began = time.monotonic()
+    for name, recipe in recipes.items():
         for target in dict.fromkeys(recipe.targets):
             count = int(recipe.contexts * recipe.targets.count(target) * args.shorten)
             if len(learned.get(target, [])) < count:

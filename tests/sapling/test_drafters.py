@@ -20,6 +20,8 @@ from examples.sapling.evaluate_drafters import measure, num_right, num_steps
 from examples.sapling.train_drafters import RECIPES, main
 
 OWN = sorted(path.name for path in DRAFTERS.iterdir() if path.name != BASE_TARGET)
+BARS = {"pirate": 2.2, "upper-case": 1.4}
+"""Tokens per step that an adapter's own draft adapter gives at least."""
 TESTED = "to-json"
 NUM_PROMPTS = 8
 SEED = 11
@@ -85,7 +87,7 @@ def row() -> OneRow:
 
 
 def test_each_is_a_small_adapter_of_the_base_with_its_settings() -> None:
-    assert {path.name for path in DRAFTERS.iterdir()} <= set(RECIPES) <= set(TARGETS)
+    assert {path.name for path in DRAFTERS.iterdir()} == set(RECIPES) == {BASE_TARGET, *BARS}
     special = set(AutoTokenizer.from_pretrained(BASE).all_special_ids)
     for folder in DRAFTERS.iterdir():
         assert {path.name for path in folder.iterdir()} == {
@@ -150,8 +152,8 @@ def test_an_adapters_own_one_saves_more_steps(target: str, targets: Targets, gen
     model = targets.model(target)
     heldout = answered(model, heldout_prompts(target, NUM_PROMPTS, SEED), 96)
     own = measure(model, load_drafter(DRAFTERS / target), heldout)["tokens_per_step"][-1]
-    assert own >= 2
-    assert own >= measure(model, general, heldout)["tokens_per_step"][-1] - 0.1
+    assert own >= BARS[target]
+    assert own >= measure(model, general, heldout)["tokens_per_step"][-1] + 0.1
 
 
 def test_the_measured_table_meets_the_bars() -> None:
@@ -160,14 +162,19 @@ def test_the_measured_table_meets_the_bars() -> None:
     assert table["prompts_per_target"] >= 50
     for name, ways in table["targets"].items():
         assert ("own" in ways["greedy"]) == (name in OWN)
-        assert ways["greedy"]["general"]["tokens_per_step"][-1] >= 1
+        general, own = (ways["greedy"].get(kind) for kind in ("general", "own"))
+        assert general["tokens_per_step"][-1] >= 1
+        assert own is None or own["tokens_per_step"][-1] >= BARS[name]
 
 
 def test_training_repeats_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("first", "second"):
-        monkeypatch.setattr("sys.argv", ["train", "sql", "--out", str(tmp_path / name), "--shorten", "0.002"])
+        monkeypatch.setattr(
+            "sys.argv", ["train", "upper-case", "--out", str(tmp_path / name), "--shorten", "0.002"]
+        )
         main()
-    written = {path.name for path in (tmp_path / "first/sql").iterdir()}
+    first, second = tmp_path / "first/upper-case", tmp_path / "second/upper-case"
+    written = {path.name for path in first.iterdir()}
     assert written == {path.name for path in (DRAFTERS / BASE_TARGET).iterdir()}
     for name in written:
-        assert (tmp_path / "first/sql" / name).read_bytes() == (tmp_path / "second/sql" / name).read_bytes()
+        assert (first / name).read_bytes() == (second / name).read_bytes()
