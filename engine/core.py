@@ -257,6 +257,7 @@ class EngineCore:
             adapters_verified=gauges.signatures.verified,
             adapters_unsigned=gauges.signatures.unsigned,
             adapter_refusals=gauges.signatures.refused.copy(),
+            draft_steps=counters.draft_steps,
         )
 
     def view(self, stats: EngineStats) -> EngineView:

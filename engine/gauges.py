@@ -153,6 +153,8 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     accepted_by_kind: dict[str, int] = {}
     placeholder_tokens: int = 0
     """Tokens computed for draft adapters to guess in their places."""
+    draft_steps: int = 0
+    """Steps of single rows that verified guessed tokens; `accepted_tokens` were gained in them."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):
@@ -214,6 +216,8 @@ class DraftCounts(msgspec.Struct, frozen=True, array_like=True):
     digest: str
     drafted_tokens: int
     accepted_tokens: int
+    steps: int = 0
+    """Of single requests, that verified drafts; 0: from an engine that does not count them."""
     guessed_tokens: int = 0
     """Of `drafted_tokens`, those that a draft adapter guessed, and of these the accepted ones."""
     guessed_accepted: int = 0

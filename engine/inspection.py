@@ -105,7 +105,9 @@ def build_view(
         num_shares=num_shares,
         memory=dict(memory),
         drafts=[
-            DraftCounts(tenant, digest, one.drafted, one.accepted, one.guessed, one.guessed_accepted)
+            DraftCounts(
+                tenant, digest, one.drafted, one.accepted, one.steps, one.guessed, one.guessed_accepted
+            )
             for (tenant, digest), one in islice(reversed(scheduler.counters.drafts.items()), MAX_DRAFT_COUNTS)
         ],
         refused_adapters=list(refused_adapters),
@@ -160,20 +162,21 @@ def _shares(running: list[Request], waiting: list[Request], now: float) -> tuple
     return shares, len(rows.keys() | waits.keys())
 
 
-def _drafts_by_digest(scheduler: Scheduler) -> dict[str, DraftCounter]:
+def drafts_by_digest(scheduler: Scheduler) -> dict[str, DraftCounter]:
     """Returns what became of drafts on each adapter, of all tenants together."""
     found: dict[str, DraftCounter] = {}
     for (_, digest), one in scheduler.counters.drafts.items():
         total = found.setdefault(digest, DraftCounter())
         total.add(one.drafted - one.guessed, one.accepted - one.guessed_accepted, is_guessed=False)
         total.add(one.guessed, one.guessed_accepted, is_guessed=True)
+        total.steps += one.steps
     return found
 
 
 def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
     slot_allocator = scheduler.slot_allocator
     table = slot_allocator.slots
-    drafts = _drafts_by_digest(scheduler)
+    drafts = drafts_by_digest(scheduler)
     guesses, held = scheduler.counters.guesses, scheduler.draft_adapters.held
     found = [
         SlotView(

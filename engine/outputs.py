@@ -88,6 +88,8 @@ class DraftCounter:
     guessed: int = 0
     """Of `drafted`, those that a draft adapter guessed, and of these the accepted ones."""
     guessed_accepted: int = 0
+    steps: int = 0
+    """Of single rows, that verified drafts."""
 
     def add(self, num_drafted: int, num_accepted: int, is_guessed: bool) -> None:
         """Counts drafts."""
@@ -149,6 +151,8 @@ class Counters:
     """By tenant and adapter digest, of those that had drafts last."""
     guesses: OrderedDict[str, DraftCounter] = field(default_factory=OrderedDict)
     """By digest of the draft adapter that guessed them, for whatever tenant and adapter."""
+    draft_steps: int = 0
+    """Steps of single rows that verified guessed tokens; each row of a step counts."""
 
     def count_admission(self, service_class: str, waited: float) -> None:
         self.admitted[service_class] = self.admitted.get(service_class, 0) + 1
@@ -178,6 +182,12 @@ class Counters:
             _counter(self.guesses, guessed_by).add(num_drafted, num_accepted, is_guessed)
         if adapter_digest is not None:
             _counter(self.drafts, (tenant, adapter_digest)).add(num_drafted, num_accepted, is_guessed)
+
+    def count_draft_step(self, tenant: str, adapter_digest: str | None) -> None:
+        """Counts a row of a step that verified drafts."""
+        self.draft_steps += 1
+        if adapter_digest is not None:
+            _counter(self.drafts, (tenant, adapter_digest)).steps += 1
 
     def count_shed(self, service_class: str) -> None:
         self.shed[service_class] = self.shed.get(service_class, 0) + 1

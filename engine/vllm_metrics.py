@@ -3,6 +3,9 @@ that know only these.
 
 `vllm:lora_requests_info` follows the model server protocol of the Gateway API inference extension: adapters
 in memory in one label and awaited ones in another, separated by commas, with the time as the value.
+
+vLLM has no names for drafts by adapter: those counters are `rootstock_adapter_...`, of the adapters in
+memory, all tenants together.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from prometheus_client.utils import floatToGoString
 
 from engine.core import EngineCore
 from engine.gauges import MAX_RESIDENT, EngineStats
+from engine.inspection import drafts_by_digest
 from engine.lora.slots import SlotState
 from engine.observation import NoObserver
+from engine.outputs import DraftCounter
 from engine.protocol import Submit, UsageEvent
 
 MAX_NAMED_ADAPTERS = 8192
@@ -133,6 +138,8 @@ class VllmMetrics(NoObserver, Collector):
         self._block_size = 0
         self._loaded: list[str] = []
         self._awaited: list[str] = []
+        self._drafts: dict[str, DraftCounter] = {}
+        """By digest, of the adapters in memory that had drafts."""
         self._max_lora = 0
         self._measured_at = 0.0
         self._lock = Lock()
@@ -175,6 +182,8 @@ class VllmMetrics(NoObserver, Collector):
         num_named = sum(bool(self._names.of([digest])) for digest in (*loaded[:MAX_RESIDENT], *awaited))
         self._max_lora = stats.slots_total + len(self._loaded) + len(self._awaited) - num_named
         self._block_size = core.scheduler.pool.block_size
+        drafts = drafts_by_digest(core.scheduler)
+        self._drafts = {digest: drafts[digest] for digest in loaded if digest in drafts}
         self._stats, self._measured_at = stats, self._clock()
 
     def ended(self, event: UsageEvent) -> None:
@@ -216,6 +225,7 @@ class VllmMetrics(NoObserver, Collector):
         if stats is not None:
             yield from self._gauges(stats)
             yield from self._counters(stats)
+            yield from self._counters_by_adapter()
         with self._lock:
             families = [histogram.family(self._labels) for histogram in self._histograms]
             reasons = dict(self._reasons)
@@ -261,9 +271,24 @@ class VllmMetrics(NoObserver, Collector):
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prompt_tokens),
             ("prefix_cache_hits", "Prompt tokens found there.", stats.cached_tokens),
             ("num_preemptions", "Requests taken out of the batch and run again.", stats.preemptions),
+            ("spec_decode_num_drafts", "Rows of steps that verified drafts.", stats.draft_steps),
+            ("spec_decode_num_draft_tokens", "Guessed tokens that steps verified.", stats.drafted_tokens),
+            ("spec_decode_num_accepted_tokens", "Of those, tokens given out.", stats.accepted_tokens),
         ):
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
             counter.add_metric(self._labels, value)
+            yield counter
+
+    def _counters_by_adapter(self) -> Iterator[Metric]:
+        drafts = self._drafts
+        for name, text, value in (
+            ("drafted_tokens", "Guessed tokens that steps verified, of the adapters in memory.", "drafted"),
+            ("accepted_tokens", "Of those, tokens given out.", "accepted"),
+            ("draft_steps", "Rows of steps that verified drafts.", "steps"),
+        ):
+            counter = CounterMetricFamily(f"rootstock_adapter_{name}", text, labels=[*_LABELS, "adapter"])
+            for digest, counts in drafts.items():
+                counter.add_metric([*self._labels, digest], getattr(counts, value))
             yield counter
 
 

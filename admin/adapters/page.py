@@ -117,11 +117,20 @@ class Speculation:
 
     drafted_tokens: int
     accepted_tokens: int
+    steps: int
+    """Steps of single requests that verified drafts, of engines that count them."""
+    gained_tokens: int
+    """Accepted in those steps."""
 
     @property
     def accepted(self) -> float:
         """Share of the drafted tokens."""
         return self.accepted_tokens / self.drafted_tokens
+
+    @property
+    def gained(self) -> float | None:
+        """Tokens that a step with drafts gave beyond its first one; None where no engine counts steps."""
+        return self.gained_tokens / self.steps if self.steps else None
 
 
 @dataclass(frozen=True)
@@ -228,7 +237,14 @@ class AdaptersPage:
             if one.tenant == tenant_id and one.digest in digests
         ]
         num_drafted = sum(one.drafted_tokens for one in counts)
-        return Speculation(num_drafted, sum(one.accepted_tokens for one in counts)) if num_drafted else None
+        if not num_drafted:
+            return None
+        return Speculation(
+            drafted_tokens=num_drafted,
+            accepted_tokens=sum(one.accepted_tokens for one in counts),
+            steps=sum(one.steps for one in counts),
+            gained_tokens=sum(one.accepted_tokens for one in counts if one.steps),
+        )
 
 
 def _sort_value(row: AdapterRow, column: str) -> Any:

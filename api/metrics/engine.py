@@ -94,6 +94,7 @@ _COUNTERS = {
         "engine_placeholder_tokens",
         "Tokens computed for draft adapters to guess in their places.",
     ),
+    "draft_steps": ("engine_draft_steps", "Rows of steps that verified guessed tokens."),
     "preemptions": ("preemptions", "Requests taken out of the batch to make room, and run again later."),
     "aborted": ("engine_aborted", "Requests stopped before their end, mostly by clients that left."),
     "rejected": ("engine_rejected", "Requests the engine would not run."),

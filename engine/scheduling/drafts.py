@@ -146,6 +146,8 @@ class Drafts:
         digest = None if request.adapter is None else request.adapter.digest
         num_forced = min(planned.num_forced, num_drafts)
         num_given_forced = min(num_forced, num_given)
+        if num_drafts:
+            self._tracker.counters.count_draft_step(request.tenant, digest)
         count = self._tracker.counters.count_drafts
         count(request.tenant, digest, DraftKind.GRAMMAR.value, num_forced, num_given_forced)
         rest = num_drafts - num_forced, num_given - num_given_forced

@@ -5,3 +5,4 @@ from pathlib import Path
 WEIGHTS = Path(__file__).parent / "weights"
 BASE = WEIGHTS / "base"
 ADAPTERS = WEIGHTS / "adapters"
+DRAFTERS = WEIGHTS / "drafters"

@@ -142,7 +142,9 @@ def main() -> None:
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     table = evaluate(args.base, args.adapters, args.n, args.seed, device)
-    args.out.write_text(json.dumps(table, indent=2) + "\n")
+    # what evaluate_drafters wrote stays
+    drafters = json.loads(args.out.read_text()).get("drafters") if args.out.exists() else None
+    args.out.write_text(json.dumps(table | ({"drafters": drafters} if drafters else {}), indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -515,12 +515,27 @@ async def test_acceptance_of_drafts_is_the_tenants_own_over_engines_and_versions
     mine, other = site.place.tenants
     one, two = "1b" * 32, "2b" * 32
     site.engines.reports = [
-        report(view=view(drafts=[DraftCounts(mine, one, 100, 70), DraftCounts(other, one, 1000, 0)])),
+        report(view=view(drafts=[DraftCounts(mine, one, 100, 70), DraftCounts(other, one, 1000, 0, 100)])),
         report(view=view(drafts=[DraftCounts(mine, two, 300, 100), DraftCounts(mine, "c" * 64, 7, 7)])),
         report(view=None),
     ]
     shown = words_of((await visitor.get(page)).text)
     assert "42.50 % of drafted tokens accepted (170 of 400 since the engines started)" in shown
+    assert "gained per step" not in shown, "no engine counted the tenant's steps"
+
+
+async def test_tokens_gained_per_step_are_the_tenants_own(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    adapter = await two_ready_versions(site.place)
+    mine, other = site.place.tenants
+    one = "1b" * 32
+    site.engines.reports = [
+        report(view=view(drafts=[DraftCounts(mine, one, 90, 60, 40)])),
+        report(view=view(drafts=[DraftCounts(mine, one, 90, 40, 40), DraftCounts(other, one, 9, 9, 1)])),
+        report(view=view(drafts=[DraftCounts(mine, one, 100, 100)])),
+    ]
+    shown = words_of((await visitor.get(f"/adapters/{adapter}")).text)
+    assert "1.25 tokens gained per step with drafts (2.25 instead of one)" in shown
 
 
 async def test_the_page_does_not_wait_for_engines(

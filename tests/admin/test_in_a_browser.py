@@ -12,11 +12,13 @@ from typing import Any
 from playwright.async_api import Browser, Route, expect
 
 from billing.rates import Rate
+from engine.gauges import DraftCounts
 from engine.protocol import Usage
 from tenants.actors import OPERATOR
 from tests.admin.browsing import Visit, visit
 from tests.admin.conftest import PASSWORD, Site
 from tests.admin.test_keys import XSS
+from tests.admin.test_operator_engines import report, view
 from tests.support.booked import request, write
 from tests.support.waiting import eventually
 
@@ -25,7 +27,9 @@ ANSWER = "Hello there, hello world."
 
 async def test_every_page_is_for_everybody(site: Site, seen: Visit, browser: Browser) -> None:
     made = await site.place.create("pirate")
-    await site.place.make_ready(made, "1")
+    ref = await site.place.make_ready(made, "1")
+    drafts = [DraftCounts(site.tenant_id, ref.digest, 1200, 900, 400)]
+    site.engines.reports = [report(view=view(drafts=drafts))]
     await site.place.create("coming", "sql")
     key = await site.keys.create(site.tenant_id, f"robot {XSS}", OPERATOR)
     await site.account.invites.create(site.tenant_id, "grace@acme.example", "developer", OPERATOR)
@@ -45,6 +49,10 @@ async def test_every_page_is_for_everybody(site: Site, seen: Visit, browser: Bro
         "/sla",
     ]
     found = await seen.look_at(*pages)
+    await seen.go(adapter)
+    drafts_card = seen.page.get_by_role("region", name="Speculation")
+    await expect(drafts_card).to_contain_text("75.00 % of drafted tokens accepted")
+    await expect(drafts_card).to_contain_text("2.25 tokens gained per step with drafts")
     stranger = await visit(await browser.new_context(), seen.console.removesuffix("/console"))
     for path in ("/sign-in", "/join"):
         await stranger.go(path)

@@ -332,9 +332,10 @@ async def test_the_device_is_never_idle_for_more_than_all_the_time(
 
 async def test_drafts_are_shown_by_engine_and_by_adapter(site: Site, visitor: httpx.AsyncClient) -> None:
     await operate(site, visitor)
-    stats = msgspec.structs.replace(view().stats, drafted_tokens=400, accepted_tokens=300)
+    stats = msgspec.structs.replace(view().stats, drafted_tokens=400, accepted_tokens=300, draft_steps=120)
     slot = SlotView(1, "c" * 64, 8, 1_000_000, False, False, False, 0, 0, 80, 20)
     site.engines.reports = [report(view=view(stats=stats, slots=[slot]))]
     text = words_of((await visitor.get("/operator/engines")).text)
     assert "Drafted tokens accepted 75.0 %" in text
+    assert "Tokens gained per step with drafts 2.50" in text
     assert "25.0 %" in text.split("Drafts accepted")[1]

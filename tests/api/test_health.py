@@ -47,6 +47,7 @@ STATS = EngineStats(
     accepted_by_kind={"text": 60, "adapter": 30},
     placeholder_tokens=80,
     accepted_tokens=90,
+    draft_steps=60,
     adapter_fetches=6,
     adapter_fetch_failures={"missing": 2},
     adapters_verified=5,
@@ -183,6 +184,7 @@ async def test_the_engine_is_mirrored(client: httpx.AsyncClient, world: World) -
     assert seen["rootstock_engine_drafted_tokens_by_kind_total|adapter|engine-0"] == 50
     assert seen["rootstock_engine_accepted_tokens_by_kind_total|text|engine-0"] == 60
     assert seen["rootstock_engine_placeholder_tokens_total|engine-0"] == 80
+    assert seen["rootstock_engine_draft_steps_total|engine-0"] == 60
     assert seen["rootstock_engine_step_bytes_total|engine-0"] == 7_000_000_000
     assert seen["rootstock_engine_memory_bandwidth_bytes|engine-0"] == 4.0e12
     assert seen["rootstock_adapter_fetches_total|engine-0"] == 6

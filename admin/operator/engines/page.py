@@ -347,6 +347,7 @@ def _facts(view: EngineView, gained: Mapping[str, int]) -> list[tuple[str, str]]
         ("Steps", f"{stats.steps:,}"),
         ("Device idle between steps", _share(stats.step_gap_seconds, _step_time(stats))),
         ("Drafted tokens accepted", _share(stats.accepted_tokens, stats.drafted_tokens)),
+        ("Tokens gained per step with drafts", _gained(stats)),
         ("Preemptions", _with_recent(stats.preemptions, gained["preemptions"])),
         ("Rejected: predicted wait too long", _with_recent(sum(stats.shed.values()), gained["shed"])),
         ("Adapters loaded", _with_recent(stats.adapter_loads, gained["adapter_loads"])),
@@ -357,6 +358,11 @@ def _facts(view: EngineView, gained: Mapping[str, int]) -> list[tuple[str, str]]
         ("Usage events waiting on disk", f"{stats.journal_spooled:,}"),
         *prompt_facts(stats),
     ]
+
+
+def _gained(stats: EngineStats) -> str:
+    """Returns the tokens that drafts added to a row's step, where there were some."""
+    return f"{stats.accepted_tokens / stats.draft_steps:.2f}" if stats.draft_steps else formatting.NOTHING
 
 
 def _step_time(stats: EngineStats) -> float:

@@ -56,6 +56,42 @@ def test_adapters_are_listed_by_name_and_by_whether_they_are_loaded() -> None:
     assert 0 < usage == engine.core.stats.blocks_used / engine.core.stats.blocks_total
 
 
+def test_drafts_are_counted_in_all_and_by_loaded_adapter_and_by_tenant_for_pages() -> None:
+    engine, metrics = Engine(num_slots=2), VllmMetrics("base", "engine-0")
+    loaded, gone = adapter("loaded"), adapter("gone")
+    engine.submit(submission("one", [1, 2, 3], 5, adapter=loaded))
+    engine.step()
+    counters = engine.core.scheduler.counters
+    for tenant, digest, drafted, accepted in (
+        ("acme", loaded.digest, 4, 3),
+        ("acme", loaded.digest, 4, 1),
+        ("bolt", loaded.digest, 8, 8),
+        ("bolt", gone.digest, 2, 2),
+        ("bolt", None, 1, 0),
+    ):
+        counters.count_draft_step(tenant, digest)
+        counters.count_drafts(tenant, digest, "text", drafted, accepted)
+    metrics.measured(engine.core.stats, engine.core)
+    found = scraped(metrics)
+    everything = [
+        found[f"vllm:spec_decode_num_{name}_total"][0].value
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    ]
+    assert everything == [5, 19, 14]
+    of_adapter = [
+        (sample.labels["adapter"], sample.value)
+        for name in ("draft_steps", "drafted_tokens", "accepted_tokens")
+        for sample in found[f"rootstock_adapter_{name}_total"]
+    ]
+    assert of_adapter == [(loaded.digest, 3), (loaded.digest, 16), (loaded.digest, 12)]
+    view = engine.core.view(engine.core.stats)
+    assert {(one.tenant, one.digest): one.steps for one in view.drafts} == {
+        ("acme", loaded.digest): 2,
+        ("bolt", loaded.digest): 1,
+        ("bolt", gone.digest): 1,
+    }
+
+
 def test_names_are_bounded_and_the_latest_stay() -> None:
     names = AdapterNames()
     for number in range(MAX_NAMES + 3):
