@@ -25,7 +25,6 @@ PROBE_STEPS = 3
 _KEPT = 0.9
 _LONGEST = 3.0
 """Times of steps are cut to so many times the usual: a pause of the process is none of theirs."""
-_UNLIKELY = 1.5
 _SIZES_PER_DOUBLING = 4
 
 
@@ -41,7 +40,7 @@ class StepCosts:
         self._plain: dict[int, float] = {}
         self._drafted: dict[int, float] = {}
         self._loaded: set[int] = set()
-        """Sizes of which a step with drafts has run."""
+        """Numbers of tokens at which a step with drafts has run."""
         # Decaying sums of 1, x, y, x x, x y for seconds y over tokens x.
         self._sums = [0.0] * 5
 
@@ -50,15 +49,12 @@ class StepCosts:
         if seconds <= 0:
             return
         table, size = (self._drafted if has_drafts else self._plain), _size_class(num_tokens)
-        if has_drafts and size not in self._loaded:
-            # The first loads what later ones find loaded. By its time, there would be no later ones.
-            self._loaded.add(size)
-            return
         before = table.get(size)
-        if before is None and has_drafts and _size_class(num_rows) in self._plain:
-            # Sizes of one class may have several graphs: what takes far longer than expected has loaded one.
-            expected = self.drafted(num_tokens, num_rows)
-            seconds = expected if seconds > _UNLIKELY * expected else seconds
+        if has_drafts and before is None and num_tokens not in self._loaded:
+            self._loaded.add(num_tokens)
+            is_measured = _size_class(num_rows) in self._plain
+            if is_measured and seconds > _LONGEST * self.drafted(num_tokens, num_rows):
+                return  # it compiled or loaded what later ones find: by its time there would be none
         if before is not None:
             seconds = before * _KEPT + min(seconds, _LONGEST * before) * (1 - _KEPT)
         table[size] = seconds

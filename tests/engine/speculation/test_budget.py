@@ -15,7 +15,7 @@ class Machine:
         self.fixed, self.each = fixed, each
         self.budget = DraftBudget(lambda: self.now)
         self.first_of_a_size = 0.0
-        """Seconds that the first step of a size with drafts takes longer: a GPU loads its graph."""
+        """Seconds that the first step of a size with drafts takes longer: kernels are compiled."""
         self._seen: set[int] = set()
 
     def step(self, num_rows: int, num_drafts: int, num_known: int = 0) -> None:
@@ -47,7 +47,7 @@ def test_steps_that_cost_by_the_token_get_only_drafts_that_are_worth_one() -> No
 
 def test_the_first_step_of_a_size_says_nothing_about_later_ones() -> None:
     machine = Machine(0.004, 0.0001)
-    machine.first_of_a_size = 0.05
+    machine.first_of_a_size = 0.5
     assert machine.choose(1, [0.9] * 6)[-10:] == [6] * 10
     assert machine.budget.placeholder_price(1, 6) < 0.05
 
