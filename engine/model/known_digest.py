@@ -1,7 +1,7 @@
 """Keeps a base's digest, so that a start does not read the whole base once more to name it.
 
 Hashing reads 16 GB in 15 seconds, longer than loading takes. Files that were replaced or written since have
-another inode, size or time of change, which nobody can set.
+another inode, size or time of change, which no program can set.
 """
 
 from __future__ import annotations
