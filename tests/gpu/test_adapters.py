@@ -28,6 +28,7 @@ LONG_CYCLES = 400_000_000
 
 def make(device: torch.device, num_slots: int = 4, num_bytes: int = 1 << 20, **settings: int) -> DevicePool:
     pool = DevicePool(CONFIG, num_slots, num_bytes, 4 << 20, device, **settings)
+    pool.lock_host_memory()
     warm = packed(dtype="bfloat16", seed=99, q_proj=1)
     # Kernels are loaded when first used, and loading waits for all that runs.
     for wait in (False, True):
@@ -69,7 +70,6 @@ def first_words(adapter: PackedAdapter) -> Tensor:
 def test_host_memory_is_page_locked(device: torch.device) -> None:
     pool = make(device)
     image = pool.adopt(packed(dtype="bfloat16", q_proj=2))
-    pool.lock_host_memory()
     assert image.bytes.is_pinned()
     pool.drop(image)
     pool.close()
