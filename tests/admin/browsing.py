@@ -71,7 +71,10 @@ async def chromium() -> AsyncIterator[Browser]:
 
 @cache
 def _started(program: str) -> str:
-    """Starts Chromium for all tests of this process. Returns where it is driven."""
+    """Starts Chromium for all tests of this process, with which it ends. Returns where it is driven."""
+    # Debian's is a child of a script, which would end alone.
+    beside_script = Path("/usr/lib/chromium") / Path(program).name
+    program = str(beside_script) if beside_script.exists() else program
     folder = Path(tempfile.mkdtemp(prefix="rs-chromium-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     dies_with_us = ["-I", child.__file__, "--parent", str(os.getpid()), "--signal", str(signal.SIGKILL), "--"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 
 from tests.admin import browsing
 from tests.support import chromium, debian
+from tests.support.waiting import until
 
 APT = """#!/bin/sh
 echo "$@" >> "{log}"
@@ -114,3 +118,22 @@ async def test_without_one_tests_are_skipped_and_under_ci_they_fail(
     with pytest.raises(pytest.fail.Exception, match="make browser"):
         async with browsing.chromium():
             pass
+
+
+def test_the_browser_ends_with_the_process_that_started_it() -> None:
+    program = chromium.find()
+    if program is None and not chromium.is_required():
+        pytest.skip(chromium.MISSING)
+    code = f"from tests.admin import browsing; print(browsing._started({program!r}), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        port = int(starter.stdout.readline().rpartition(":")[2])
+        starter.kill()
+
+    def refuses() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) != 0
+
+    until(refuses, 30, "the browser's end")
