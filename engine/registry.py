@@ -7,6 +7,7 @@ writes to it can name an engine.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote_plus
@@ -80,13 +81,11 @@ class RegistryAddress:
         text = f"{_PREFIX}{self.redis_url}{separator}{_SECRET}{quote(str(self.secret))}"
         return text if self.base is None else f"{text}&{_BASE}{quote(self.base)}"
 
-    def has(self, registered: Registration) -> bool:
-        """Returns whether this engine is meant."""
-        return self.base in (None, registered.base)
-
-    def endpoint_of(self, registered: Registration) -> str:
-        """Returns the endpoint that a client of this engine connects to."""
-        return f"{registered.endpoint}?key={registered.key}&secret={quote(str(self.secret))}"
+    def endpoints_of(self, registered: Iterable[Registration]) -> list[str]:
+        """Returns the endpoints that clients connect to, of those of some engines that are meant."""
+        secret = quote(str(self.secret))
+        meant = (one for one in registered if self.base in (None, one.base))
+        return [f"{one.endpoint}?key={one.key}&secret={secret}" for one in meant]
 
 
 def _value_of(option: str, options: list[str]) -> str:

@@ -42,6 +42,5 @@ async def engines_at(endpoints: Sequence[str]) -> tuple[str, ...]:
         return tuple(endpoints)
     with contextlib.suppress(RedisError):
         async with redis.asyncio.Redis.from_url(registry.redis_url, socket_timeout=5) as client:
-            listed = await read_registry(client)
-            return tuple(registry.endpoint_of(one) for one in listed if registry.has(one))
+            return tuple(registry.endpoints_of(await read_registry(client)))
     return ()

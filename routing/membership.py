@@ -69,6 +69,4 @@ class Membership:
                 log.error("the registry cannot be read; the known engines stay", reason=str(error))
             self._is_away = True
             return
-        await self._apply(
-            frozenset(self._registry.endpoint_of(one) for one in registered if self._registry.has(one))
-        )
+        await self._apply(frozenset(self._registry.endpoints_of(registered)))

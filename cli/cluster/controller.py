@@ -20,7 +20,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cli.cluster.engine_host import EngineHost, describe
-from cli.cluster.fleet import fleets
+from cli.cluster.fleet import Drains, fleets
 from cli.cluster.settings import RaySettings, engine_environment
 
 log = structlog.get_logger(__name__)
@@ -113,11 +113,10 @@ class Controller:
 
     def __init__(self, settings: RaySettings, environment: Mapping[str, str]) -> None:
         self._actors = EngineActors(settings)
-        self._drain_s = float(environment.get("ROOTSTOCK_ENGINE_DRAIN_SECONDS", "30")) + 20
-        self._fleets = fleets(settings, environment, self._actors, self._drain_s)
+        drain_s = float(environment.get("ROOTSTOCK_ENGINE_DRAIN_SECONDS", "30")) + 20
+        self._drains = Drains(self._actors, drain_s)
+        self._fleets = fleets(settings, environment, self._actors, self._drains)
         self._stopping = asyncio.Event()
-        self._leaving: dict[str, asyncio.Task[None]] = {}
-        """Engines of bases that are not served any more, until they are gone."""
 
     async def run(self) -> None:
         """Runs until SIGTERM, then drains all engines."""
@@ -129,7 +128,7 @@ class Controller:
         try:
             await self._keep_engines()
             names = await asyncio.to_thread(self._actors.running)
-            await asyncio.gather(*(self._drain(name) for name in names), return_exceptions=True)
+            await asyncio.gather(*map(self._drains.begin, names), return_exceptions=True)
         finally:
             for fleet in self._fleets:
                 await fleet.engines.close()
@@ -139,15 +138,11 @@ class Controller:
             running = await asyncio.wait_for(asyncio.to_thread(self._actors.running), LOST_S)
             for fleet in self._fleets:
                 await fleet.look(running)
-            self._leaving = {name: task for name, task in self._leaving.items() if not task.done()}
-            for name in running - self._leaving.keys():
-                if not any(fleet.has(name) for fleet in self._fleets):
-                    self._leaving[name] = asyncio.create_task(self._drain(name), name=f"drain {name}")
+            for name in running:
+                if not any(fleet.has(name) for fleet in self._fleets):  # of a base that is served no more
+                    self._drains.begin(name)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), INTERVAL_S)
-
-    async def _drain(self, name: str) -> None:
-        await asyncio.to_thread(self._actors.stop, name, self._drain_s)
 
 
 def main() -> int:

@@ -31,6 +31,29 @@ class Actors(Protocol):
     def stop(self, name: str, drain_s: float) -> None: ...
 
 
+class Drains:
+    """Engines that drain, until they are gone. Belongs to one event loop."""
+
+    def __init__(self, actors: Actors, drain_s: float) -> None:
+        """`drain_s`: seconds that one may take."""
+        self._actors = actors
+        self._drain_s = drain_s
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def names(self) -> set[str]:
+        """Those that are not gone yet."""
+        self._tasks = {name: task for name, task in self._tasks.items() if not task.done()}
+        return set(self._tasks)
+
+    def begin(self, name: str) -> asyncio.Task[None]:
+        """Drains and removes an engine. Returns the task that ends when it is gone."""
+        if name not in self.names:
+            work = asyncio.to_thread(self._actors.stop, name, self._drain_s)
+            self._tasks[name] = asyncio.create_task(work, name=f"drain {name}")
+        return self._tasks[name]
+
+
 class Fleet:
     """Starts and drains the engines of one base."""
 
@@ -41,20 +64,19 @@ class Fleet:
         engines: ReplicaSet,
         actors: Actors,
         rules: ScalingRules,
-        drain_s: float,
+        drains: Drains,
     ) -> None:
         """`prefix`: its engines are called PREFIX-NUMBER; `environment`: their settings; `engines`: the
-        connections to them; `drain_s`: seconds that an engine may take to drain.
+        connections to them.
         """
         self.engines = engines
         self._prefix = prefix
         self._environment = environment
         self._actors = actors
         self._rules = rules
-        self._drain_s = drain_s
+        self._drains = drains
         self._reader = LoadReader()
         self._scaler: Autoscaler | None = None
-        self._draining: dict[str, asyncio.Task[None]] = {}
 
     def has(self, name: str) -> bool:
         """Returns whether an engine of this name is, or was, one of its own."""
@@ -83,21 +105,20 @@ class Fleet:
 
     async def _approach(self, wanted: int, running: set[str]) -> None:
         """Starts the engines that are missing, and drains those beyond and those of other settings."""
-        self._draining = {name: task for name, task in self._draining.items() if not task.done()}
+        draining = self._drains.names
         names = [f"{self._prefix}-{number}" for number in range(wanted)]
         for name in names:
-            if name not in running and name not in self._draining:
+            if name not in running and name not in draining:
                 await asyncio.to_thread(self._actors.start, name, self._environment)
-        for name in sorted(running - self._draining.keys()):
+        for name in sorted(running - draining):
             if name not in names or await asyncio.to_thread(
                 self._actors.is_of_other_settings, name, self._environment
             ):
-                work = asyncio.to_thread(self._actors.stop, name, self._drain_s)
-                self._draining[name] = asyncio.create_task(work, name=f"drain {name}")
+                self._drains.begin(name)
 
 
 def fleets(
-    settings: RaySettings, environment: Mapping[str, str], actors: Actors, drain_s: float
+    settings: RaySettings, environment: Mapping[str, str], actors: Actors, drains: Drains
 ) -> list[Fleet]:
     """Returns those of all bases, the first one's first. `environment`: the settings of its engines."""
     rules = ScalingRules(settings.replicas_min, settings.replicas_max)
@@ -111,7 +132,7 @@ def fleets(
             ReplicaSet(_registered(settings, base if len(own) > 1 else None), "controller"),
             actors,
             rules,
-            drain_s,
+            drains,
         )
         for base, its in own.items()
     ]

@@ -14,12 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import NO_SLOT, Batch, NewRow, Scored, Verified
-from engine.device.batch_state import (
-    BatchState,
-    Ints,
-    Shares,
-    positions_of_logits,
-)
+from engine.device.batch_state import BatchState, Ints, Shares, positions_of_logits
 from engine.device.runner_options import CacheLayout
 from engine.device.scoring import ScoreRequests, rows_per_chunk, score, score_requests
 from engine.lora.pool import AdapterPool

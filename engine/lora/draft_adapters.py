@@ -129,9 +129,11 @@ def remove_note(artifacts_dir: Path, adapter_digest: str) -> str | None:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         named = ""
     path.unlink(missing_ok=True)
+    if not _DIGEST.fullmatch(named):
+        return None
     others = artifacts_dir.glob(f"??/*{NOTE_SUFFIX}")
     is_shared = any(named.encode() in other.read_bytes() for other in others)
-    return named if _DIGEST.fullmatch(named) and not is_shared else None
+    return None if is_shared else named
 
 
 def _note_path(artifacts_dir: Path, adapter_digest: str) -> Path:

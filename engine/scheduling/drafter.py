@@ -36,24 +36,24 @@ class Proposal(NamedTuple):
     """Digest of the draft adapter that guessed them, if one did."""
 
 
-Guessing = Callable[[Request], DraftAdapter | None]
+ReadyAdapter = Callable[[Request], DraftAdapter | None]
 """Returns the draft adapter that can guess for a request now."""
 
 
 class Drafter(Protocol):
     """Proposes drafts for running requests, and learns which of them were drawn.
 
-    Requests for which `guessing` returns a draft adapter may have placeholders.
+    Requests for which `ready` returns a draft adapter may have placeholders.
     """
 
-    def is_waiting(self, requests: Sequence[Request], guessing: Guessing) -> bool:
+    def is_waiting(self, requests: Sequence[Request], ready: ReadyAdapter) -> bool:
         """Returns whether the step in flight should be committed before the next one is planned: drafts or
         placeholders are likely to be worth that.
         """
         ...
 
     def propose(
-        self, requests: Sequence[Request], num_open: int, guessing: Guessing
+        self, requests: Sequence[Request], num_open: int, ready: ReadyAdapter
     ) -> dict[Request, Proposal]:
         """Returns drafts and placeholders for some requests, `num_open` tokens at most. Every request's last
         token is known.
@@ -82,12 +82,12 @@ class Drafter(Protocol):
 class NoDrafts:
     """Proposes nothing."""
 
-    def is_waiting(self, requests: Sequence[Request], guessing: Guessing) -> bool:
+    def is_waiting(self, requests: Sequence[Request], ready: ReadyAdapter) -> bool:
         """Returns False."""
         return False
 
     def propose(
-        self, requests: Sequence[Request], num_open: int, guessing: Guessing
+        self, requests: Sequence[Request], num_open: int, ready: ReadyAdapter
     ) -> dict[Request, Proposal]:
         """Returns nothing."""
         return {}

@@ -15,7 +15,7 @@ from engine.batch import MAX_DRAFTS
 from engine.grammar.constraint import RowConstraint
 from engine.lora.draft_adapters import DraftAdapter
 from engine.request import Request
-from engine.scheduling.drafter import DraftKind, Guessing, Proposal
+from engine.scheduling.drafter import DraftKind, Proposal, ReadyAdapter
 from engine.speculation.acceptance import Acceptance, Key
 from engine.speculation.budget import DraftBudget
 from engine.speculation.guesses import GuessAcceptance, Guessed, GuessKey
@@ -99,17 +99,17 @@ class MixedDrafter:
         """Of each draft and placeholder in flight."""
         self._followed: dict[Request, _Follow] = {}
 
-    def is_waiting(self, requests: Sequence[Request], guessing: Guessing) -> bool:
+    def is_waiting(self, requests: Sequence[Request], ready: ReadyAdapter) -> bool:
         """Returns whether drafts after the tokens known now, or placeholders, would be worth it: probably
         then also after the next.
         """
-        return bool(self._choose(requests, len(requests) * MAX_DRAFTS, guessing, is_drawing=True))
+        return bool(self._choose(requests, len(requests) * MAX_DRAFTS, ready, is_drawing=True))
 
     def propose(
-        self, requests: Sequence[Request], num_open: int, guessing: Guessing
+        self, requests: Sequence[Request], num_open: int, ready: ReadyAdapter
     ) -> dict[Request, Proposal]:
         """Returns the drafts and placeholders that are worth their time."""
-        chosen = self._choose(requests, num_open, guessing, is_drawing=False)
+        chosen = self._choose(requests, num_open, ready, is_drawing=False)
         num_more = sum(one.width + one.num_placeholders for one in chosen)
         self._price = self._budget.price(len(requests), num_more)
         return {one.request: self._proposal(one) for one in chosen}
@@ -164,7 +164,7 @@ class MixedDrafter:
         return Proposal(drafts, chosen.num_placeholders, one.num_forced, one.kind, guessed_by)
 
     def _choose(
-        self, requests: Sequence[Request], num_open: int, guessing: Guessing, is_drawing: bool
+        self, requests: Sequence[Request], num_open: int, ready: ReadyAdapter, is_drawing: bool
     ) -> list[_Chosen]:
         """Returns what may be drafted for some requests, each with how much of it the budget takes.
 
@@ -172,7 +172,7 @@ class MixedDrafter:
         """
         if not requests or len(requests) > MAX_ROWS:
             return []
-        adapters = self._follow_all(requests, guessing)
+        adapters = self._follow_all(requests, ready)
         candidates = self._candidates(requests, is_drawing)
         widths = self._widths(len(requests), candidates, num_open)
         num_left = num_open - sum(widths)
@@ -193,14 +193,14 @@ class MixedDrafter:
                 chosen.append(share)
         return chosen
 
-    def _follow_all(self, requests: Sequence[Request], guessing: Guessing) -> dict[Request, DraftAdapter]:
+    def _follow_all(self, requests: Sequence[Request], ready: ReadyAdapter) -> dict[Request, DraftAdapter]:
         """Returns the draft adapters of the requests that may have placeholders."""
         found = {}
         for request in requests:
             follow = self._followed.get(request) or self._follow(request)
             if len(request.token_ids) <= follow.prompt_len:
                 continue  # it computes its prompt
-            adapter = guessing(request)
+            adapter = ready(request)
             if adapter is not None:
                 found[request] = adapter
                 if follow.guess_key is None or follow.guess_key[2] != adapter.ref.digest:

@@ -51,7 +51,7 @@ _LOOKS = (
     ("dark", NARROW, ("color-contrast", "link-in-text-block", "scrollable-region-focusable")),
 )
 PICTURES = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
-"""A folder for pictures of the pages, for whoever wants to look at them."""
+"""The folder that pictures of the pages are written to; unset: none are taken."""
 
 
 @asynccontextmanager

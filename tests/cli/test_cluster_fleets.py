@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.cluster.fleet import Fleet, fleets
+from cli.cluster.fleet import Drains, Fleet, fleets
 from cli.cluster.settings import FurtherBase, RaySettings
 from engine.registry import RegistryAddress
 from engine.transport.curve import KeyPair
@@ -61,7 +61,7 @@ async def look(all_fleets: list[Fleet], placed: Placed) -> set[str]:
 
 
 async def test_each_base_has_its_engines_with_its_settings(placed: Placed, settings: RaySettings) -> None:
-    made = fleets(settings, ENVIRONMENT, placed, 10)
+    made = fleets(settings, ENVIRONMENT, placed, Drains(placed, 10))
     assert await look(made, placed) == {"engine-0", "engine-1", "engine-elm-0", "engine-elm-1"}
     assert placed.engines["engine-0"] == ENVIRONMENT
     assert placed.engines["engine-elm-1"] == ENVIRONMENT | ELM.environment()
@@ -72,9 +72,9 @@ async def test_each_base_has_its_engines_with_its_settings(placed: Placed, setti
 
 
 async def test_one_base_is_changed_and_the_others_engines_stay(placed: Placed, settings: RaySettings) -> None:
-    await look(fleets(settings, ENVIRONMENT, placed, 10), placed)
+    await look(fleets(settings, ENVIRONMENT, placed, Drains(placed, 10)), placed)
     other = settings.model_copy(update={"further": (ELM.model_copy(update={"quantization": "fp8"}),)})
-    made = fleets(other, ENVIRONMENT, placed, 10)
+    made = fleets(other, ENVIRONMENT, placed, Drains(placed, 10))
     placed.may_stop.clear()
     await look(made, placed)
     await eventually(lambda: sorted(placed.stopped) == ["engine-elm-0", "engine-elm-1"])
@@ -91,7 +91,7 @@ async def test_a_later_controller_keeps_what_it_finds_within_bounds(
     placed: Placed, settings: RaySettings
 ) -> None:
     placed.engines = {f"engine-{number}": ENVIRONMENT for number in range(4)}
-    made = fleets(settings, ENVIRONMENT, placed, 10)
+    made = fleets(settings, ENVIRONMENT, placed, Drains(placed, 10))
     await look(made, placed)
     await eventually(lambda: "engine-3" not in placed.engines)
     assert placed.stopped == ["engine-3"]
@@ -99,7 +99,7 @@ async def test_a_later_controller_keeps_what_it_finds_within_bounds(
 
 
 def test_engines_of_a_base_that_is_gone_belong_to_none(placed: Placed, settings: RaySettings) -> None:
-    made = fleets(settings, ENVIRONMENT, placed, 10)
+    made = fleets(settings, ENVIRONMENT, placed, Drains(placed, 10))
     owners = {
         name: [fleet.has(name) for fleet in made] for name in ("engine-7", "engine-elm-7", "engine-ash-0")
     }

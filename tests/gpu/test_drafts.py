@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import msgspec
 import pytest
@@ -18,9 +17,8 @@ from engine.model.weights import base_digest
 from engine.protocol import AdapterRef, SamplingParams, Submit
 from examples.sapling import ADAPTERS, BASE, tokens
 from examples.sapling.tasks import TASKS
-from tests.engine.plain.guesses import GuessingDrafter
 from tests.engine.runner.bases import write_draft_adapter
-from tests.engine.runner.rig import Run
+from tests.engine.runner.rig import Run, knowing
 from tests.gpu.device_engine import device_engine
 
 pytestmark = pytest.mark.gpu
@@ -30,6 +28,9 @@ NEAR_TIE = 0.25
 nearly equal logits change places: by so many nats at most."""
 LOST = 4
 """Answers more that may differ than between two batchings without drafts: a drawn token has no such bound."""
+
+KNOWN = {"vocab_size": load_config(BASE).vocab_size, "seed": 3}
+"""How drafts are guessed from answers."""
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +58,6 @@ def asked(refs: dict[str, AdapterRef], per_task: int) -> list[Submit]:
                 Submit(f"{name}-{index}", "t", encoder.prompt(example.prompt), params, refs[name], n=1)
             )
     return found
-
-
-def knowing(without: Run, skill: float, **options: int) -> GuessingDrafter:
-    return GuessingDrafter(
-        lambda request: without.answers[request.request_id, request.index].token_ids,
-        Random(3),
-        vocab_size=load_config(BASE).vocab_size,
-        skill=skill,
-        **options,
-    )
 
 
 def differing(found: Run, expected: Run) -> int:
@@ -98,7 +89,7 @@ def test_answers_are_those_without_drafts(
         without = engine.run(requests, every=1)
         noise = differing(engine.run(requests, every=3), without)
     for skill in (1.0, 0.7):
-        drafter = knowing(without, skill)
+        drafter = knowing(without, skill, **KNOWN)
         with device_engine(model, folder, max_rows=96, cuda_graphs=cuda_graphs, drafter=drafter) as engine:
             found = engine.run(requests, every=1)
         assert drafter.num_accepted > 100, (drafter.num_accepted, drafter.num_drafts)
@@ -112,7 +103,7 @@ def test_blocks_run_out_behind_drafts_and_nothing_is_lost(packed: tuple[Path, di
     with device_engine(model, folder, max_rows=64) as engine:
         without = engine.run(requests)
         noise = differing(engine.run(requests, every=3), without)
-    drafter = knowing(without, 0.8)
+    drafter = knowing(without, 0.8, **KNOWN)
     with device_engine(model, folder, max_rows=64, num_blocks=12, num_slots=3, drafter=drafter) as engine:
         found = engine.run(requests)  # all at once: one each step might wait for its adapter instead
         assert engine.core.stats.preemptions > 0
@@ -133,7 +124,7 @@ def test_answers_are_those_without_placeholders(
     with device_engine(model, folder, max_rows=96, cuda_graphs=cuda_graphs) as engine:
         without = engine.run(requests, every=1)
         noise = differing(engine.run(requests, every=3), without)
-    drafter = knowing(without, 0.8, most=3, ahead=4)
+    drafter = knowing(without, 0.8, **KNOWN, most=3, ahead=4)
     options = {"max_rows": 128, "num_slots": 14, "cuda_graphs": cuda_graphs}
     with device_engine(model, folder, drafter=drafter, draft_adapters=choice, **options) as engine:
         found = engine.run(requests, every=1)
@@ -152,7 +143,7 @@ def test_a_draft_adapter_that_overflows_ends_no_request(
     with device_engine(model, folder, max_rows=64) as engine:
         without = engine.run(requests)
         noise = differing(engine.run(requests, every=3), without)
-    drafter = knowing(without, 0.8, most=2, ahead=4)
+    drafter = knowing(without, 0.8, **KNOWN, most=2, ahead=4)
     with device_engine(
         model, folder, max_rows=96, num_slots=13, drafter=drafter, draft_adapters=choice
     ) as engine:

@@ -49,7 +49,7 @@ def fork_test_processes(config: pytest.Config) -> None:
 
 
 def _is_test_process(words: Sequence[str]) -> bool:
-    """Whether this is how execnet, and nobody else, starts a Python."""
+    """Whether this is the command with which execnet starts a Python."""
     return words[0] == sys.executable and words[-1] == popen_bootstrapline
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from engine.request import Request
-from engine.scheduling.drafter import DraftKind, Guessing, NoDrafts, Proposal
+from engine.scheduling.drafter import DraftKind, NoDrafts, Proposal, ReadyAdapter
 
 
 class GuessingDrafter(NoDrafts):
@@ -38,18 +38,18 @@ class GuessingDrafter(NoDrafts):
         self.num_guesses_drafted = self.num_guesses_accepted = 0
         self._of_adapter: set[Request] = set()
 
-    def is_waiting(self, requests: Sequence[Request], guessing: Guessing) -> bool:
+    def is_waiting(self, requests: Sequence[Request], ready: ReadyAdapter) -> bool:
         return self._random.random() < 0.5
 
     def propose(
-        self, requests: Sequence[Request], num_open: int, guessing: Guessing
+        self, requests: Sequence[Request], num_open: int, ready: ReadyAdapter
     ) -> dict[Request, Proposal]:
         found = {}
         for request in requests:
             if request.total_len - request.computed_len != 1:
                 continue
             drafts, kind, guessed_by = self._drafts(request, num_open), DraftKind.TEXT, ""
-            adapter = guessing(request) if self._ahead else None
+            adapter = ready(request) if self._ahead else None
             position, guesses = self._guessed.pop(request, (0, []))
             self._of_adapter.discard(request)
             if position == len(request.token_ids) and self._random.random() < 0.5:

@@ -146,7 +146,7 @@ def secured(folder: Path, redis_url: str) -> Iterator[EngineProcess]:
 async def registered(redis_url: str, secret: Path) -> tuple[str, ...]:
     address = RegistryAddress(redis_url, secret)
     async with redis.asyncio.Redis.from_url(redis_url) as client:
-        return tuple(address.endpoint_of(one) for one in await read_registry(client))
+        return tuple(address.endpoints_of(await read_registry(client)))
 
 
 async def until_registered(redis_url: str, secret: Path) -> tuple[str, ...]:

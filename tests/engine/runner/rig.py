@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -18,9 +19,11 @@ from engine.lora.pool import AdapterPool
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
 from engine.protocol import AdapterRef, Submit, TokenLogprob, UsageEvent
+from engine.request import Request
 from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
+from tests.engine.plain.guesses import GuessingDrafter
 
 
 @dataclass
@@ -40,6 +43,15 @@ class Run:
 
     def tokens(self) -> dict[tuple[str, int], list[int]]:
         return {key: answer.token_ids for key, answer in self.answers.items()}
+
+
+def knowing(without: Run, skill: float, *, vocab_size: int, seed: int = 1, **options: int) -> GuessingDrafter:
+    """Guesses from the answers of a run without drafts, right as often as `skill` says."""
+
+    def answer(request: Request) -> list[int]:
+        return without.answers[request.request_id, request.index].token_ids
+
+    return GuessingDrafter(answer, Random(seed), vocab_size=vocab_size, skill=skill, **options)
 
 
 def make_core(

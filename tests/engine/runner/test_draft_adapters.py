@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,12 @@ from engine.model.model import Model
 from engine.model.weights import base_digest
 from engine.parallel.messages import Step, batch_of, decoder, encode, step_message
 from engine.protocol import AdapterRef, SamplingParams
-from engine.request import Request
 from tests.engine.grammar import sapling
 from tests.engine.grammar.test_constrained import LIST, PERSON
 from tests.engine.grammar.test_drafts import RECORD, OverlappedRunner, Recorder
-from tests.engine.plain.guesses import GuessingDrafter
 from tests.engine.reasoning.markers import reasoning
 from tests.engine.runner.bases import VOCAB_SIZE, write_adapters, write_base, write_draft_adapter
-from tests.engine.runner.rig import Run, assert_alike, make_core, run
+from tests.engine.runner.rig import assert_alike, knowing, make_core, run
 from tests.engine.runner.test_equivalence import submits
 
 PLACEHOLDER_ID = 7
@@ -72,21 +69,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("world"))
 
 
-def guessing(without: Run, skill: float, seed: int = 1, vocab_size: int = VOCAB_SIZE) -> GuessingDrafter:
-    """Placeholders behind drafts that are partly right, and drafts of what was guessed in their places."""
-
-    def answer(request: Request) -> list[int]:
-        return without.answers[request.request_id, request.index].token_ids
-
-    return GuessingDrafter(answer, Random(seed), vocab_size=vocab_size, skill=skill, most=4, ahead=4)
-
-
 def test_answers_are_those_without_placeholders_whatever_the_engine_is_short_of(world: World) -> None:
     requests = submits(world.adapters, 12, seed=1)
     without = run(make_core(world.model, world.artifacts), requests)
 
     def check(skill: float, every: int = 0, overlaps: bool = False, **options: Any) -> EngineCore:
-        drafter = guessing(without, skill)
+        drafter = knowing(without, skill, vocab_size=VOCAB_SIZE, most=4, ahead=4)
         core = make_core(
             world.model,
             world.artifacts,
@@ -140,7 +128,7 @@ def test_rows_with_grammars_budgets_and_penalties_answer_as_without(tmp_path: Pa
     requests.append(sapling.submission("thinks", None, reasoning=reasoning(5), max_tokens=30, seed=4))
     without = run(sapling.grammar_core(model, tmp_path), requests)
     for overlaps in (False, True):
-        drafter = guessing(without, 0.8, vocab_size=model.config.vocab_size)
+        drafter = knowing(without, 0.8, vocab_size=model.config.vocab_size, most=4, ahead=4)
         choice = DraftAdapterChoice(general)
         core = sapling.grammar_core(
             model, tmp_path / "packed", max_rows=90, drafter=drafter, draft_adapters=choice
@@ -186,7 +174,7 @@ def test_a_draft_adapter_that_overflows_changes_no_answer(world: World) -> None:
     broken.write(artifact_path(folder, broken.digest))
     requests = submits(world.adapters, 8, seed=2)
     without = run(make_core(world.model, folder), requests)
-    drafter = guessing(without, 0.5)
+    drafter = knowing(without, 0.5, vocab_size=VOCAB_SIZE, most=4, ahead=4)
     ref = AdapterRef(broken.digest, broken.manifest.rank)
     choice = DraftAdapterChoice(DraftAdapter(ref, PLACEHOLDER_ID, 4))
     found = run(make_core(world.model, folder, drafter=drafter, draft_adapters=choice, max_rows=60), requests)

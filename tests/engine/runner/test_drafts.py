@@ -19,11 +19,10 @@ from engine.lora.manifest import ModuleShape, lay_out
 from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.protocol import AdapterRef, SamplingParams, Submit
-from engine.request import Request
 from tests.adapters.peft_files import tiny_config
 from tests.engine.plain.guesses import GuessingDrafter
 from tests.engine.runner.bases import VOCAB_SIZE, Adapter, write_adapters, write_base
-from tests.engine.runner.rig import Run, make_core, run
+from tests.engine.runner.rig import knowing, make_core, run
 from tests.engine.runner.test_equivalence import submits
 from tests.support.examples import examples
 
@@ -44,15 +43,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path, dict[st
     return load_model(path / "base"), path / "adapters" / "packed", adapters
 
 
-def knowing(without: Run, *, skill: float, seed: int = 1, vocab_size: int = VOCAB_SIZE) -> GuessingDrafter:
-    """Guesses from the answers of a run without drafts."""
-
-    def answer(request: Request) -> list[int]:
-        return without.answers[request.request_id, request.index].token_ids
-
-    return GuessingDrafter(answer, Random(seed), vocab_size=vocab_size, skill=skill)
-
-
 def test_answers_are_those_without_drafts_whatever_the_engine_is_short_of(
     base: tuple[Model, Path, dict[str, Adapter]],
 ) -> None:
@@ -61,7 +51,7 @@ def test_answers_are_those_without_drafts_whatever_the_engine_is_short_of(
     without = run(make_core(model, artifacts), requests)
 
     def check(skill: float, every: int = 0, **options: Any) -> EngineCore:
-        drafter = knowing(without, skill=skill)
+        drafter = knowing(without, skill, vocab_size=VOCAB_SIZE)
         core = make_core(model, artifacts, drafter=drafter, **{"max_rows": 40, **options})
         found = run(core, requests, every=every)
         assert found.answers == without.answers, "tokens, log-probabilities and reasons"
