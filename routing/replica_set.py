@@ -130,6 +130,13 @@ class ReplicaSet:
         """Replicas that take requests."""
         return self._router.num_available
 
+    def takes_requests(self) -> dict[str, bool]:
+        """Returns, by the name of each engine that answers, whether requests are routed to it: one that is
+        connected may still be loading adapters, draining or left out.
+        """
+        known = [one.info.engine_id for one in self.clients if one.info is not None and one.ready]
+        return {name: self._router.view(name) is not None for name in known}
+
     @property
     def is_starting(self) -> bool:
         """Whether no replica takes requests, and one is about to."""

@@ -1,10 +1,10 @@
-"""Shows on /metrics to which replicas this process routed requests, and why."""
+"""Shows on /metrics to which replicas this process routes requests, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from routing.replica_set import ReplicaSet
@@ -15,6 +15,16 @@ class RoutingCollector(Collector):
         self._pools = pools
 
     def collect(self) -> Iterator[Metric]:
+        takes_requests = GaugeMetricFamily(
+            "rootstock_engine_takes_requests",
+            "1 while this process routes requests to the engine, 0 while the engine loads the adapters it "
+            "begins with, drains or is left out.",
+            labels=["replica"],
+        )
+        for pool in self._pools:
+            for replica, takes in sorted(pool.takes_requests().items()):
+                takes_requests.add_metric([replica], float(takes))
+        yield takes_requests
         routed = CounterMetricFamily(
             "rootstock_routed",
             "Requests that this process routed, by replica and why it was chosen: it has the adapter, the "

@@ -113,6 +113,9 @@ class FakeEngine:
     def latest_stats(self) -> list[EngineStats]:
         return [] if self.stats is None else [self.stats]
 
+    def takes_requests(self) -> dict[str, bool]:
+        return {self.info.engine_id: self.ready}
+
     def submit(self, request: Submit, session: str | None = None) -> Generation:
         if not self.ready:
             raise EngineGone("not connected", self.ready_in)

@@ -208,7 +208,9 @@ async def test_every_replica_and_what_was_routed_to_it_is_shown(world: World) ->
     engines: Any = [engine(0, STATS), engine(1, second), engine(2, None), unknown, namesake]
     registry.register(EngineCollector(lambda: engines))
     counts = RoutingCounts({("engine-0", "adapter"): 5, ("engine-1", "spill"): 2}, rerouted=3)
-    registry.register(RoutingCollector([SimpleNamespace(counts=counts)]))  # type: ignore[arg-type]
+    takes_requests = {"engine-0": True, "engine-1": False}
+    pool: Any = SimpleNamespace(counts=counts, takes_requests=lambda: takes_requests)
+    registry.register(RoutingCollector([pool]))
     shown = generate_latest(registry).decode()
     for line in (
         'rootstock_engine_up{replica="engine-0"} 1.0',
@@ -216,6 +218,8 @@ async def test_every_replica_and_what_was_routed_to_it_is_shown(world: World) ->
         'rootstock_engine_up{replica="unknown-3"} 0.0',
         'rootstock_requests_running{replica="engine-0"} 3.0',
         'rootstock_requests_running{replica="engine-1"} 7.0',
+        'rootstock_engine_takes_requests{replica="engine-0"} 1.0',
+        'rootstock_engine_takes_requests{replica="engine-1"} 0.0',
         'rootstock_routed_total{reason="adapter",replica="engine-0"} 5.0',
         'rootstock_routed_total{reason="spill",replica="engine-1"} 2.0',
         "rootstock_rerouted_total 3.0",

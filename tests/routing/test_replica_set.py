@@ -207,7 +207,10 @@ async def test_a_replica_loads_its_adapters_before_it_takes_requests(
         await answered(engines, f"r-{number}", adapter=adapter)
     third.start()
     async with asyncio.timeout(60):
+        await until(lambda: engines.clients[2].ready)
+        assert engines.takes_requests() == {"engine-0": True, "engine-1": True, "engine-2": False}
         await until(lambda: engines.num_serving == 3)
+    assert set(engines.takes_requests().values()) == {True}
     stats = engines.clients[2].stats
     assert stats is not None
     moved = [adapter for adapter in ADAPTERS if home_of(engines, adapter) == "engine-2"]

@@ -257,8 +257,14 @@ def test_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
     folders: list[Path] = []
     for num_layers in (4, 16):
         base = tmp_path / f"base-{num_layers}"
+        # In bf16, so that a layer's weights in fp32 are memory of the process, not pages of the file.
         config = write_base(
-            base, hidden_size=512, intermediate_size=2048, num_hidden_layers=num_layers, head_dim=128
+            base,
+            dtype=torch.bfloat16,
+            hidden_size=512,
+            intermediate_size=2048,
+            num_hidden_layers=num_layers,
+            head_dim=128,
         )
         folders += [base, write_peft(tmp_path / f"adapter-{num_layers}", lora_tensors(config, rank=4))]
     # What the process holds besides differs from run to run by a few hundred kilobytes.

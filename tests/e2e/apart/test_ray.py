@@ -56,9 +56,10 @@ class Cluster(Stack):
         self._log.close()
 
     def serving(self) -> set[str]:
-        """The engines that take requests."""
+        """The engines that requests are routed to: connected, and with the adapters they begin with."""
         text = httpx.get(f"{self.url}/metrics", timeout=5).text
-        return {f"engine-{n}" for n in range(2) if f'rootstock_engine_up{{replica="engine-{n}"}} 1.0' in text}
+        line = 'rootstock_engine_takes_requests{{replica="engine-{}"}} 1.0'
+        return {f"engine-{number}" for number in range(2) if line.format(number) in text}
 
     def wait_until_whole(self) -> None:
         eventually(lambda: self.serving() == {"engine-0", "engine-1"}, BACK_S, "both engines")

@@ -45,7 +45,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_base(path: Path, architecture: str = "llama", *, seed: int = 0, **changes: Any) -> ModelConfig:
+def write_base(
+    path: Path,
+    architecture: str = "llama",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **changes: Any,
+) -> ModelConfig:
     """A checkpoint whose greedy answers wander instead of repeating one token."""
     raw = _SHAPE | ARCHITECTURES[architecture] | changes
     path.mkdir(parents=True, exist_ok=True)
@@ -54,7 +61,7 @@ def write_base(path: Path, architecture: str = "llama", *, seed: int = 0, **chan
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int, std: float) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) * std
+        return (torch.randn(*shape, generator=generator) * std).to(dtype)
 
     tensors = {
         "model.embed_tokens.weight": random(config.vocab_size, config.hidden_size, std=1.0),
