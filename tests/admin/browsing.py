@@ -108,20 +108,29 @@ class Visit:
         await self.page.click("button[type=submit]")
         await self.page.wait_for_url(self.console + lands)
 
-    async def looked_at(self, name: str) -> list[str]:
-        """What is wrong with the page as it is: in light on a wide screen, in dark on a narrow one."""
+    async def looked_at(self, name: str, *, also_minor: bool = False) -> list[str]:
+        """What is wrong with the page as it is: in light on a wide screen, in dark on a narrow one. Serious
+        findings; or also minor ones, for pages whose narrow form has parts of its own, by all rules on both.
+        """
         found = []
         for scheme, width, rules in _LOOKS:
             # What fades into another colour has no contrast yet.
             await self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
             await self.page.set_viewport_size({"width": width, "height": 844})
-            found += [f"{name} {scheme}: {one}" for one in await self.serious(*rules)]
-            beyond = await self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-            found += [f"{name} is {beyond} px wider than a screen of {width}"] if beyond > 0 else []
+            seen = await self.findings() if also_minor else await self.serious(*rules)
+            found += [f"{name} {scheme}: {one}" for one in seen]
+            found += await self.too_wide(name)
             await self.picture(f"{name}-{scheme}")
         await self.page.emulate_media(color_scheme="light", reduced_motion="null")
         await self.page.set_viewport_size({"width": WIDE, "height": 844})
         return found
+
+    async def too_wide(self, name: str) -> list[str]:
+        """Whether the page has to be scrolled sideways."""
+        beyond, width = await self.page.evaluate(
+            "[document.documentElement.scrollWidth - innerWidth, innerWidth]"
+        )
+        return [f"{name} is {beyond} px wider than a screen of {width}"] if beyond > 0 else []
 
     async def look_at(self, *paths: str) -> list[str]:
         """What is wrong with these pages, one after the other."""

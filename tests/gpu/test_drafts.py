@@ -105,9 +105,10 @@ def test_blocks_run_out_behind_drafts_and_nothing_is_lost(packed: tuple[Path, di
         noise = differing(engine.run(requests, every=3), without)
     drafter = knowing(without, 0.8, **KNOWN)
     with device_engine(model, folder, max_rows=64, num_blocks=12, num_slots=3, drafter=drafter) as engine:
-        found = engine.run(requests)  # all at once: one each step might wait for its adapter instead
+        # All at once: one each step might wait for its adapter instead. In the first run they may still do.
+        runs = [engine.run(requests) for _ in range(3)]
         assert engine.core.stats.preemptions > 0
-    assert differing(found, without) <= noise + LOST, noise
+    assert max(differing(found, without) for found in runs) <= noise + LOST, noise
 
 
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
