@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-import torch
-
 from adapters.announcer import Announcer
 from adapters.arithmetic_threads import bound_arithmetic_threads
 from adapters.inspection.sandbox import Sandbox
@@ -19,8 +17,6 @@ from worker.imports import build_importer
 from worker.runtime import Runtime
 from worker.settings import JobsSettings
 from worker.signing import build_signer
-
-torch.set_grad_enabled(False)
 
 
 async def open_pipeline(runtime: Runtime, settings: JobsSettings, opened: AsyncExitStack) -> AdapterPipeline:

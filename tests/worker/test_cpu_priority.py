@@ -80,6 +80,8 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_secret")
 async def test_jobs_compute_in_such_threads_beside_a_loop_that_is_none(tmp_path: Path) -> None:
+    import torch
+
     from worker.assembly import open_pipeline
 
     settings = JobsSettings(
@@ -92,6 +94,7 @@ async def test_jobs_compute_in_such_threads_beside_a_loop_that_is_none(tmp_path:
         await open_pipeline(runtime, settings, opened)
         assert await asyncio.to_thread(os.sched_getscheduler, 0) == os.SCHED_IDLE
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    assert torch.is_grad_enabled(), "whoever imports the pipeline may still train something"
 
 
 @pytest.mark.usefixtures("_secret")
