@@ -134,9 +134,9 @@ thorough: .venv/.installed
 	$(BIN)/python -m pytest -m "not gpu" --timeout 3600 $$(grep -rlw given tests --include='test_*.py')
 
 # A process of its own: Triton decides for good when a kernel is defined.
-# Beside others, at the lowest priority, they may take very long.
+# Beside other tests they run at the lowest priority: a test may take very long there.
 kernels: .venv/.installed
-	TRITON_INTERPRET=1 $(BESIDE) $(BIN)/python -m pytest tests/interpreted -q -n 2 --timeout 1800
+	TRITON_INTERPRET=1 $(BESIDE) $(BIN)/python -m pytest tests/interpreted -q -n 2 $(if $(BESIDE),--timeout 1800)
 
 # Every kernel for every architecture; `make test` compiles those that have changed since.
 compile: .venv/.installed

@@ -140,8 +140,8 @@ class ReplicaSet:
     @property
     def is_starting(self) -> bool:
         """Whether no replica takes requests, and one is about to."""
-        takes_requests = [one for one in self.clients if one.info is None or one.info.role != "prefill"]
-        return not self.ready and any(client.is_starting or client.ready for client in takes_requests)
+        may_serve = [one for one in self.clients if one.info is None or one.info.role != "prefill"]
+        return not self.ready and any(client.is_starting or client.ready for client in may_serve)
 
     @property
     def ready_in(self) -> float:

@@ -15,16 +15,19 @@ class RoutingCollector(Collector):
         self._pools = pools
 
     def collect(self) -> Iterator[Metric]:
-        takes_requests = GaugeMetricFamily(
+        family = GaugeMetricFamily(
             "rootstock_engine_takes_requests",
             "1 while this process routes requests to the engine, 0 while the engine loads the adapters it "
-            "begins with, drains or is left out.",
+            "begins with, drains, is left out, or computes prompts for others.",
             labels=["replica"],
         )
+        takes_requests: dict[str, bool] = {}
         for pool in self._pools:
-            for replica, takes in sorted(pool.takes_requests().items()):
-                takes_requests.add_metric([replica], float(takes))
-        yield takes_requests
+            for replica, takes in pool.takes_requests().items():
+                takes_requests[replica] = takes_requests.get(replica, False) or takes  # a series comes once
+        for replica, takes in sorted(takes_requests.items()):
+            family.add_metric([replica], float(takes))
+        yield family
         routed = CounterMetricFamily(
             "rootstock_routed",
             "Requests that this process routed, by replica and why it was chosen: it has the adapter, the "

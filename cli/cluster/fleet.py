@@ -43,8 +43,7 @@ class Drains:
     @property
     def names(self) -> set[str]:
         """Those that are not gone yet."""
-        self._tasks = {name: task for name, task in self._tasks.items() if not task.done()}
-        return set(self._tasks)
+        return {name for name, task in self._tasks.items() if not task.done()}
 
     def begin(self, name: str) -> asyncio.Task[None]:
         """Drains and removes an engine. Returns the task that ends when it is gone."""

@@ -127,9 +127,8 @@ class Visit:
 
     async def too_wide(self, name: str) -> list[str]:
         """Whether the page has to be scrolled sideways."""
-        beyond, width = await self.page.evaluate(
-            "[document.documentElement.scrollWidth - innerWidth, innerWidth]"
-        )
+        needed, width = await self.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        beyond = needed - width
         return [f"{name} is {beyond} px wider than a screen of {width}"] if beyond > 0 else []
 
     async def look_at(self, *paths: str) -> list[str]:

@@ -208,9 +208,9 @@ async def test_every_replica_and_what_was_routed_to_it_is_shown(world: World) ->
     engines: Any = [engine(0, STATS), engine(1, second), engine(2, None), unknown, namesake]
     registry.register(EngineCollector(lambda: engines))
     counts = RoutingCounts({("engine-0", "adapter"): 5, ("engine-1", "spill"): 2}, rerouted=3)
-    takes_requests = {"engine-0": True, "engine-1": False}
-    pool: Any = SimpleNamespace(counts=counts, takes_requests=lambda: takes_requests)
-    registry.register(RoutingCollector([pool]))
+    pool: Any = SimpleNamespace(counts=counts, takes_requests=lambda: {"engine-0": True, "engine-1": False})
+    other: Any = SimpleNamespace(counts=RoutingCounts(), takes_requests=lambda: {"engine-0": False})
+    registry.register(RoutingCollector([pool, other]))
     shown = generate_latest(registry).decode()
     for line in (
         'rootstock_engine_up{replica="engine-0"} 1.0',
@@ -225,7 +225,8 @@ async def test_every_replica_and_what_was_routed_to_it_is_shown(world: World) ->
         "rootstock_rerouted_total 3.0",
     ):
         assert shown.splitlines().count(line) == 1
-    assert shown.count('rootstock_engine_up{replica="engine-0"}') == 1, "Prometheus refuses a series twice"
+    for name in ("rootstock_engine_up", "rootstock_engine_takes_requests"):
+        assert shown.count(f'{name}{{replica="engine-0"}}') == 1, "Prometheus refuses a series twice"
 
 
 async def test_no_label_names_a_key_a_tenant_or_an_adapter(client: httpx.AsyncClient, world: World) -> None:

@@ -182,6 +182,12 @@ class Stack:
         """The base and every adapter."""
         return [self.demo["base"], *(self.model(name) for name in self.demo["adapters"])]
 
+    def serving(self) -> set[str]:
+        """The engines that requests are routed to, as the API process sees it that happens to answer."""
+        shown = httpx.get(f"{self.url}/metrics", timeout=5).text
+        line = r'^rootstock_engine_takes_requests\{replica="([^"]+)"\} 1\.0$'
+        return set(re.findall(line, shown, re.MULTILINE))
+
     def pid_of(self, name: str) -> int | None:
         """The process `up` runs under this name now: it writes the log of that name."""
         log = str(self.data.absolute() / "logs" / f"{name}.log")

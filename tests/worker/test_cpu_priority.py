@@ -94,7 +94,7 @@ async def test_jobs_compute_in_such_threads_beside_a_loop_that_is_none(tmp_path:
         await open_pipeline(runtime, settings, opened)
         assert await asyncio.to_thread(os.sched_getscheduler, 0) == os.SCHED_IDLE
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
-    assert torch.is_grad_enabled(), "whoever imports the pipeline may still train something"
+    assert torch.is_grad_enabled(), "jobs do not switch gradients off for the process"
 
 
 @pytest.mark.usefixtures("_secret")

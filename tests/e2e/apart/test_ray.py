@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from cli.programs import CHECKOUT
@@ -54,12 +53,6 @@ class Cluster(Stack):
             self._node.terminate()
             self._node.wait(60)
         self._log.close()
-
-    def serving(self) -> set[str]:
-        """The engines that requests are routed to: connected, and with the adapters they begin with."""
-        text = httpx.get(f"{self.url}/metrics", timeout=5).text
-        line = 'rootstock_engine_takes_requests{{replica="engine-{}"}} 1.0'
-        return {f"engine-{number}" for number in range(2) if line.format(number) in text}
 
     def wait_until_whole(self) -> None:
         eventually(lambda: self.serving() == {"engine-0", "engine-1"}, BACK_S, "both engines")

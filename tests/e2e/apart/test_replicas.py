@@ -38,14 +38,8 @@ async def back(stack: Stack, number: int, former: int) -> None:
         while engine(stack, number) in (None, former):  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(0.05)
         for _ in range(8):  # either API process may answer
-            while not await takes_requests(stack, number):  # noqa: ASYNC110
+            while f"engine-{number}" not in await asyncio.to_thread(stack.serving):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
-
-
-async def takes_requests(stack: Stack, number: int) -> bool:
-    async with httpx.AsyncClient() as client:
-        shown = (await client.get(f"{stack.url}/metrics", timeout=5)).text
-    return f'rootstock_engine_takes_requests{{replica="engine-{number}"}} 1.0' in shown
 
 
 async def test_a_killed_replica_fails_its_streams_and_no_other(replicas: Stack) -> None:
