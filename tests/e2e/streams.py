@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 from openai import APIError, AsyncOpenAI
+from openai.types import CompletionUsage
+
+_DATA = "data: {"
 
 
 @dataclass
@@ -23,7 +27,7 @@ class Stream:
     last_token_at: float = 0.0
     """By `time.monotonic`."""
     finish_reason: str | None = None
-    usage: Any = None
+    usage: CompletionUsage | None = None
     error: Exception | None = None
 
     async def received(self, num_tokens: int, seconds: float = 30.0) -> None:
@@ -35,29 +39,43 @@ class Stream:
 
 
 async def read_stream(client: AsyncOpenAI, stream: Stream, **options: Any) -> Stream:
-    """Ask and read into `stream` until it ends, whichever way."""
+    """Ask and read into `stream` until it ends, whichever way.
+
+    The client asks; its chunks are read here, since it validates each: most of the time of many streams.
+    """
     asked: dict[str, Any] = {"temperature": 0, "max_tokens": 64} | options
+    create = client.chat.completions.with_streaming_response.create
     try:
-        answer = await client.chat.completions.create(
+        async with create(
             model=stream.model,
             messages=[{"role": "user", "content": stream.prompt}],
             stream=True,
             stream_options={"include_usage": True},
             logprobs=True,  # a chunk may carry several tokens: their log-probabilities count them
             **asked,
-        )
-        async for chunk in answer:
-            stream.id = chunk.id
-            stream.usage = chunk.usage or stream.usage
-            for choice in chunk.choices:
-                stream.text += choice.delta.content or ""
-                stream.finish_reason = choice.finish_reason or stream.finish_reason
-                if choice.logprobs is not None and choice.logprobs.content:
-                    stream.num_received += len(choice.logprobs.content)
-                    stream.last_token_at = time.monotonic()
+        ) as answer:
+            async for line in answer.iter_lines():
+                if line.startswith(_DATA):
+                    chunk = json.loads(line.removeprefix("data: "))
+                    if "error" in chunk:
+                        problem = chunk["error"]
+                        raise APIError(problem["message"], answer.http_request, body=problem)
+                    _take(stream, chunk)
     except (APIError, httpx2.HTTPError) as error:
         stream.error = error
     return stream
+
+
+def _take(stream: Stream, chunk: dict[str, Any]) -> None:
+    stream.id = chunk["id"]
+    if chunk.get("usage"):
+        stream.usage = CompletionUsage.model_validate(chunk["usage"])
+    for choice in chunk["choices"]:
+        stream.text += choice["delta"].get("content") or ""
+        stream.finish_reason = choice["finish_reason"] or stream.finish_reason
+        if choice.get("logprobs") and choice["logprobs"].get("content"):
+            stream.num_received += len(choice["logprobs"]["content"])
+            stream.last_token_at = time.monotonic()
 
 
 class Crowd:

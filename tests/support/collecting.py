@@ -81,8 +81,6 @@ def import_tests(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    gc.disable()  # imports make no garbage
-    import_tests(sys.argv[2:])
-    gc.enable()
-    forks.freeze()
+    with forks.importing():
+        import_tests(sys.argv[2:])
     forks.serve(socket.socket(fileno=int(sys.argv[1])))()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import fcntl
 import functools
 import gc
@@ -58,7 +59,11 @@ _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _MESSAGE_BYTES = 128 << 10
 _FIRST_FREE = 200
 """No program is given descriptors from this number on."""
-_START_S = 150.0
+_START_S = 900.0
+"""Before the first program, a zygote imports: for minutes, from a cold disk on a busy machine. Its end is
+noticed at once.
+"""
+_SLOW_S = 240.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -291,23 +296,29 @@ def _run_code(code: str) -> NoReturn:
 
 def _hold(modules: Sequence[str]) -> None:
     sys.path[0] = str(Path.cwd())  # instead of this file's folder
-    gc.disable()  # imports make no garbage
     for module in modules:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError:
             if Path.cwd() == ROOT:  # an older release has not all of them
                 raise
-    gc.enable()
-    freeze()
 
 
-def freeze() -> None:
-    """Before the first fork: a collection in a fork would copy the pages it looks at."""
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around all that a zygote imports, before its first fork. Shows where it is when that takes minutes."""
+    faulthandler.dump_traceback_later(_SLOW_S, repeat=True)
+    gc.disable()  # imports make no garbage
+    try:
+        yield
+    finally:
+        gc.enable()
+        faulthandler.cancel_dump_traceback_later()
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # a collection in a fork would copy the pages it looks at
 
 
 if __name__ == "__main__":
-    _hold(sys.argv[2:])
+    with importing():
+        _hold(sys.argv[2:])
     serve(socket.socket(fileno=int(sys.argv[1])))()

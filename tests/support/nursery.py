@@ -9,7 +9,6 @@ them.
 from __future__ import annotations
 
 import atexit
-import gc
 import importlib
 import json
 import os
@@ -22,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from tests.support.forks import importing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,14 +115,11 @@ class Nursery:
 
 def serve(modules: list[str]) -> Callable[[], object]:
     """Answer questions until there are no more; returns, in a fork only, the entry function to run."""
-    gc.disable()  # imports make no garbage
-    for module in modules:
-        importlib.import_module(module)
-    if "sqlalchemy.orm" in sys.modules:
-        importlib.import_module("sqlalchemy.orm").configure_mappers()  # as each program would
-    gc.enable()
-    gc.collect()
-    gc.freeze()  # a collection in a fork would copy the pages it looks at
+    with importing():
+        for module in modules:
+            importlib.import_module(module)
+        if "sqlalchemy.orm" in sys.modules:
+            importlib.import_module("sqlalchemy.orm").configure_mappers()  # as each program would
     running: set[int] = set()
     while question := sys.stdin.buffer.readline():
         asked = json.loads(question)
