@@ -33,7 +33,6 @@ from routing.router import Reason, Router, RoutingQuery
 from routing.views import ReplicaView
 from telemetry import logs
 
-STEP_SECONDS = 0.004
 START_SECONDS = 60.0
 HEARTBEAT_SECONDS = 1.0
 """In which every engine has sent its counters."""
@@ -75,6 +74,8 @@ class Load:
     prompt_len: int = 64
     output_len: int = 8
     seed: int = 5
+    step_s: float = 0.004
+    """Of a null engine. Shorter than what the host takes for a step, requests wait for the host."""
 
 
 @dataclass
@@ -104,7 +105,7 @@ def null_replicas(load: Load, count: int) -> Iterator[list[str]]:
             for number, endpoint in enumerate(endpoints):
                 settings = {
                     "ENGINE_NULL": "true",
-                    "ENGINE_NULL_STEP_SECONDS": str(STEP_SECONDS),
+                    "ENGINE_NULL_STEP_SECONDS": str(load.step_s),
                     "ENGINE_NULL_DEPTH": "1",
                     "ENGINE_ENGINE_ID": f"engine-{number}",
                     "ENGINE_ENDPOINT": endpoint,
@@ -218,7 +219,7 @@ def main() -> None:
     write_report(
         options.out,
         {
-            "engines": f"null, 64 rows, steps of {1000 * STEP_SECONDS:g} ms, adapters load at once",
+            "engines": f"null, 64 rows, steps of {1000 * load.step_s:g} ms, adapters load at once",
             "load": asdict(load),
             "replicas": load.replicas,
             "tok_s": router.tok_s,
