@@ -5,8 +5,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-torch.set_num_threads(2)
-"""Several processes test at once, each with references on the CPU: a pool of all cores in each is slower."""
+
+@pytest.fixture(scope="session", autouse=True)
+def two_threads() -> Iterator[None]:
+    """Several processes test at once, each with references on the CPU: a pool of all cores in each is slower.
+
+    Not when this file is imported: every test process imports it, and tests on the CPU would spin.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

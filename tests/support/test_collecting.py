@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.collecting import (
     COLLECT_AFTER,
@@ -29,6 +31,13 @@ def config_of(root: Path, *arguments: str, **others: Any) -> Any:
         getoption=lambda name: {"ignore": ["tests/b"]}[name],
         **others,
     )
+
+
+def test_no_file_of_tests_changes_for_others_how_many_threads_compute() -> None:
+    """Every test process imports all files, also of tests that it leaves out. Where more threads compute than
+    cores are free, they mostly spin.
+    """
+    assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"])
 
 
 def test_garbage_is_collected_again_afterwards() -> None:
