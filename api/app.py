@@ -54,6 +54,7 @@ from api.responses import conversation_routes
 from api.responses import routes as response_routes
 from api.responses.objects import ITEMS
 from api.responses.schemas import BODIES as RESPONSE_BODIES
+from api.route_table import RouteTable
 from api.scim import app as scim
 from api.services import RequestLimits, Services
 from api.site.routes import SiteRoutes, not_found_page, wants_page
@@ -143,7 +144,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     app.state.services = services
     app.state.refused_calls = refused_calls_of(services)
     app.add_middleware(Preflights)
-    app.router.routes.extend(_all_routes().routes)
+    app.router.routes.append(_route_table())
     app.mount(scim.PATH, scim.ScimApp(services))
     if console is not None:
         app.mount("/console", console)
@@ -188,6 +189,11 @@ def _all_routes() -> APIRouter:
         # Before anything that a route reads: a request without a valid key is refused for that alone.
         all_routes.include_router(router, dependencies=[Depends(identify), Depends(known_query)])
     return all_routes
+
+
+@functools.cache
+def _route_table() -> RouteTable:
+    return RouteTable(_all_routes().routes)
 
 
 @functools.cache

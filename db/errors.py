@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psycopg
 from psycopg.errors import UntranslatableCharacter
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+_OF_THE_DRIVER = (psycopg.OperationalError, psycopg.InterfaceError)
+"""As they are raised where a transaction starts, which SQLAlchemy does not take part in."""
 
 
 class DatabaseUnavailable(RuntimeError):
@@ -42,7 +46,7 @@ def translated_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (OperationalError, InterfaceError, PoolTimeout) as error:
+    except (OperationalError, InterfaceError, PoolTimeout, *_OF_THE_DRIVER) as error:
         reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
         raise DatabaseUnavailable(f"database unavailable: {reason}") from error
     except DataError as error:

@@ -6,11 +6,14 @@ PostgreSQL enforces that a read session does not write, and confines both to the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import LiteralString
 
+import psycopg
 import structlog
-from sqlalchemy import text
+from psycopg import sql
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from db.errors import translated_errors
@@ -24,14 +27,20 @@ PREPARE_AFTER = 5
 EVERY_TENANT = "*"
 """The scope of work that belongs to no single tenant: key look-up, metering, clean-up, the operator."""
 
-# All in one statement, until the transaction ends. Row-level security reads the tenant. The others are not
-# set for the connection: PgBouncer rejects that at start-up and may give each transaction another connection.
-_SETTINGS = (
-    "SELECT set_config('rootstock.tenant', :tenant, true), set_config('statement_timeout', :timeout, true), "
-    "set_config('timezone', 'UTC', true)"
+# In one message with the start of the transaction, until whose end they hold. Row-level security reads the
+# tenant. The others are not set for the connection: PgBouncer rejects that at start-up and may give each
+# transaction another connection.
+_SETTINGS: LiteralString = (
+    "SET LOCAL rootstock.tenant = {tenant}; SET LOCAL statement_timeout = {timeout}; "
+    "SET LOCAL timezone = 'UTC'"
 )
-_WRITE = text(_SETTINGS)
-_READ = text(f"{_SETTINGS}, set_config('transaction_read_only', 'on', true)")
+_WRITE: LiteralString = f"BEGIN; {_SETTINGS}"
+_READ: LiteralString = f"BEGIN READ ONLY; {_SETTINGS}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _filled(statements: LiteralString, tenant: str, timeout: int) -> bytes:
+    return sql.SQL(statements).format(tenant=tenant, timeout=timeout).as_bytes()
 
 
 class ReadSession(AsyncSession):
@@ -70,14 +79,14 @@ class Database:
         statement_timeout: float = 30.0,
         prepared_statements: bool = False,
     ) -> None:
-        self._timeout = str(round(statement_timeout * 1000))
+        self._timeout = round(statement_timeout * 1000)
         self.engine: AsyncEngine = create_async_engine(
             url,
             pool_size=pool_size,
             max_overflow=pool_overflow,
             pool_timeout=pool_timeout,
-            pool_pre_ping=True,
             connect_args={
+                "autocommit": True,  # transactions start in `_begin`
                 "connect_timeout": 5,
                 "prepare_threshold": PREPARE_AFTER if prepared_statements else None,
             },
@@ -88,7 +97,7 @@ class Database:
         """Opens a read-only transaction over the rows of `tenant`; they stay readable after it ends."""
         with translated_errors():
             async with ReadSession(self.engine, expire_on_commit=False) as session:
-                await session.execute(_READ, {"tenant": tenant, "timeout": self._timeout})
+                await self._begin(session, _READ, tenant)
                 yield session
                 # By COMMIT: at a ROLLBACK psycopg has the server forget every prepared statement.
                 session.expunge_all()
@@ -100,14 +109,35 @@ class Database:
         run; rolled back if the block raises.
         """
         with translated_errors():
-            async with WriteSession(self.engine, expire_on_commit=False) as session, session.begin():
-                await session.execute(_WRITE, {"tenant": tenant, "timeout": self._timeout})
+            async with WriteSession(self.engine, expire_on_commit=False) as session:
+                await self._begin(session, _WRITE, tenant)
                 yield session
+                await session.commit()
         for job in session.info.pop("after_commit", []):
             try:
                 await job()
             except Exception:
                 log.exception("a job queued for after the commit failed")
+
+    async def _begin(self, session: AsyncSession, statements: LiteralString, tenant: str) -> None:
+        """Starts a transaction, on another connection if the server has closed the one that was kept."""
+        filled = _filled(statements, tenant, self._timeout)
+        while True:
+            connection = await session.connection()
+            driver = connection.sync_connection.connection.driver_connection  # type: ignore[union-attr]
+            assert isinstance(driver, psycopg.AsyncConnection)
+            was_used = connection.info.setdefault("was_used", False)
+            connection.info["was_used"] = True
+            try:
+                await driver.execute(filled, prepare=False)
+                return
+            except psycopg.Error:
+                if not driver.closed:
+                    raise
+                await connection.invalidate()
+                if not was_used:
+                    raise
+            await session.rollback()
 
     @property
     def checked_out(self) -> int:

@@ -41,6 +41,8 @@ _FLAGS = (
     "--disable-background-timer-throttling",
     "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",
+    # No page lives long enough for optimized code to save what compiling it costs.
+    "--js-flags=--no-maglev,--no-turbofan",
 )
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 WIDE, NARROW = 1280, 390
@@ -50,6 +52,11 @@ _LOOKS = (
     ("light", WIDE, ()),
     ("dark", NARROW, ("color-contrast", "link-in-text-block", "scrollable-region-focusable")),
 )
+# Without the hundreds of rules that found nothing, which take longer to come through than what was found.
+_VIOLATIONS = """async (options) => {
+  if (!window.axe) loadAxe();
+  return (await axe.run(document, options)).violations;
+}"""
 PICTURES = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
 """The folder that pictures of the pages are written to; unset: none are taken."""
 
@@ -97,6 +104,8 @@ class Visit:
     page: Page
     console: str
     complaints: list[str] = field(default_factory=list)
+    has_axe: bool = False
+    """Whether pages of this window can load it."""
 
     async def go(self, path: str) -> None:
         await self.page.goto(self.console + path)
@@ -154,15 +163,19 @@ class Visit:
         return [f"{impact} {told}" for impact, told in await self._violations(())]
 
     async def _violations(self, rules: tuple[str, ...]) -> list[tuple[str, str]]:
-        if not await self.page.evaluate("'axe' in window"):
-            await self.page.evaluate(AXE.read_text())
+        if not self.has_axe:
+            # Sent once, not for each page: it takes longer to come through than to run.
+            source = AXE.read_text()
+            await self.page.add_init_script(f"window.loadAxe = () => {{ {source} }}")
+            await self.page.evaluate(source)
+            self.has_axe = True
         options: dict[str, Any] = {"resultTypes": ["violations"]}
         if rules:
             options["runOnly"] = {"type": "rule", "values": [*rules]}
-        found: dict[str, Any] = await self.page.evaluate("(options) => axe.run(document, options)", options)
+        violations: list[dict[str, Any]] = await self.page.evaluate(_VIOLATIONS, options)
         return [
             (one["impact"], f"{one['id']}: {node['target']} {node['failureSummary']}")
-            for one in found["violations"]
+            for one in violations
             for node in one["nodes"]
         ]
 

@@ -66,8 +66,9 @@ from tenants.service import AccountServices, TenantService, account_services
 from tenants.workload_identity.spent_tokens import SpentTokens
 from tests.api.conftest import build
 from tests.support import booked
+from tests.support.databases import Content, SharedDatabase
 from tests.support.documented import Documented
-from tests.support.onboarding import SECRET, Scene, scene
+from tests.support.onboarding import SECRET, Scene, reopened, scene
 from tests.support.saml_provider import certificate, metadata
 from tests.support.silent_gateway import SilentGateway
 from tests.support.waiting import eventually
@@ -103,6 +104,46 @@ class Having:
     files: list[str]
     """Of an adapter: weights and configuration."""
     serving: AdapterRef
+
+
+@dataclass(frozen=True)
+class Account:
+    """The same as it can be kept: without clients."""
+
+    tenant_id: str
+    admin_key: str
+    inference_key: str
+    admin_key_id: str
+    inference_key_id: str
+    ids: dict[str, str]
+    files: list[str]
+    serving: AdapterRef
+
+    def having(self, app: Any) -> Having:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        admin, inference = [
+            httpx.AsyncClient(
+                transport=transport, base_url="http://test", headers={"authorization": f"Bearer {key}"}
+            )
+            for key in (self.admin_key, self.inference_key)
+        ]
+        keys, ids, files = (self.admin_key_id, self.inference_key_id), dict(self.ids), list(self.files)
+        return Having(self.tenant_id, admin, inference, *keys, ids, files, self.serving)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Both tenants as they were when they were made: what is stored of them, and what their holders know."""
+
+    accounts: tuple[Account, Account]
+    rows: Content
+    redis_keys: dict[bytes, bytes]
+    files: dict[Path, bytes]
+    """Below the directory of objects and artifacts."""
+
+
+_KEPT: list[Kept] = []
+"""Of this process, once a test has made them: making them takes a hundred times as long as copying them."""
 
 
 @dataclass
@@ -173,12 +214,20 @@ def absent(one: str) -> str:
 @asynccontextmanager
 async def everything(
     codec: TextCodec,
+    shared: SharedDatabase,
     database: Database,
     redis_client: redis.asyncio.Redis,
     redis_url: str,
     directory: Path,
 ) -> AsyncIterator[Everything]:
-    async with scene(database, redis_client, redis_url, directory) as place:
+    """Everything in `database`, which `shared` has just emptied, an empty Redis and an empty directory."""
+    if not _KEPT:
+        _KEPT.append(await _make(shared, database, redis_client, redis_url, directory))
+    else:
+        await _put(_KEPT[0], shared, redis_client, directory)
+    accounts_made = _KEPT[0].accounts
+    tenants = (accounts_made[0].tenant_id, accounts_made[1].tenant_id)
+    async with reopened(database, redis_client, redis_url, directory, tenants) as place:
         keys = KeyResolver(database, redis_client, SECRET)
         models = ModelResolver(database, redis_client, Bases("sapling"))
         accounts = account_services(database, redis_client, SECRET)
@@ -216,8 +265,7 @@ async def everything(
             ),
         )
         app = Documented(create_app(services))
-        ours, theirs = [await _having(place, accounts, app, number) for number in (0, 1)]
-        await place.sign()
+        ours, theirs = [account.having(app) for account in accounts_made]
         try:
             yield Everything(place, accounts, app, ours, theirs)
         finally:
@@ -228,7 +276,37 @@ async def everything(
                 await part.close()
 
 
-async def _having(place: Scene, accounts: AccountServices, app: Any, number: int) -> Having:
+async def _make(
+    shared: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    directory: Path,
+) -> Kept:
+    async with scene(database, redis_client, redis_url, directory) as place:
+        accounts = account_services(database, redis_client, SECRET)
+        ours, theirs = [await _account(place, accounts, number) for number in (0, 1)]
+        await place.sign()
+    redis_keys = {key: await redis_client.dump(key) for key in await redis_client.keys()}
+    return Kept((ours, theirs), shared.content(), redis_keys, _files(directory))
+
+
+async def _put(
+    kept: Kept, shared: SharedDatabase, redis_client: redis.asyncio.Redis, directory: Path
+) -> None:
+    shared.put(kept.rows)
+    for key, value in kept.redis_keys.items():
+        await redis_client.restore(key, 0, value)
+    for path, content in kept.files.items():
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_bytes(content)
+
+
+def _files(directory: Path) -> dict[Path, bytes]:
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+async def _account(place: Scene, accounts: AccountServices, number: int) -> Account:
     tenant, name = place.tenants[number], ("ours", "theirs")[number]
     files = await place.upload("pirate", tenant=number)
     upload = await place.uploads.create(
@@ -284,12 +362,6 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     assert invoice is not None
     assert pending.job_id is not None
     assert owner.tenant_id == tenant
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-
-    def client(key: str) -> httpx.AsyncClient:
-        headers = {"authorization": f"Bearer {key}"}
-        return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
-
     ids = {
         "adapter": made.adapter.id,
         "file_id": files[0],
@@ -322,10 +394,10 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         "certificate_id": await _certificate(place, tenant),
         **await _stored(place.database, inference.id, tenant),
     }
-    return Having(
+    return Account(
         tenant,
-        client(admin.plaintext),
-        client(inference.plaintext),
+        admin.plaintext,
+        inference.plaintext,
         admin.id,
         inference.id,
         ids,

@@ -12,14 +12,20 @@ import redis.asyncio
 from db.session import Database
 from tests.api.everything import Everything, Operation, absent, everything
 from tests.api.test_isolation_matrix import LISTED, NOT_IDS
+from tests.support.databases import SharedDatabase
 from tokenization.codec import TextCodec
 
 
 @pytest.fixture
 async def site(
-    codec: TextCodec, database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+    codec: TextCodec,
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
 ) -> AsyncIterator[Everything]:
-    async with everything(codec, database, redis_client, redis_url, tmp_path) as made:
+    async with everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as made:
         yield made
 
 

@@ -15,15 +15,21 @@ import redis.asyncio
 from db.session import Database
 from tests.api.everything import MUTATING, Everything, Operation, everything
 from tests.api.test_isolation_matrix import BODIES, NOT_IDS
+from tests.support.databases import SharedDatabase
 from tests.support.weights import CONFIG
 from tokenization.codec import TextCodec
 
 
 @pytest.fixture
 async def site(
-    codec: TextCodec, database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+    codec: TextCodec,
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
 ) -> AsyncIterator[Everything]:
-    async with everything(codec, database, redis_client, redis_url, tmp_path) as made:
+    async with everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as made:
         yield made
 
 

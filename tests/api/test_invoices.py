@@ -18,6 +18,7 @@ from tenants.actors import OPERATOR
 from tenants.key_restrictions import KeyRestrictions
 from tests.api.everything import Everything, everything
 from tests.support import booked
+from tests.support.databases import SharedDatabase
 from tokenization.codec import TextCodec
 
 URL = "/v1/organization/invoices"
@@ -26,12 +27,13 @@ URL = "/v1/organization/invoices"
 @pytest.fixture
 async def place(
     codec: TextCodec,
+    shared_database: SharedDatabase,
     database: Database,
     redis_client: redis.asyncio.Redis,
     redis_url: str,
     tmp_path: Path,
 ) -> AsyncIterator[Everything]:
-    async with everything(codec, database, redis_client, redis_url, tmp_path) as made:
+    async with everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as made:
         yield made
 
 

@@ -22,6 +22,7 @@ from sqlalchemy import text
 
 from db.session import EVERY_TENANT, Database
 from tests.api.everything import Everything, Having, Operation, absent, everything
+from tests.support.databases import SharedDatabase
 from tests.support.statements import Statements
 from tokenization.codec import TextCodec
 
@@ -262,9 +263,14 @@ ROUNDS, CALLS = 20, 3
 
 @pytest.fixture
 async def world(
-    codec: TextCodec, database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+    codec: TextCodec,
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
 ) -> AsyncIterator[Everything]:
-    async with everything(codec, database, redis_client, redis_url, tmp_path) as made:
+    async with everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as made:
         yield made
 
 

@@ -30,6 +30,7 @@ from api.connections import connections_with
 from db.session import Database
 from tests.api.everything import Everything, everything
 from tests.support.beyond_schema import is_beyond_a_schema
+from tests.support.databases import SharedDatabase
 from tests.support.examples import examples
 from tests.support.waiting import until
 from tokenization.codec import TextCodec
@@ -44,14 +45,14 @@ ACCOUNT = ("/v1/organization", "/v1/sla", "/v1/webhook_")
 
 @pytest.fixture
 def site(
-    codec: TextCodec, tmp_path: Path, database_url: str, redis_url: str
+    codec: TextCodec, tmp_path: Path, shared_database: SharedDatabase, database_url: str, redis_url: str
 ) -> Iterator[tuple[str, Everything]]:
     """The application with one of everything behind a real server, and its URL."""
     found: list[Any] = []
 
     async def serve() -> None:
         database, cache = Database(database_url), redis.asyncio.Redis.from_url(redis_url)
-        async with everything(codec, database, cache, redis_url, tmp_path) as made:
+        async with everything(codec, shared_database, database, cache, redis_url, tmp_path) as made:
             config = uvicorn.Config(
                 made.app,
                 port=0,

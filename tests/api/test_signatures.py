@@ -16,6 +16,7 @@ from engine.signing import bundle, folder
 from engine.signing.keys import SigningKey, TrustedKeys
 from engine.signing.statement import SIGNATURE_FILE, encode_statement
 from tests.api.everything import Everything, everything
+from tests.support.databases import SharedDatabase
 from tests.support.onboarding import BASE_DIGEST, SAPLING, SIGNING_KEY
 from tokenization.codec import TextCodec
 
@@ -25,9 +26,14 @@ TENANTS_KEY, ANOTHER = SigningKey.make(), SigningKey.make()
 
 @pytest.fixture
 async def world(
-    codec: TextCodec, database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+    codec: TextCodec,
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
 ) -> AsyncIterator[Everything]:
-    async with everything(codec, database, redis_client, redis_url, tmp_path) as made:
+    async with everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as made:
         yield made
 
 

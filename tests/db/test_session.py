@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
+import psycopg
 import pytest
 import structlog
 from sqlalchemy import create_engine, pool, text
@@ -117,6 +118,38 @@ async def test_a_server_that_is_away_is_said_to_be() -> None:
         async with away.write(EVERY_TENANT) as session:
             await session.execute(text("SELECT 1"))
     await away.close()
+
+
+async def test_connections_that_the_server_has_closed_are_replaced(
+    table: Database, postgres_admin: psycopg.Connection
+) -> None:
+    async def process() -> int:
+        async with table.read(EVERY_TENANT) as session:
+            await meeting.wait()
+            return (await session.execute(text("SELECT pg_backend_pid()"))).scalar_one()
+
+    meeting = asyncio.Barrier(3)
+    kept = await asyncio.gather(process(), process(), process())
+    assert len({*kept}) == 3
+    for one in kept:
+        postgres_admin.execute("SELECT pg_terminate_backend(%s, 10000)", (one,))
+    meeting = asyncio.Barrier(1)
+    assert await process() not in kept
+    async with table.write(EVERY_TENANT) as session:
+        await session.execute(text("INSERT INTO t VALUES (1)"))
+    assert await count(table) == 1
+    assert table.checked_out == 0
+
+
+async def test_a_connection_that_ends_in_a_transaction_ends_only_that(
+    table: Database, postgres_admin: psycopg.Connection
+) -> None:
+    with pytest.raises(DatabaseUnavailable):  # noqa: PT012  as above
+        async with table.write(EVERY_TENANT) as session:
+            own = (await session.execute(text("SELECT pg_backend_pid()"))).scalar_one()
+            postgres_admin.execute("SELECT pg_terminate_backend(%s, 10000)", (own,))
+            await session.execute(text("INSERT INTO t VALUES (1)"))
+    assert await count(table) == 0
 
 
 async def test_an_error_in_the_query_is_not_the_servers_absence(table: Database) -> None:

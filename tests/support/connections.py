@@ -23,6 +23,7 @@ _kept: dict[tuple[Any, ...], list[KeptConnection]] = {}
 
 class KeptConnection(psycopg.AsyncConnection):
     opened_with: tuple[Any, ...] | None = None
+    opened_autocommit = False
 
     async def close(self) -> None:
         kept = _kept.setdefault(self.opened_with, []) if self.opened_with is not None else None
@@ -42,7 +43,7 @@ class KeptConnection(psycopg.AsyncConnection):
             await self.execute("DISCARD ALL", prepare=False)
             for reset in (self.set_isolation_level, self.set_read_only, self.set_deferrable):
                 await reset(None)  # type: ignore[operator]
-            await self.set_autocommit(False)
+            await self.set_autocommit(self.opened_autocommit)
         except (psycopg.Error, asyncio.CancelledError):
             return False
         threshold, self._prepared = self.prepare_threshold, PrepareManager()
@@ -69,7 +70,7 @@ async def connect(*arguments: Any, **options: Any) -> psycopg.AsyncConnection:
             return found
         await found.end()
     made = await KeptConnection.connect(*arguments, **options)
-    made.opened_with = opened_with
+    made.opened_with, made.opened_autocommit = opened_with, made.autocommit
     return made
 
 

@@ -8,6 +8,7 @@ planner statistics, gets a fresh copy.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import LiteralString, cast
 
 import psycopg
@@ -38,7 +39,19 @@ _TABLES = """
     WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' ORDER BY relname
 """
 
+_LAST_NUMBERS = """
+    SELECT sequencename, last_value FROM pg_sequences WHERE schemaname = 'public' AND last_value IS NOT NULL
+"""
+
 _serial = itertools.count()
+
+
+@dataclass(frozen=True)
+class Content:
+    """Of a database: all rows of its tables that are not empty, as COPY writes them, and of its sequences."""
+
+    rows: dict[str, bytes]
+    last_numbers: dict[str, int]
 
 
 class SharedDatabase:
@@ -72,13 +85,31 @@ class SharedDatabase:
             dirty = {name for (name,) in self._connection.execute(self._dirty_tables).fetchall()}
             now = self._seed_state()
             changed = {name for name in self._seeds if now[name] != self._as_seeded[name]}
-            truncated = [self._restore(name) for name in sorted(dirty | changed)]
+            truncated = [self._restore(name, self._seeds.get(name)) for name in sorted(dirty | changed)]
             if changed:
                 restored = self._seed_state()
                 self._as_seeded |= {name: restored[name] for name in changed}
             self._connection.execute(self._restart_sequences)
         if any(truncated):
             self._as_copied = self._schema_state()
+
+    def content(self) -> Content:
+        """All that was written since the database was emptied; the schema must be as it was."""
+        assert self._schema_state() == self._as_copied
+        dirty = [name for (name,) in self._connection.execute(self._dirty_tables).fetchall()]
+        return Content(
+            {name: self._rows(name) for name in (*self._seeds, *dirty)},
+            dict(self._connection.execute(_LAST_NUMBERS).fetchall()),
+        )
+
+    def put(self, content: Content) -> None:
+        """Write into the empty database what `content` returned."""
+        with self._connection.transaction():
+            for name, rows in content.rows.items():
+                if rows != self._seeds.get(name):
+                    self._restore(name, rows)
+            for name, last in content.last_numbers.items():
+                self._connection.execute("SELECT setval(format('public.%%I', %s::text), %s)", (name, last))
 
     def close(self) -> None:
         """Drop the database."""
@@ -138,7 +169,7 @@ class SharedDatabase:
                 content = b"".join(copied)
             return content if cursor.rowcount else b""
 
-    def _restore(self, table: str) -> bool:
+    def _restore(self, table: str, rows: bytes | None) -> bool:
         """Whether the table was truncated, which changes the catalogs."""
         name = sql.Identifier(table)
         size = self._connection.execute("SELECT pg_relation_size(%s::regclass)", (table,)).fetchone()
@@ -146,12 +177,12 @@ class SharedDatabase:
         is_large = size[0] > SMALL_BYTES
         verb = "TRUNCATE {} CASCADE" if is_large else "DELETE FROM {}"
         self._connection.execute(sql.SQL(cast(LiteralString, verb)).format(name))
-        if table in self._seeds:
+        if rows is not None:
             with (
                 self._connection.cursor() as cursor,
                 cursor.copy(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(name)) as copied,
             ):
-                copied.write(self._seeds[table])
+                copied.write(rows)
         return is_large
 
     def _schema_state(self) -> tuple[object, ...] | None:

@@ -20,15 +20,17 @@ class Statements:
 
     def __enter__(self) -> Statements:
         event.listen(self._engine, "before_cursor_execute", self._note)
+        event.listen(self._engine, "begin", self._note_begin)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         event.remove(self._engine, "before_cursor_execute", self._note)
+        event.remove(self._engine, "begin", self._note_begin)
 
     def _note(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if statement.startswith("SELECT set_config('rootstock.tenant'"):
-            self.num_transactions += 1
-        else:
-            self.seen.append(statement)
+        self.seen.append(statement)
+
+    def _note_begin(self, connection: Any) -> None:
+        self.num_transactions += 1

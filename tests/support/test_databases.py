@@ -68,3 +68,25 @@ def test_sequences_begin_again(shared_database: SharedDatabase) -> None:
     with connected(shared_database) as connection:
         for name, start in starts.items():
             assert connection.execute("SELECT nextval(%s::regclass)", (name,)).fetchone() == (start,)
+
+
+def test_what_was_written_can_be_put_back(shared_database: SharedDatabase) -> None:
+    shared_database.empty()
+    insert = "INSERT INTO projects (id, tenant_id, name) VALUES ('proj_a', 'ten_a', 'b')"
+    with connected(shared_database) as connection:
+        name, start = connection.execute(SEQUENCES).fetchall()[0]
+        for _ in range(3):
+            connection.execute("SELECT nextval(%s::regclass)", (name,))
+        connection.execute(insert)
+        connection.execute("UPDATE tenants SET name = 'other'")
+    changed, kept = content(shared_database), shared_database.content()
+    shared_database.empty()
+    assert content(shared_database) != changed
+    shared_database.put(kept)
+    assert content(shared_database) == changed
+    assert shared_database.content() == kept
+    with connected(shared_database) as connection:
+        assert connection.execute("SELECT id, name FROM projects").fetchall() == [("proj_a", "b")]
+        assert connection.execute("SELECT nextval(%s::regclass)", (name,)).fetchone() == (start + 3,)
+    shared_database.empty()
+    assert "projects" not in shared_database.content().rows

@@ -24,6 +24,7 @@ from db.session import Database
 from engine.signing.keys import SigningKey
 from tests.api.everything import MUTATING, Everything, everything
 from tests.api.organization.site import Party, Site
+from tests.support.databases import SharedDatabase
 from tests.support.onboarding import SAPLING
 from tokenization.codec import TextCodec
 
@@ -55,9 +56,14 @@ CONFIG = (SAPLING / "adapters" / "pirate" / CONFIG_FILE).read_bytes()
 
 @pytest.fixture
 async def world(
-    codec: TextCodec, database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+    codec: TextCodec,
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
 ) -> AsyncIterator[Everything]:
-    async with everything(codec, database, redis_client, redis_url, tmp_path) as made:
+    async with everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as made:
         yield made
 
 
