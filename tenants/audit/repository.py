@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Select, func, literal, or_, select, true, update
+from sqlalchemy import ColumnElement, Select, bindparam, func, literal, or_, select, true, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -77,6 +77,26 @@ class Ends:
     first_previous: bytes = START
 
 
+# Statements that are built once: building them takes longer than running them.
+_HOLD = (
+    insert(AuditHead.__table__)  # type: ignore[arg-type]
+    .values(tenant_id=bindparam("new_tenant_id"), seq=0, digest=START)
+    .on_conflict_do_update(index_elements=[AuditHead.tenant_id], set_={"seq": AuditHead.seq})
+    .returning(AuditHead.seq, AuditHead.digest, func.clock_timestamp())
+)
+_COLUMNS = tuple(AuditEntry.__table__.columns.keys())
+_MOVED = (
+    update(AuditHead)
+    .where(AuditHead.tenant_id == bindparam("new_tenant_id"))
+    .values(seq=bindparam("new_seq"), digest=bindparam("new_digest"))
+)
+_APPEND = (
+    insert(AuditEntry.__table__)  # type: ignore[arg-type]
+    .values({name: bindparam(f"new_{name}") for name in _COLUMNS})
+    .add_cte(_MOVED.cte("moved"))
+)
+"""Inserts an entry and moves the head to it."""
+
 DELETIONS_KEPT = 10_000
 """Number of a tenant's latest entries that are searched for a deleted object: far more than a client deletes
 between two pages, and few enough to read for each unknown cursor.
@@ -99,20 +119,14 @@ def deleted_ids(tenant_id: str, type: str, project_id: str | None = None) -> Sel
 class AuditRepository(TenantRepository):
     async def hold_head(self) -> Head:
         """Locks the chain's end, created if missing, until this transaction ends, and returns it."""
-        query = (
-            insert(AuditHead)
-            .values(tenant_id=self.tenant_id, seq=0, digest=START)
-            .on_conflict_do_update(index_elements=[AuditHead.tenant_id], set_={"seq": AuditHead.seq})
-            .returning(AuditHead.seq, AuditHead.digest, func.clock_timestamp())
-        )
-        seq, digest, now = (await self.session.execute(query)).one()
+        held = await self.session.execute(_HOLD, {"new_tenant_id": self.tenant_id})
+        seq, digest, now = held.one()
         return Head(seq, bytes(digest), now)
 
     async def add(self, entry: AuditEntry) -> None:
         """Appends an entry and moves the head, which the caller has locked with `hold_head`."""
-        self.add_own(entry)
-        moved = update(AuditHead).where(AuditHead.tenant_id == self.tenant_id)
-        await self.session.execute(moved.values(seq=entry.seq, digest=entry.digest))
+        assert entry.tenant_id == self.tenant_id, "an entry of another tenant"
+        await self.session.execute(_APPEND, {f"new_{name}": getattr(entry, name) for name in _COLUMNS})
 
     async def seq_of(self, entry_id: str) -> int | None:
         query = self.select_own(AuditEntry, AuditEntry.seq).where(AuditEntry.id == entry_id)
