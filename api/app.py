@@ -150,7 +150,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)
     SiteRoutes(app, services).install()
-    app.state.methods = Methods(app)
+    app.state.methods = Methods(app, [*_all_routes().routes, *app.routes])
     app.openapi = _document  # type: ignore[method-assign]
     for error_class in ERROR_RESPONSES:
         app.add_exception_handler(error_class, _show)

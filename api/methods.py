@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastapi import FastAPI
-from fastapi.routing import RouteContext, iter_route_contexts
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, compile_path
 
 from api.edge import METHODS
-from api.route_table import RouteTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,10 @@ class Methods:
     `accept`.
     """
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+        """`routes`: the application's, also those within its table."""
         found: defaultdict[str, set[str]] = defaultdict(set)
-        for route in _contexts(app.routes):
+        for route in iter_route_contexts(routes):
             if route.path is not None and route.methods:
                 found[route.path].update(route.methods)
         allowed = tuple((template, frozenset(methods)) for template, methods in found.items())
@@ -57,11 +57,6 @@ class Methods:
             if path.pattern.match(url_path):
                 return [method for method in METHODS if method in path.methods]
         return []
-
-
-def _contexts(routes: Sequence[BaseRoute]) -> Iterator[RouteContext]:
-    for route in routes:
-        yield from route.contexts if isinstance(route, RouteTable) else iter_route_contexts([route])
 
 
 @functools.lru_cache(maxsize=8)
