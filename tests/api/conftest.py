@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+import redis.asyncio
 import uvicorn
 
 from api.app import create_app
@@ -19,13 +20,18 @@ from api.connections import connections_with
 from api.pools import BasePool, Pools
 from api.request_reader import HEAD_TIMEOUT
 from api.services import RequestLimits, Services
+from db.session import Database
 from sla.recorder import SlaRecorder
 from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakePrices, FakeQuotas, FakeUsage
+from tests.support.databases import SharedDatabase
 from tests.support.documented import DISAGREEMENTS, Documented
 from tests.support.passwords import cheap_passwords
 from tests.support.text_base import write_base
 from tests.support.waiting import until
 from tokenization.codec import TextCodec
+
+if TYPE_CHECKING:
+    from tests.api.everything import Everything
 
 
 @pytest.fixture(scope="session")
@@ -103,6 +109,22 @@ async def client(world: World) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(Documented(create_app(world.services)), raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {KEY}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def both(
+    codec: TextCodec,
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
+) -> AsyncIterator[Everything]:
+    """Two tenants that have one of everything, over real stores."""
+    from tests.api.everything import open_everything  # here: it is built on what stands above
+
+    async with open_everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as opened:
         yield opened
 
 

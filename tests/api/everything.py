@@ -5,6 +5,7 @@ Owns which kinds of ids there are and how to get one of each. What is tested of 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 import time
@@ -90,25 +91,9 @@ SILENT = _Silent()
 SIGNING_KEY = SigningKey.make()
 
 
-@dataclass
-class Having:
-    """What a tenant has: keys as their holders know them, and an id of every kind."""
-
-    tenant_id: str
-    admin: httpx.AsyncClient
-    inference: httpx.AsyncClient
-    admin_key_id: str
-    inference_key_id: str
-    ids: dict[str, str]
-    """By the name of the path parameter that takes it."""
-    files: list[str]
-    """Of an adapter: weights and configuration."""
-    serving: AdapterRef
-
-
 @dataclass(frozen=True)
 class Account:
-    """The same as it can be kept: without clients."""
+    """What a tenant has: keys as their holders know them, and an id of every kind."""
 
     tenant_id: str
     admin_key: str
@@ -116,7 +101,9 @@ class Account:
     admin_key_id: str
     inference_key_id: str
     ids: dict[str, str]
+    """By the name of the path parameter that takes it."""
     files: list[str]
+    """Of an adapter: weights and configuration."""
     serving: AdapterRef
 
     def having(self, app: Any) -> Having:
@@ -127,8 +114,15 @@ class Account:
             )
             for key in (self.admin_key, self.inference_key)
         ]
-        keys, ids, files = (self.admin_key_id, self.inference_key_id), dict(self.ids), list(self.files)
-        return Having(self.tenant_id, admin, inference, *keys, ids, files, self.serving)
+        return Having(**copy.deepcopy(vars(self)), admin=admin, inference=inference)
+
+
+@dataclass(frozen=True)
+class Having(Account):
+    """A copy of it, with clients of an application."""
+
+    admin: httpx.AsyncClient
+    inference: httpx.AsyncClient
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,8 @@ class Kept:
 
     accounts: tuple[Account, Account]
     rows: Content
-    redis_keys: dict[bytes, bytes]
+    redis_keys: dict[bytes, tuple[int, bytes]]
+    """With their ms to live, 0 for ever."""
     files: dict[Path, bytes]
     """Below the directory of objects and artifacts."""
 
@@ -212,7 +207,7 @@ def absent(one: str) -> str:
 
 
 @asynccontextmanager
-async def everything(
+async def open_everything(
     codec: TextCodec,
     shared: SharedDatabase,
     database: Database,
@@ -287,7 +282,10 @@ async def _make(
         accounts = account_services(database, redis_client, SECRET)
         ours, theirs = [await _account(place, accounts, number) for number in (0, 1)]
         await place.sign()
-    redis_keys = {key: await redis_client.dump(key) for key in await redis_client.keys()}
+    redis_keys = {
+        key: (max(0, await redis_client.pttl(key)), await redis_client.dump(key))
+        for key in await redis_client.keys()
+    }
     return Kept((ours, theirs), shared.content(), redis_keys, _files(directory))
 
 
@@ -295,8 +293,8 @@ async def _put(
     kept: Kept, shared: SharedDatabase, redis_client: redis.asyncio.Redis, directory: Path
 ) -> None:
     shared.put(kept.rows)
-    for key, value in kept.redis_keys.items():
-        await redis_client.restore(key, 0, value)
+    for key, (lives_ms, value) in kept.redis_keys.items():
+        await redis_client.restore(key, lives_ms, value)
     for path, content in kept.files.items():
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_bytes(content)

@@ -2,32 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import httpx
-import pytest
-import redis.asyncio
 
-from db.session import Database
-from tests.api.everything import Everything, Operation, absent, everything
+from tests.api.everything import Everything, Operation, absent
 from tests.api.test_isolation_matrix import LISTED, NOT_IDS
-from tests.support.databases import SharedDatabase
-from tokenization.codec import TextCodec
-
-
-@pytest.fixture
-async def site(
-    codec: TextCodec,
-    shared_database: SharedDatabase,
-    database: Database,
-    redis_client: redis.asyncio.Redis,
-    redis_url: str,
-    tmp_path: Path,
-) -> AsyncIterator[Everything]:
-    async with everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as made:
-        yield made
-
 
 CURSORS = ("after", "before")
 CHANNEL = {"type": "email", "recipients": ["ann@ours.example"]}
@@ -37,33 +15,33 @@ TURNS = 4
 """Each list is asked for one of so many of the ids that it surely knows nothing of, and all lists for all."""
 
 
-async def ask(site: Everything, operation: Operation, **query: str) -> httpx.Response:
-    client = site.ours.admin if operation.of_account else site.ours.inference
-    return await client.get(operation.url(site.ours.ids | NOT_IDS), params=query)
+async def ask(both: Everything, operation: Operation, **query: str) -> httpx.Response:
+    client = both.ours.admin if operation.of_account else both.ours.inference
+    return await client.get(operation.url(both.ours.ids | NOT_IDS), params=query)
 
 
-async def listed(site: Everything, operation: Operation, **query: str) -> list[str]:
+async def listed(both: Everything, operation: Operation, **query: str) -> list[str]:
     """Ids of the objects on the page."""
-    return [one["id"] for one in (await ask(site, operation, limit="100", **query)).json()["data"]]
+    return [one["id"] for one in (await ask(both, operation, limit="100", **query)).json()["data"]]
 
 
-async def test_every_list_refuses_what_is_no_cursor_of_it(site: Everything) -> None:
-    theirs = [id_ for kind, id_ in site.theirs.ids.items() if kind != "model"]
+async def test_every_list_refuses_what_is_no_cursor_of_it(both: Everything) -> None:
+    theirs = [id_ for kind, id_ in both.theirs.ids.items() if kind != "model"]
     found, asked, turn = {}, set(), 0
-    for operation in site.operations():
+    for operation in both.operations():
         for name in set(operation.query_parameters) & set(CURSORS):
             asked.add(operation.name)
             words = f"Invalid value for '{name}': it must be the id of an object in this list."
             wanted = (400, {"message": words, "type": "invalid_request_error", "param": name})
-            mine = await listed(site, operation)
-            others = [id_ for kind, id_ in site.ours.ids.items() if id_ not in mine and kind != "model"]
-            nearest = [site.theirs.ids[kind] for kind in [LISTED.get(operation.name)] if kind is not None]
+            mine = await listed(both, operation)
+            others = [id_ for kind, id_ in both.ours.ids.items() if id_ not in mine and kind != "model"]
+            nearest = [both.theirs.ids[kind] for kind in [LISTED.get(operation.name)] if kind is not None]
             turn = (turn + 1) % TURNS
             far = [*theirs, *map(absent, theirs)][turn::TURNS]
             own = others if name == "after" else others[turn::TURNS]
             for cursor in (*MALFORMED, *nearest, *map(absent, nearest), *far, *own):
                 for more in ({}, {"stream": "true"}) if "stream" in operation.query_parameters else ({},):
-                    answer = await ask(site, operation, **{name: cursor}, **more)
+                    answer = await ask(both, operation, **{name: cursor}, **more)
                     error = answer.json().get("error", {})
                     code = error.pop("code", None)
                     if (answer.status_code, error) != wanted or code != "invalid_value":
@@ -72,13 +50,13 @@ async def test_every_list_refuses_what_is_no_cursor_of_it(site: Everything) -> N
     assert found == {}
 
 
-async def test_every_list_goes_on_from_each_of_its_objects(site: Everything) -> None:
+async def test_every_list_goes_on_from_each_of_its_objects(both: Everything) -> None:
     asked = set()
-    for operation in site.operations():
+    for operation in both.operations():
         for name in set(operation.query_parameters) & set(CURSORS):
-            ids = [one["id"] for one in (await ask(site, operation, limit="100")).json()["data"]]
+            ids = [one["id"] for one in (await ask(both, operation, limit="100")).json()["data"]]
             pages = [
-                (await ask(site, operation, limit="100", **{name: cursor})).json()["data"] for cursor in ids
+                (await ask(both, operation, limit="100", **{name: cursor})).json()["data"] for cursor in ids
             ]
             shown = [[one["id"] for one in data] for data in pages]
             expected = [ids[n + 1 :] if name == "after" else ids[:n] for n in range(len(ids))]
@@ -88,19 +66,21 @@ async def test_every_list_goes_on_from_each_of_its_objects(site: Everything) -> 
     assert len(asked) >= 6
 
 
-async def test_an_object_that_a_filter_leaves_out_is_still_a_place_to_go_on_from(site: Everything) -> None:
-    project = site.ours.ids["project_id"]
+async def test_an_object_that_a_filter_leaves_out_is_still_a_place_to_go_on_from(
+    both: Everything,
+) -> None:
+    project = both.ours.ids["project_id"]
     path = "/v1/organization/projects"
-    await site.ours.admin.post(f"{path}/{project}/archive")
-    listed = (await site.ours.admin.get(path, params={"after": project})).json()["data"]
+    await both.ours.admin.post(f"{path}/{project}/archive")
+    listed = (await both.ours.admin.get(path, params={"after": project})).json()["data"]
     assert len(listed) == 1
     assert (
-        await site.ours.inference.get("/v1/files", params={"after": site.ours.files[1], "purpose": "none"})
+        await both.ours.inference.get("/v1/files", params={"after": both.ours.files[1], "purpose": "none"})
     ).json()["data"] == []
 
 
-async def test_a_client_may_delete_the_objects_of_a_page_before_the_next(site: Everything) -> None:
-    ours, theirs = site.ours, site.theirs
+async def test_a_client_may_delete_the_objects_of_a_page_before_the_next(both: Everything) -> None:
+    ours, theirs = both.ours, both.theirs
     project = f"/v1/organization/projects/{ours.ids['project_id']}"
     for user in (await ours.admin.get("/v1/organization/users")).json()["data"]:
         await ours.admin.post(f"{project}/users", json={"user_id": user["id"], "role": "member"})
@@ -135,10 +115,10 @@ async def test_a_client_may_delete_the_objects_of_a_page_before_the_next(site: E
     assert of_all.status_code == 400, "it was an alert of a project"
 
 
-async def test_a_page_of_a_report_must_be_one_of_it(site: Everything) -> None:
+async def test_a_page_of_a_report_must_be_one_of_it(both: Everything) -> None:
     for path in ("usage/completions", "costs"):
         for page in ("", "x", "\x00", "page_1", "1" * 400):
-            answer = await site.ours.admin.get(
+            answer = await both.ours.admin.get(
                 f"/v1/organization/{path}", params={"start_time": "86400", "page": page}
             )
             error = answer.json()["error"]

@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
-import redis.asyncio
 
-from db.session import Database
-from tests.api.everything import MUTATING, Everything, Operation, everything
+from tests.api.everything import MUTATING, Everything, Operation
 from tests.api.test_isolation_matrix import BODIES, NOT_IDS
-from tests.support.databases import SharedDatabase
 from tests.support.weights import CONFIG
 from tokenization.codec import TextCodec
-
-
-@pytest.fixture
-async def site(
-    codec: TextCodec,
-    shared_database: SharedDatabase,
-    database: Database,
-    redis_client: redis.asyncio.Redis,
-    redis_url: str,
-    tmp_path: Path,
-) -> AsyncIterator[Everything]:
-    async with everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as made:
-        yield made
-
 
 CREATED = {
     "/v1/organization/projects": {"name": "twice"},
@@ -47,8 +28,8 @@ CREATED = {
 """Of the account, by path: something new at each request, with a secret in the answer of some."""
 
 
-async def test_what_is_created_with_an_idempotency_key_is_created_once(site: Everything) -> None:
-    ours = site.ours
+async def test_what_is_created_with_an_idempotency_key_is_created_once(both: Everything) -> None:
+    ours = both.ours
     for path, body in CREATED.items():
         headers = {"idempotency-key": path}
         before = len((await ours.admin.get(path)).json()["data"])
@@ -59,13 +40,13 @@ async def test_what_is_created_with_an_idempotency_key_is_created_once(site: Eve
         assert len((await ours.admin.get(path)).json()["data"]) == before + 1
 
 
-async def test_a_file_sent_twice_with_an_idempotency_key_is_one_file(site: Everything) -> None:
+async def test_a_file_sent_twice_with_an_idempotency_key_is_one_file(both: Everything) -> None:
     """Clients draw a new boundary for the form of each attempt."""
 
     async def send(content: bytes) -> httpx.Response:
         files = {"file": ("adapter_config.json", content)}
         headers = {"idempotency-key": "a-file"}
-        return await site.ours.inference.post(
+        return await both.ours.inference.post(
             "/v1/files", data={"purpose": "adapter"}, files=files, headers=headers
         )
 
@@ -118,14 +99,14 @@ async def test_no_unknown_query_parameter_is_ignored(client: httpx.AsyncClient) 
     assert found == {}
 
 
-async def test_the_errors_that_every_route_of_a_kind_documents_are_given(site: Everything) -> None:
+async def test_the_errors_that_every_route_of_a_kind_documents_are_given(both: Everything) -> None:
     """403 to a key of the other kind; 415 and 413 to a body of another type, and to one that is too large."""
-    valid, found, asked = site.ours.ids | NOT_IDS, [], 0
-    for operation in site.operations():
+    valid, found, asked = both.ours.ids | NOT_IDS, [], 0
+    for operation in both.operations():
         if not operation.said.get("security"):
             continue
         asked += 1
-        own, other = site.ours.inference, site.ours.admin
+        own, other = both.ours.inference, both.ours.admin
         if operation.of_account:
             own, other = other, own
         url = operation.url(valid) + ("?start_time=1" if "start_time" in operation.query_parameters else "")
@@ -175,11 +156,11 @@ def with_odd(body: Any, path: list[Any], text: str) -> Any:
     return changed
 
 
-async def test_no_odd_value_in_a_url_is_a_fault_of_ours(site: Everything) -> None:
-    valid = site.ours.ids | NOT_IDS
+async def test_no_odd_value_in_a_url_is_a_fault_of_ours(both: Everything) -> None:
+    valid = both.ours.ids | NOT_IDS
     faults, asked = [], 0
-    for operation in site.operations():
-        client = site.ours.admin if operation.of_account else site.ours.inference
+    for operation in both.operations():
+        client = both.ours.admin if operation.of_account else both.ours.inference
         for url in (url for value in ("a%00b", LONG) for url in odd(operation, valid, value)):
             body = {} if operation.verb == "get" else {"json": BODIES.get(operation.name, {})}
             answer = await client.request(operation.verb, url, **body)
@@ -188,16 +169,16 @@ async def test_no_odd_value_in_a_url_is_a_fault_of_ours(site: Everything) -> Non
                 faults.append((operation.verb, url[:100], answer.status_code, answer.text[:200]))
     assert asked > 200
     assert faults == []
-    answer = await site.ours.inference.get("/v1/calibration/jobs?adapter_id=%00")
+    answer = await both.ours.inference.get("/v1/calibration/jobs?adapter_id=%00")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "adapter_id")
     assert "U+0000" in answer.json()["error"]["message"]
 
 
-async def test_no_odd_text_in_a_body_is_a_fault_of_ours(site: Everything) -> None:
-    valid = site.ours.ids | NOT_IDS
+async def test_no_odd_text_in_a_body_is_a_fault_of_ours(both: Everything) -> None:
+    valid = both.ours.ids | NOT_IDS
     bodies = {
         operation.path: (operation, BODIES[operation.name])
-        for operation in site.operations()
+        for operation in both.operations()
         if operation.name in BODIES
     }
     asked = [(op.verb, op.url(valid), op.of_account, body) for op, body in bodies.values()]
@@ -215,7 +196,7 @@ async def test_no_odd_text_in_a_body_is_a_fault_of_ours(site: Everything) -> Non
     )
     faults = []
     for verb, url, of_account, body in asked:
-        client = site.ours.admin if of_account else site.ours.inference
+        client = both.ours.admin if of_account else both.ours.inference
         for path in strings_of(body):
             for text in ("\x00", "a\x00b"):
                 answer = await client.request(verb, url, json=with_odd(body, path, text))

@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import httpx
-import pytest
-import redis.asyncio
 
 from billing.invoices.credits import CreditService
 from billing.rates import Rate
-from db.session import Database
 from engine.protocol import Usage
 from tenants.actors import OPERATOR
 from tenants.key_restrictions import KeyRestrictions
-from tests.api.everything import Everything, everything
+from tests.api.everything import Everything
 from tests.support import booked
-from tests.support.databases import SharedDatabase
-from tokenization.codec import TextCodec
 
 URL = "/v1/organization/invoices"
 
 
-@pytest.fixture
-async def place(
-    codec: TextCodec,
-    shared_database: SharedDatabase,
-    database: Database,
-    redis_client: redis.asyncio.Redis,
-    redis_url: str,
-    tmp_path: Path,
-) -> AsyncIterator[Everything]:
-    async with everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as made:
-        yield made
+async def test_invoices_previews_and_documents(both: Everything) -> None:
+    await _final(both)
+    await _running(both)
 
 
-async def test_invoices_previews_and_documents(place: Everything) -> None:
-    await _final(place)
-    await _running(place)
+async def test_the_balance_and_who_may_see_bills(both: Everything) -> None:
+    await _balance(both)
+    await _permissions(both)
 
 
-async def test_the_balance_and_who_may_see_bills(place: Everything) -> None:
-    await _balance(place)
-    await _permissions(place)
-
-
-async def _final(place: Everything) -> None:
+async def _final(both: Everything) -> None:
     """An invoice, its preview and its document."""
-    client = place.ours.admin
+    client = both.ours.admin
     listed = (await client.get(URL)).json()
     assert (listed["object"], listed["has_more"], len(listed["data"])) == ("list", False, 1)
     assert "lines" not in listed["data"][0]
-    invoice = (await client.get(f"{URL}/{place.ours.ids['invoice_id']}")).json()
+    invoice = (await client.get(f"{URL}/{both.ours.ids['invoice_id']}")).json()
     assert {name: invoice[name] for name in ("object", "number", "status", "month", "currency")} == {
         "object": "organization.invoice",
         "number": "INV-000001",
@@ -76,15 +56,15 @@ async def _final(place: Everything) -> None:
     assert (await client.get(f"{URL}/preview?month=2026-10")).json() == invoice, "final is final"
 
 
-async def _running(place: Everything) -> None:
+async def _running(both: Everything) -> None:
     """The preview of this month has what was just used."""
-    client, now = place.ours.admin, datetime.now(UTC)
+    client, now = both.ours.admin, datetime.now(UTC)
     before = (await client.get(f"{URL}/preview")).json()
     assert (before["id"], before["number"], before["status"]) == (None, None, "draft")
     used = booked.request(
-        place.ours.tenant_id, now.timestamp(), usage=Usage(7, 0, 0), rate=Rate("prc_1", 10**6, 0, 0)
+        both.ours.tenant_id, now.timestamp(), usage=Usage(7, 0, 0), rate=Rate("prc_1", 10**6, 0, 0)
     )
-    await booked.write(place.place.database, [used])
+    await booked.write(both.place.database, [used])
     after = (await client.get(f"{URL}/preview?month={now:%Y-%m}")).json()
     assert after["total_micro_usd"] - before["total_micro_usd"] == 7
     for wrong in ("2026-13", "26-10", "2026-10-01", "2099-01", "november"):
@@ -92,39 +72,39 @@ async def _running(place: Everything) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "month"), wrong
 
 
-async def _balance(place: Everything) -> None:
-    credits, now = CreditService(place.place.database, place.place.redis), datetime.now(UTC)
+async def _balance(both: Everything) -> None:
+    credits, now = CreditService(both.place.database, both.place.redis), datetime.now(UTC)
     for number in (1, 2):
         await credits.add(
-            place.ours.tenant_id, "grant", 1_000, f"g{number}", OPERATOR, now=now,
+            both.ours.tenant_id, "grant", 1_000, f"g{number}", OPERATOR, now=now,
             reason="welcome", expires_at=now + timedelta(days=30),
         )  # fmt: skip
-    balance = (await place.ours.admin.get("/v1/organization/balance")).json()
+    balance = (await both.ours.admin.get("/v1/organization/balance")).json()
     assert (balance["amount_micro_usd"], balance["used_micro_usd"]) == (2_000, 0)
-    first = (await place.ours.admin.get("/v1/organization/credits?limit=1&order=asc")).json()
+    first = (await both.ours.admin.get("/v1/organization/credits?limit=1&order=asc")).json()
     assert first["has_more"] is True
-    rest = (await place.ours.admin.get(f"/v1/organization/credits?order=asc&after={first['last_id']}")).json()
+    rest = (await both.ours.admin.get(f"/v1/organization/credits?order=asc&after={first['last_id']}")).json()
     shown = [*first["data"], *rest["data"]]
     assert [one["amount_micro_usd"] for one in shown] == [1_000, 1_000]
     assert all(one["expires_at"] > now.timestamp() for one in shown)
-    theirs = (await place.theirs.admin.get("/v1/organization/balance")).json()
+    theirs = (await both.theirs.admin.get("/v1/organization/balance")).json()
     assert theirs["amount_micro_usd"] == 0
 
 
-async def _permissions(place: Everything) -> None:
-    paths = (URL, f"{URL}/preview", f"{URL}/{place.ours.ids['invoice_id']}", "/v1/organization/credits")
-    made = await place.accounts.keys.create(
-        place.ours.tenant_id,
+async def _permissions(both: Everything) -> None:
+    paths = (URL, f"{URL}/preview", f"{URL}/{both.ours.ids['invoice_id']}", "/v1/organization/credits")
+    made = await both.accounts.keys.create(
+        both.ours.tenant_id,
         "narrow",
         OPERATOR,
         kind="admin",
         restrictions=KeyRestrictions(scopes=frozenset({"usage.read"})),
     )
-    transport = httpx.ASGITransport(place.app)
+    transport = httpx.ASGITransport(both.app)
     headers = {"authorization": f"Bearer {made.plaintext}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as narrow:
         for path in paths:
             assert (await narrow.get(path)).status_code == 403, path
-            assert (await place.ours.inference.get(path)).status_code == 403, path
-    answer = await place.theirs.admin.get(f"{URL}/{place.ours.ids['invoice_id']}")
+            assert (await both.ours.inference.get(path)).status_code == 403, path
+    answer = await both.theirs.admin.get(f"{URL}/{both.ours.ids['invoice_id']}")
     assert answer.status_code == 404

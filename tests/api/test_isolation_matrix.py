@@ -10,21 +10,17 @@ import json
 import re
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import redis.asyncio
 from sqlalchemy import text
 
 from db.session import EVERY_TENANT, Database
-from tests.api.everything import Everything, Having, Operation, absent, everything
-from tests.support.databases import SharedDatabase
+from tests.api.everything import Everything, Having, Operation, absent
 from tests.support.statements import Statements
-from tokenization.codec import TextCodec
 
 NOT_IDS = {
     "version": "1",  # of an adapter, by number
@@ -261,19 +257,6 @@ NOT_THERE = {
 ROUNDS, CALLS = 20, 3
 
 
-@pytest.fixture
-async def world(
-    codec: TextCodec,
-    shared_database: SharedDatabase,
-    database: Database,
-    redis_client: redis.asyncio.Redis,
-    redis_url: str,
-    tmp_path: Path,
-) -> AsyncIterator[Everything]:
-    async with everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as made:
-        yield made
-
-
 @dataclass(frozen=True)
 class Pair:
     """The same request about something of another tenant's, and about something nobody has."""
@@ -285,11 +268,11 @@ class Pair:
     ids: tuple[str, str]
 
 
-def pairs(world: Everything) -> list[Pair]:
-    ours, theirs = world.ours, world.theirs
+def pairs(both: Everything) -> list[Pair]:
+    ours, theirs = both.ours, both.theirs
     own = ours.ids | NOT_IDS
     found = []
-    for operation in world.operations():
+    for operation in both.operations():
         ids = [name for name in operation.path_parameters if name not in NOT_IDS]
         unknown = set(ids) - set(ours.ids)
         assert not unknown, f"{operation.name}: the matrix does not know what {unknown} are"
@@ -361,10 +344,10 @@ def body_of(operation: Operation, ours: Having) -> Any:
     return BODIES.get(operation.name)
 
 
-async def send(world: Everything, operation: Operation, request: tuple[str, Any]) -> httpx.Response:
+async def send(both: Everything, operation: Operation, request: tuple[str, Any]) -> httpx.Response:
     """With the kind of key that the route wants."""
     url, body = request
-    client = world.ours.admin if operation.of_account else world.ours.inference
+    client = both.ours.admin if operation.of_account else both.ours.inference
     if isinstance(body, bytes):
         headers = {"content-type": "multipart/form-data; boundary=x"}
         return await client.request(operation.verb, url, content=body, headers=headers)
@@ -385,69 +368,69 @@ async def rows(database: Database, tenant_id: str) -> str:
 
 
 async def test_what_is_anothers_is_answered_like_what_nobody_has(
-    world: Everything, database: Database
+    both: Everything, database: Database
 ) -> None:
-    before = [await rows(database, having.tenant_id) for having in (world.ours, world.theirs)]
-    asked = pairs(world)
+    before = [await rows(database, having.tenant_id) for having in (both.ours, both.theirs)]
+    asked = pairs(both)
     for pair in asked:
-        answers = [await send(world, pair.operation, one) for one in (pair.foreign, pair.nobodys)]
+        answers = [await send(both, pair.operation, one) for one in (pair.foreign, pair.nobodys)]
         where = f"{pair.operation.name} of another's {pair.about}"
         assert [answer.status_code for answer in answers] == [404, 404], (where, answers[0].text)
         shown = [answer.text.replace(one, "ID") for answer, one in zip(answers, pair.ids, strict=True)]
         assert shown[0] == shown[1], where
         kept = [dict(answer.headers) | {"x-request-id": "", "content-length": ""} for answer in answers]
         assert kept[0] == kept[1], where
-        assert await same_queries(world, database, pair), f"{where}: other queries, so another time"
+        assert await same_queries(both, database, pair), f"{where}: other queries, so another time"
     assert len({pair.operation.name for pair in asked}) >= 50
-    assert before == [await rows(database, having.tenant_id) for having in (world.ours, world.theirs)]
+    assert before == [await rows(database, having.tenant_id) for having in (both.ours, both.theirs)]
 
 
-async def test_what_is_anothers_takes_as_long_as_what_nobody_has(world: Everything) -> None:
+async def test_what_is_anothers_takes_as_long_as_what_nobody_has(both: Everything) -> None:
     """Medians of calls that take turns. A machine that is busy with something else makes either slow: who
     differs is measured anew, and a difference that is there stays.
     """
-    first = {(pair.operation.name, pair.about): pair for pair in reversed(pairs(world))}
+    first = {(pair.operation.name, pair.about): pair for pair in reversed(pairs(both))}
     for pair in first.values():
         for _ in range(ROUNDS):
-            foreign, nobodys = await medians(world, pair)
+            foreign, nobodys = await medians(both, pair)
             if abs(foreign - nobodys) < max(0.25 * min(foreign, nobodys), 0.0005):
                 break
         else:
             pytest.fail(f"{pair.operation.name}: {pair.about} of another's {foreign}, of nobody's {nobodys}")
 
 
-async def same_queries(world: Everything, database: Database, pair: Pair) -> bool:
+async def same_queries(both: Everything, database: Database, pair: Pair) -> bool:
     """Asked again where they differ: now and then a key's use is noted on the side."""
     for _ in range(3):
         seen = []
         for one in (pair.foreign, pair.nobodys):
             with Statements(database) as statements:
-                await send(world, pair.operation, one)
+                await send(both, pair.operation, one)
             seen.append(statements.seen)
         if seen[0] == seen[1]:
             return True
     return False
 
 
-async def medians(world: Everything, pair: Pair) -> tuple[float, float]:
+async def medians(both: Everything, pair: Pair) -> tuple[float, float]:
     """Seconds of either request."""
     seconds: dict[int, list[float]] = {0: [], 1: []}
     for call in range(CALLS):
         for which in (0, 1) if call % 2 else (1, 0):
             began = time.perf_counter()
-            await send(world, pair.operation, (pair.foreign, pair.nobodys)[which])
+            await send(both, pair.operation, (pair.foreign, pair.nobodys)[which])
             seconds[which].append(time.perf_counter() - began)
     return statistics.median(seconds[0]), statistics.median(seconds[1])
 
 
-async def test_lists_and_filters_show_nothing_of_another_tenant(world: Everything) -> None:
-    own, theirs = world.ours.ids | NOT_IDS, world.theirs.ids
-    for operation in world.operations():
+async def test_lists_and_filters_show_nothing_of_another_tenant(both: Everything) -> None:
+    own, theirs = both.ours.ids | NOT_IDS, both.theirs.ids
+    for operation in both.operations():
         if operation.verb != "get" or not operation.path.startswith("/v1/"):
             continue
         base = operation.url(own)
         required = {"start_time": "0"} if "start_time" in operation.query_parameters else {}
-        answer = await _look(world, operation, base, required)
+        answer = await _look(both, operation, base, required)
         if operation.name not in NOT_THERE:
             assert answer.status_code == 200, (operation.name, answer.text)
         for kind, one in theirs.items():
@@ -460,7 +443,7 @@ async def test_lists_and_filters_show_nothing_of_another_tenant(world: Everythin
             if kind is None:
                 continue
             answers = [
-                await _look(world, operation, base, required | {name: one})
+                await _look(both, operation, base, required | {name: one})
                 for one in (theirs[kind], absent(theirs[kind]))
             ]
             assert answers[0].status_code == answers[1].status_code, (operation.name, name)
@@ -471,6 +454,6 @@ async def test_lists_and_filters_show_nothing_of_another_tenant(world: Everythin
             assert shown[0] == shown[1], (operation.name, name)
 
 
-async def _look(world: Everything, operation: Operation, url: str, query: dict[str, str]) -> httpx.Response:
-    client = world.ours.admin if operation.of_account else world.ours.inference
+async def _look(both: Everything, operation: Operation, url: str, query: dict[str, str]) -> httpx.Response:
+    client = both.ours.admin if operation.of_account else both.ours.inference
     return await client.get(url, params=query)

@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import ignored_auth, positive_data_accept
 
 from api.connections import connections_with
 from db.session import Database
-from tests.api.everything import Everything, everything
+from tests.api.everything import Everything, open_everything
 from tests.support.beyond_schema import is_beyond_a_schema
 from tests.support.databases import SharedDatabase
 from tests.support.examples import examples
@@ -52,7 +52,7 @@ def site(
 
     async def serve() -> None:
         database, cache = Database(database_url), redis.asyncio.Redis.from_url(redis_url)
-        async with everything(codec, shared_database, database, cache, redis_url, tmp_path) as made:
+        async with open_everything(codec, shared_database, database, cache, redis_url, tmp_path) as made:
             config = uvicorn.Config(
                 made.app,
                 port=0,

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-import redis.asyncio
-
 from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
-from db.session import Database
 from engine.signing import bundle, folder
 from engine.signing.keys import SigningKey, TrustedKeys
 from engine.signing.statement import SIGNATURE_FILE, encode_statement
-from tests.api.everything import Everything, everything
-from tests.support.databases import SharedDatabase
+from tests.api.everything import Everything
 from tests.support.onboarding import BASE_DIGEST, SAPLING, SIGNING_KEY
-from tokenization.codec import TextCodec
 
 PIRATE = {name: (SAPLING / "adapters" / "pirate" / name).read_bytes() for name in (WEIGHTS_FILE, CONFIG_FILE)}
 TENANTS_KEY, ANOTHER = SigningKey.make(), SigningKey.make()
-
-
-@pytest.fixture
-async def world(
-    codec: TextCodec,
-    shared_database: SharedDatabase,
-    database: Database,
-    redis_client: redis.asyncio.Redis,
-    redis_url: str,
-    tmp_path: Path,
-) -> AsyncIterator[Everything]:
-    async with everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as made:
-        yield made
 
 
 def signature(files: dict[str, bytes], key: SigningKey = TENANTS_KEY) -> bytes:
@@ -45,8 +24,8 @@ def signature(files: dict[str, bytes], key: SigningKey = TENANTS_KEY) -> bytes:
 class Uploader:
     """Uploads adapters for one tenant, each under a name of its own."""
 
-    def __init__(self, world: Everything) -> None:
-        self.world = world
+    def __init__(self, both: Everything) -> None:
+        self.world = both
         self.num = 0
 
     async def __call__(self, signed: bytes | None, files: dict[str, bytes] = PIRATE) -> tuple[int, Any]:
@@ -65,9 +44,9 @@ class Uploader:
 
 
 async def test_the_platforms_signature_is_shown_to_owners_and_sharers_and_its_key_to_everybody(
-    world: Everything,
+    both: Everything,
 ) -> None:
-    ours, keys = world.ours, TrustedKeys([SIGNING_KEY.public])
+    ours, keys = both.ours, TrustedKeys([SIGNING_KEY.public])
     path = f"/v1/adapters/{ours.ids['adapter']}/versions/1"
     version = (await ours.inference.get(path)).json()
     assert version["signature"]["status"] == "signed"
@@ -79,7 +58,7 @@ async def test_the_platforms_signature_is_shown_to_owners_and_sharers_and_its_ke
     of_share = await ours.inference.get(f"/v1/shares/{ours.ids['received_share_id']}/signature")
     assert of_share.status_code == 200
     bundle.verify_own(of_share.content, keys)
-    offered = await ours.inference.get(f"/v1/shares/{world.theirs.ids['received_share_id']}/signature")
+    offered = await ours.inference.get(f"/v1/shares/{both.theirs.ids['received_share_id']}/signature")
     assert offered.status_code == 404
     unsigned = await ours.inference.get(f"/v1/adapters/{ours.ids['adapter']}/versions/2/signature")
     assert (unsigned.status_code, "is not signed yet" in unsigned.text) == (404, True)
@@ -92,8 +71,8 @@ async def test_the_platforms_signature_is_shown_to_owners_and_sharers_and_its_ke
     assert pem.text == listed["public_key"] == SIGNING_KEY.public.pem
 
 
-async def test_signed_uploads_are_verified_and_can_be_required(world: Everything) -> None:
-    admin, upload = world.ours.admin, Uploader(world)
+async def test_signed_uploads_are_verified_and_can_be_required(both: Everything) -> None:
+    admin, upload = both.ours.admin, Uploader(both)
     status, unknown = await upload(signature(PIRATE))
     assert (status, unknown["version"]["signature"]["uploader_key"]) == (201, None), "no key is registered"
     body = {"name": "release", "public_key": TENANTS_KEY.public.pem}

@@ -104,12 +104,13 @@ class SharedDatabase:
 
     def put(self, content: Content) -> None:
         """Write into the empty database what `content` returned."""
+        written = [(name, rows) for name, rows in content.rows.items() if rows != self._seeds.get(name)]
         with self._connection.transaction():
-            for name, rows in content.rows.items():
-                if rows != self._seeds.get(name):
-                    self._restore(name, rows)
+            truncated = [self._restore(name, rows) for name, rows in written]
             for name, last in content.last_numbers.items():
                 self._connection.execute("SELECT setval(format('public.%%I', %s::text), %s)", (name, last))
+        if any(truncated):
+            self._as_copied = self._schema_state()
 
     def close(self) -> None:
         """Drop the database."""

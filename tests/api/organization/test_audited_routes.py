@@ -7,26 +7,20 @@ reason.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
-import redis.asyncio
 
 from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import succeed
 from adapters.object_keys import CONFIG_FILE
 from adapters.shares import Offer
-from db.session import Database
 from engine.signing.keys import SigningKey
-from tests.api.everything import MUTATING, Everything, everything
+from tests.api.everything import MUTATING, Everything
 from tests.api.organization.site import Party, Site
-from tests.support.databases import SharedDatabase
 from tests.support.onboarding import SAPLING
-from tokenization.codec import TextCodec
 
 EXCEPTIONS = {
     "createChatCompletion": "generates; the ledger has it",
@@ -54,25 +48,12 @@ PASSWORD = "correct horse battery"
 CONFIG = (SAPLING / "adapters" / "pirate" / CONFIG_FILE).read_bytes()
 
 
-@pytest.fixture
-async def world(
-    codec: TextCodec,
-    shared_database: SharedDatabase,
-    database: Database,
-    redis_client: redis.asyncio.Redis,
-    redis_url: str,
-    tmp_path: Path,
-) -> AsyncIterator[Everything]:
-    async with everything(codec, shared_database, database, redis_client, redis_url, tmp_path) as made:
-        yield made
-
-
 class Caller:
     """Calls routes of the document by the names of their operations, and remembers which."""
 
-    def __init__(self, world: Everything) -> None:
-        self.world = world
-        self.operations = {operation.name: operation for operation in world.operations()}
+    def __init__(self, both: Everything) -> None:
+        self.world = both
+        self.operations = {operation.name: operation for operation in both.operations()}
         self.called: set[str] = set()
         self.last_seq = 0
 
@@ -295,18 +276,18 @@ PARTS: tuple[Callable[[Caller], Awaitable[None]], ...] = (
 )
 
 
-async def test_every_route_that_changes_something_leaves_an_entry(world: Everything) -> None:
-    call = Caller(world)
+async def test_every_route_that_changes_something_leaves_an_entry(both: Everything) -> None:
+    call = Caller(both)
     await call.mark()
     for part in PARTS:
         await part(call)
     changing = {name for name, operation in call.operations.items() if operation.verb in MUTATING}
     assert call.called >= changing - set(EXCEPTIONS), sorted(changing - call.called - set(EXCEPTIONS))
     assert set(EXCEPTIONS) <= changing, "an exception for a route that is there"
-    log = world.accounts.audit
-    assert await log.verify(world.ours.tenant_id) is None
-    project = world.ours.ids["project_id"]
-    seen = await world.ours.admin.get("/v1/organization/audit_logs", params={"limit": 100})
+    log = both.accounts.audit
+    assert await log.verify(both.ours.tenant_id) is None
+    project = both.ours.ids["project_id"]
+    seen = await both.ours.admin.get("/v1/organization/audit_logs", params={"limit": 100})
     assert any(entry.get("project", {}).get("id") == project for entry in seen.json()["data"])
 
 
