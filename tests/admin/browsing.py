@@ -54,6 +54,7 @@ _LOOKS = (
 )
 # Without the hundreds of rules that found nothing, which take longer to come through than what was found.
 _VIOLATIONS = """async (options) => {
+  if (!window.axe && !window.loadAxe) return null;
   if (!window.axe) loadAxe();
   return (await axe.run(document, options)).violations;
 }"""
@@ -104,8 +105,6 @@ class Visit:
     page: Page
     console: str
     complaints: list[str] = field(default_factory=list)
-    has_axe: bool = False
-    """Whether pages of this window can load it."""
 
     async def go(self, path: str) -> None:
         await self.page.goto(self.console + path)
@@ -163,16 +162,17 @@ class Visit:
         return [f"{impact} {told}" for impact, told in await self._violations(())]
 
     async def _violations(self, rules: tuple[str, ...]) -> list[tuple[str, str]]:
-        if not self.has_axe:
-            # Sent once, not for each page: it takes longer to come through than to run.
-            source = AXE.read_text()
-            await self.page.add_init_script(f"window.loadAxe = () => {{ {source} }}")
-            await self.page.evaluate(source)
-            self.has_axe = True
         options: dict[str, Any] = {"resultTypes": ["violations"]}
         if rules:
             options["runOnly"] = {"type": "rule", "values": [*rules]}
-        violations: list[dict[str, Any]] = await self.page.evaluate(_VIOLATIONS, options)
+        violations: list[dict[str, Any]] | None = await self.page.evaluate(_VIOLATIONS, options)
+        if violations is None:
+            # Sent once for all pages to come: it takes longer to come through than to run.
+            source = AXE.read_text()
+            await self.page.add_init_script(f"window.loadAxe = () => {{ {source} }}")
+            await self.page.evaluate(source)
+            violations = await self.page.evaluate(_VIOLATIONS, options)
+            assert violations is not None
         return [
             (one["impact"], f"{one['id']}: {node['target']} {node['failureSummary']}")
             for one in violations

@@ -10,6 +10,7 @@ import torch
 from benchmarks import cpu_peft
 from benchmarks.cpu_peft import Work, compare, main
 from tests.engine.runner.bases import write_base
+from tests.support.arithmetic import arithmetic_threads
 
 WORK = Work(np.zeros((2, 4), np.int64), ["a", "b"], output_len=3)
 TOKENS = [[1, 2, 3], [4, 5, 6]]
@@ -31,9 +32,8 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def threads_as_before():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+    with arithmetic_threads(torch.get_num_threads()):
+        yield
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from benchmarks.quality import (
 from benchmarks.quality_free import PROMPTS, free_fidelity
 from benchmarks.quality_random import random_rows
 from benchmarks.scorer import Variant, divergence
+from tests.support.arithmetic import arithmetic_threads
 
 GOOD = Fidelity(
     "sql",
@@ -64,9 +66,9 @@ def test_the_base_without_its_adapter_does_not_count() -> None:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    torch.set_num_threads(1)
-    return Bench(SAPLING / "base", SAPLING / "adapters", "int8")
+def bench() -> Iterator[Bench]:
+    with arithmetic_threads(1):
+        yield Bench(SAPLING / "base", SAPLING / "adapters", "int8")
 
 
 def test_saplings_int8_base_passes(bench: Bench) -> None:

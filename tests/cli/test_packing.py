@@ -13,6 +13,7 @@ from cli.service_access import note_drafter, pack_adapters
 from engine.lora.artifact import artifact_path
 from engine.lora.draft_adapters import read_note
 from tests.engine.runner.bases import VOCAB_SIZE, write_base, write_draft_adapter
+from tests.support.arithmetic import arithmetic_threads
 
 SAPLING = Path(__file__).resolve().parents[2] / "examples/sapling/weights"
 PIRATE = {"pirate": SAPLING / "adapters/pirate"}
@@ -21,10 +22,8 @@ PIRATE = {"pirate": SAPLING / "adapters/pirate"}
 @pytest.fixture(autouse=True)
 def _many_threads() -> Iterator[None]:
     """As torch has them on a machine of five cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(5)
-    yield
-    torch.set_num_threads(before)
+    with arithmetic_threads(5):
+        yield
 
 
 def environment(tmp_path: Path) -> dict[str, str]:

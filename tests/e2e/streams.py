@@ -12,8 +12,6 @@ import httpx2
 from openai import APIError, AsyncOpenAI
 from openai.types import CompletionUsage
 
-_DATA = "data: {"
-
 
 @dataclass
 class Stream:
@@ -55,7 +53,7 @@ async def read_stream(client: AsyncOpenAI, stream: Stream, **options: Any) -> St
             **asked,
         ) as answer:
             async for line in answer.iter_lines():
-                if line.startswith(_DATA):
+                if line.startswith("data: {"):
                     chunk = json.loads(line.removeprefix("data: "))
                     if "error" in chunk:
                         problem = chunk["error"]

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.support.arithmetic import arithmetic_threads
+
 
 @pytest.fixture(scope="session", autouse=True)
 def two_threads() -> Iterator[None]:
@@ -12,10 +14,8 @@ def two_threads() -> Iterator[None]:
 
     Not when this file is imported: every test process imports it, and tests on the CPU would spin.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with arithmetic_threads(2):
+        yield
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.arithmetic import arithmetic_threads
+
 if os.environ.get("TRITON_INTERPRET") != "1":
     raise pytest.UsageError("tests/interpreted wants TRITON_INTERPRET=1 in the environment: make kernels")
 if "triton" in sys.modules:
@@ -27,7 +29,5 @@ quicker.install()
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Shapes are small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with arithmetic_threads(1):
+        yield

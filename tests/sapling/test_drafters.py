@@ -18,6 +18,7 @@ from examples.sapling.drafters import CONFIG, Drafter, guess_logits, load_drafte
 from examples.sapling.evaluate import EVALUATION, load_base
 from examples.sapling.evaluate_drafters import measure, num_right, num_steps
 from examples.sapling.train_drafters import RECIPES, main
+from tests.support.arithmetic import arithmetic_threads
 
 OWN = sorted(path.name for path in DRAFTERS.iterdir() if path.name != BASE_TARGET)
 BARS = {"pirate": 2.2, "upper-case": 1.4}
@@ -30,10 +31,8 @@ SEED = 11
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """So small a model gains nothing from threads, and waiting threads starve whatever runs beside."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with arithmetic_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")

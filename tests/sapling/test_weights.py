@@ -15,6 +15,7 @@ from examples.sapling import ADAPTERS, BASE, DRAFTERS, WEIGHTS, tokens
 from examples.sapling.evaluate import EVALUATION, MAX_NEW_TOKENS, answers
 from examples.sapling.tasks import TASKS, Example, Task
 from examples.sapling.train_adapters import RECIPES
+from tests.support.arithmetic import arithmetic_threads
 
 NUM_EXAMPLES = 12
 SEED = 7
@@ -23,10 +24,8 @@ SEED = 7
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """So small a model gains nothing from threads, and waiting threads starve whatever runs beside."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with arithmetic_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from examples.sapling import tasks
+from tests.support.arithmetic import arithmetic_threads
 from worker.cpu_priority import computing_threads
 from worker.settings import JobsSettings
 
@@ -126,11 +127,7 @@ async def test_jobs_compute_with_a_bounded_number_of_threads(
     runtime: Any = SimpleNamespace(
         store=None, redis=None, database=None, jobs=settings, bases=[settings.first_base]
     )
-    before = torch.get_num_threads()
-    torch.set_num_threads(5)
-    try:
+    with arithmetic_threads(5):
         async with AsyncExitStack() as opened:
             await open_pipeline(runtime, settings, opened)
             assert await asyncio.to_thread(torch.get_num_threads) == expected
-    finally:
-        torch.set_num_threads(before)

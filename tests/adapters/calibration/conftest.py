@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.adapters.calibration.sapling import BASE
+from tests.support.arithmetic import arithmetic_threads
 from tokenization.codec import TextCodec
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with arithmetic_threads(1):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from adapters.packing import pack
 from engine.model.config import load_config
@@ -24,6 +23,7 @@ from examples.sapling import ADAPTERS, BASE, tokens
 from tests.engine.prefill.pair import FORMAT, pair
 from tests.engine.runner.bases import VOCAB_SIZE, Adapter, write_adapters, write_base
 from tests.engine.runner.rig import make_core, run
+from tests.support.arithmetic import arithmetic_threads
 
 GREEDY = SamplingParams(8, temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(8, temperature=0.8, seed=11, ignore_eos=True)
@@ -32,10 +32,8 @@ SIZES = {"context_length": 256, "num_blocks": 128}
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with arithmetic_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from cli.draft_adapters import pack_drafter
 from engine.batch import NO_SLOT, Batch, Drafted, NewRow, Placeholders, Scheduled, StepResult, Verified
@@ -30,16 +29,15 @@ from tests.engine.reasoning.markers import reasoning
 from tests.engine.runner.bases import VOCAB_SIZE, write_adapters, write_base, write_draft_adapter
 from tests.engine.runner.rig import assert_alike, knowing, make_core, run
 from tests.engine.runner.test_equivalence import submits
+from tests.support.arithmetic import arithmetic_threads
 
 PLACEHOLDER_ID = 7
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with arithmetic_threads(1):
+        yield
 
 
 def packed_draft_adapter(base: Path, folder: Path, seed: int, ahead: int) -> DraftAdapter:

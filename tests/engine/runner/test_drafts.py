@@ -24,15 +24,14 @@ from tests.engine.plain.guesses import GuessingDrafter
 from tests.engine.runner.bases import VOCAB_SIZE, Adapter, write_adapters, write_base
 from tests.engine.runner.rig import knowing, make_core, run
 from tests.engine.runner.test_equivalence import submits
+from tests.support.arithmetic import arithmetic_threads
 from tests.support.examples import examples
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with arithmetic_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")

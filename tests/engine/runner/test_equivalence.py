@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from engine.model.model import Model
 from engine.protocol import SamplingParams, Submit
 from tests.engine.runner.bases import VOCAB_SIZE, Adapter, write_adapters, write_base
 from tests.engine.runner.rig import make_core, run
+from tests.support.arithmetic import arithmetic_threads
 from tests.support.examples import examples
 
 NAMES = (None, "small", "wide", "mlp", "mixed")
@@ -20,10 +20,8 @@ NAMES = (None, "small", "wide", "mlp", "mixed")
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with arithmetic_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")

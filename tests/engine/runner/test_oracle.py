@@ -13,6 +13,7 @@ from engine.model.weights import base_digest
 from engine.protocol import SamplingParams, Submit
 from tests.engine.runner.bases import ARCHITECTURES, VOCAB_SIZE, write_adapters, write_base
 from tests.engine.runner.rig import make_core, run
+from tests.support.arithmetic import arithmetic_threads
 
 NUM_TOKENS = 16
 SAPLING = Path(__file__).resolve().parents[3] / "examples" / "sapling" / "weights"
@@ -22,16 +23,13 @@ SAPLING_PROMPTS = {"sort-numbers": "42 7 19 3", "add-numbers": "12 + 30"}
 @pytest.fixture(scope="module")
 def peft():
     """Imported here because it takes ten seconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
+    with arithmetic_threads(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import peft
         import transformers
 
         transformers.utils.logging.disable_progress_bar()
         yield peft
-    torch.set_num_threads(before)
 
 
 def oracle(peft, base_dir: Path, adapters: dict[str, Path]):

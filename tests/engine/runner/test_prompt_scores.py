@@ -18,6 +18,7 @@ from engine.model.model import Model
 from engine.protocol import PriorityClass, SamplingParams, Submit, TokenLogprob
 from tests.engine.runner.bases import VOCAB_SIZE, Adapter, write_adapters, write_base
 from tests.engine.runner.rig import make_core, run
+from tests.support.arithmetic import arithmetic_threads
 
 CLOSE = 2e-4
 """Log-probabilities of an fp32 model: sums of other shapes round in other orders."""
@@ -35,10 +36,8 @@ class Rig(NamedTuple):
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with arithmetic_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")
