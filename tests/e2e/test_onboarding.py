@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import time
 from pathlib import Path
 from statistics import quantiles
@@ -88,7 +89,8 @@ async def test_running_answers_keep_their_version_and_new_ones_take_the_new(
         await client.post(f"/adapters/{adapter}/versions", body=body, cast_to=dict[str, Any])
         await ready(client, adapter, 2)
 
-        switched_at: list[tuple[float, int]] = [(clock.seconds, 1)]
+        # When the activation of each was asked for, and when it was acknowledged.
+        versions_since: list[tuple[int, float, float]] = [(1, clock.seconds, clock.seconds)]
         stop = asyncio.Event()
         answered = 0
 
@@ -104,11 +106,12 @@ async def test_running_answers_keep_their_version_and_new_ones_take_the_new(
                     max_tokens=64,
                 )
                 version = int(answer.model.rpartition("@")[2])
-                # Within a second of its activation a version is everybody's.
+                # Within a second of its activation, once that is acknowledged, a version is everybody's.
+                ends = [activated for _, _, activated in versions_since[1:]]
                 possible = {
                     number
-                    for (since, number), after in zip(switched_at, [*switched_at[1:], None], strict=True)
-                    if since <= clock.seconds and (after is None or sent_at < after[0] + 1.0)
+                    for (number, since, _), end in zip(versions_since, [*ends, math.inf], strict=True)
+                    if since <= clock.seconds and sent_at < end + 1.0
                 }
                 assert version in possible
                 if place % 2 == version - 1:  # asked what this version was trained for
@@ -118,8 +121,10 @@ async def test_running_answers_keep_their_version_and_new_ones_take_the_new(
         askers = [asyncio.create_task(ask(place)) for place in range(8)]
         for number in (2, 1, 2):
             await asyncio.sleep(1.5)
-            switched_at.append((clock.seconds, number))
+            asked_at = clock.seconds
+            versions_since.append((number, asked_at, math.inf))
             await client.post(f"/adapters/{adapter}/versions/{number}/activate", cast_to=dict[str, Any])
+            versions_since[-1] = (number, asked_at, clock.seconds)
         await asyncio.sleep(1.5)
         stop.set()
         await asyncio.gather(*askers)
