@@ -1,11 +1,13 @@
 """Loads a model from a checkpoint: reads each tensor once and makes each linear layer in the form it is
 served in.
 
-The order of reading bounds the memory of a load to one layer beyond the model.
+The order of reading bounds the memory of a load to one layer beyond the model, on a GPU to one for each
+thread that loads.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import structlog
@@ -16,6 +18,7 @@ from engine.model.config import ModelConfig, load_config
 from engine.model.model import Layer, Model
 from engine.model.quantization import Linear, check_quantization, make_linear
 from engine.model.shards import WHOLE, sharded_config
+from engine.model.staging import LOADING_THREADS
 from engine.model.weights import EMBEDDING, HEAD, Checkpoint, open_checkpoint
 
 log = structlog.get_logger(__name__)
@@ -43,7 +46,7 @@ def load_model(
     whole = load_config(base_dir)
     config = sharded_config(whole, shard.size)
     with open_checkpoint(base_dir, whole, dtype, device, shard) as checkpoint:
-        layers = [_load_layer(checkpoint, config, index, quantization) for index in range(config.num_layers)]
+        layers = _load_layers(checkpoint, config, quantization, device)
         embedding_VH = checkpoint.vocabulary(EMBEDDING)
         head_VH = embedding_VH if checkpoint.head_name == EMBEDDING else checkpoint.vocabulary(HEAD)
         if config.tie_embeddings and checkpoint.head_name == HEAD:
@@ -52,6 +55,21 @@ def load_model(
             )
         norm_H = checkpoint.tensor("model.norm.weight")
     return Model(config, quantization, embedding_VH, layers, norm_H, head_VH, group)
+
+
+def _load_layers(
+    checkpoint: Checkpoint, config: ModelConfig, quantization: str, device: torch.device
+) -> list[Layer]:
+    def load(index: int) -> Layer:
+        return _load_layer(checkpoint, config, index, quantization)
+
+    if device.type != "cuda":
+        return [load(index) for index in range(config.num_layers)]
+    place = torch.cuda.current_device() if device.index is None else device.index
+    with ThreadPoolExecutor(
+        LOADING_THREADS, "loading", initializer=torch.cuda.set_device, initargs=(place,)
+    ) as threads:
+        return list(threads.map(load, range(config.num_layers)))
 
 
 def _load_layer(checkpoint: Checkpoint, config: ModelConfig, index: int, quantization: str) -> Layer:

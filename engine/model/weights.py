@@ -23,6 +23,7 @@ from engine.model.checkpoint_quantization import FLOAT8
 from engine.model.config import GROUPS, ModelConfig
 from engine.model.quantized_tensors import Codes, StoredTensor, read_codes, stored_tensors
 from engine.model.shards import WHOLE, Shard, has_bias_here, vocabulary_part, weight_part
+from engine.model.staging import DeviceCopies
 from kernels.linear_fp8.weight import Fp8Weight
 from kernels.linear_int4.weight import Int4Weight
 
@@ -121,7 +122,7 @@ class LinearSource:
 
 
 class Checkpoint:
-    """An open, checked checkpoint: tensors are read on request."""
+    """An open, checked checkpoint: tensors are read on request, by any thread."""
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class Checkpoint:
         self._owners = owners
         self._config = config
         self._dtype = dtype
-        self._device = device
+        self._to_device = DeviceCopies(device)
         self._shard = shard
 
     @functools.cached_property
@@ -160,7 +161,7 @@ class Checkpoint:
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Returns rows [start, stop) of a tensor, in the model's type; the rest is not read."""
         part = self._owners[name].get_slice(name)[start:stop]
-        return _finite(name, part.to(self._device, self._dtype))
+        return _finite(name, self._to_device(part).to(self._dtype))
 
     def vocabulary(self, name: str) -> Tensor:
         """Returns the shard's rows of the embedding or the head, with rows of zeros up to the largest
@@ -250,14 +251,14 @@ class Checkpoint:
         if self._shard.size == 1:
             return self.tensor(name)
         found = self._owners[name].get_slice(name)[part]
-        return _finite(name, found.to(self._device, self._dtype))
+        return _finite(name, self._to_device(found).to(self._dtype))
 
     def _stored(self, name: str) -> Tensor:
         """Returns a tensor as it is in the file. Raises ValueError where values are not finite."""
         return _finite(name, self._read(name))
 
     def _read(self, name: str) -> Tensor:
-        return self._owners[name].get_tensor(name).to(self._device)
+        return self._to_device(self._owners[name].get_tensor(name))
 
 
 def _finite(name: str, tensor: Tensor) -> Tensor:
