@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 import torch
@@ -25,7 +23,6 @@ from engine.device_parts import BLOCK_SIZE, Drafting, Sizes, cpu_parts, gpu_part
 from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
 from engine.grammar.compiler import GrammarCompiler
-from engine.grammar.tokenizer import load_tokenizer
 from engine.kv_cache import BlockPool
 from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice, NotedDraftAdapters
 from engine.lora.fetching import ArtifactFetcher
@@ -33,8 +30,6 @@ from engine.lora.slots import NO_SLOT, SlotTable
 from engine.model.cache import KVCache
 from engine.model.collectives import ShardGroup
 from engine.model.config import ModelConfig, load_config
-from engine.model.known_digest import FILE as DIGEST_FILE
-from engine.model.known_digest import known_base_digest
 from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.parallel.leader import Leader
@@ -48,6 +43,7 @@ from engine.server import EngineServer
 from engine.settings import DeviceSettings, EngineSettings
 from engine.speculation.mixed_drafter import MixedDrafter
 from engine.vocabulary import Vocabulary
+from engine.work_beside import WorkBeside
 from kernels.timing import copy_bandwidth
 
 log = structlog.get_logger(__name__)
@@ -84,11 +80,7 @@ def build_engine(
     if leader is not None:
         leader.on_lost(server.fail)
     bandwidth = _bandwidth(device_settings, device)  # while the memory is empty
-    # Beside loading and capturing: hashing takes longer than either, reading the tokenizer two seconds.
-    beside = ThreadPoolExecutor(2, "start")
-    hashing = beside.submit(known_base_digest, settings.base, settings.state_dir / DIGEST_FILE)
-    reading = beside.submit(load_tokenizer, settings.base, whole.eos_ids, whole.vocab_size)
-    beside.shutdown(wait=False)
+    beside = WorkBeside(settings.base, settings.state_dir, whole)
     model = _load(settings, device_settings, device, None if leader is None else leader.group)
     config = model.config
     default_slots = SLOTS_ON_GPU if device.type == "cuda" else SLOTS_ON_CPU
@@ -99,9 +91,9 @@ def build_engine(
         device_settings.num_slots or default_slots,
     )
     limits = settings.limits(sizes.context_length, config.vocab_size)
-    drafting = _drafting(settings, hashing.result, config.vocab_size, pack_drafter)
+    drafting = _drafting(settings, beside.base_digest, config.vocab_size, pack_drafter)
     make_parts = gpu_parts if device.type == "cuda" else cpu_parts
-    parts = make_parts(model, sizes, settings, device_settings, server, hashing.result, leader, drafting)
+    parts = make_parts(model, sizes, settings, device_settings, server, beside, leader, drafting)
     kv_token_bytes = KVCache.block_bytes(config, 1, kv_dtype_of(model, device_settings))
     scheduler = Scheduler(
         limits=limits,
@@ -118,7 +110,7 @@ def build_engine(
         engine_id=server.engine_id,
         incarnation=server.incarnation,
         base=settings.base_name,
-        base_digest=hashing.result(),
+        base_digest=beside.base_digest(),
         quantization=model.quantization,
         device=str(model.device),
         context_length=sizes.context_length,
@@ -133,8 +125,8 @@ def build_engine(
         fetcher.start(partial(server.adapter_loaded, NO_SLOT))
         server.at_close(fetcher.close)
     memory = replace(parts.memory, bandwidth=bandwidth)
-    grammars = _grammars(reading, config, server, device_settings.mask_threads)
-    core = EngineCore(scheduler, parts.runner, parts.gauges, memory, grammars)
+    grammars = _grammars(beside, config, server, device_settings.mask_threads)
+    core = EngineCore(scheduler, parts.runner, parts.gauges, memory, grammars, parts.captures)
     if settings.prefill.endpoint or settings.prefill.sources:
         cache_format = CacheFormat.of(info, parts.kv.layers.shape, str(parts.kv.layers.dtype))
         set_up_prefill(core, settings.prefill, cache_format, _cache_copies(parts.kv), server)
@@ -150,13 +142,11 @@ def _cache_copies(kv: KVCache) -> CacheCopies:
 
 
 def _grammars(
-    reading: Future[Any], config: ModelConfig, server: EngineServer, mask_threads: int
+    beside: WorkBeside, config: ModelConfig, server: EngineServer, mask_threads: int
 ) -> GrammarAdmission | None:
-    """Returns None, and logs why, when grammars cannot be followed with the base's tokenizer. `reading`: its
-    tokenizer.
-    """
+    """Returns None, and logs why, when grammars cannot be followed with the base's tokenizer."""
     try:
-        tokenizer = reading.result()
+        tokenizer = beside.tokenizer()
     except (ValueError, OSError) as error:
         log.warning("grammars are not supported", reason=str(error))
         return None

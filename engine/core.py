@@ -26,6 +26,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import structlog
+
 from engine.batch import Batch, LaunchedStep
 from engine.grammar.admission import GrammarAdmission
 from engine.inspection import build_view, create_history, resident_adapters
@@ -36,9 +38,14 @@ from engine.scheduling.prompt_fetches import ArrivedBlocks, FetchEnded
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import is_digest
 
+log = structlog.get_logger(__name__)
+
 MAX_WRITES_PER_STEP = 2
 """Messages with blocks of other engines that are written before a step: many come at once, and each would
 delay the launch by what it takes to queue it."""
+
+CAPTURE_EVERY_S = 1.0
+"""Between two graphs that are captured while requests run. Each takes as long as several steps."""
 
 PromptEvent = ArrivedBlocks | FetchEnded | ExportEvent
 """What is reported of prompts that move between engines."""
@@ -56,6 +63,17 @@ class Runner(Protocol):
     def counters(self) -> RunnerCounters: ...
 
     def launch(self, batch: Batch) -> LaunchedStep: ...
+
+
+class Captures(Protocol):
+    """Sizes of step that a runner has not captured yet. Their steps take a little longer until then."""
+
+    @property
+    def num_postponed(self) -> int: ...
+
+    def capture_next(self) -> None:
+        """Captures one, once the results of all steps that were launched are read."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +95,21 @@ class EngineCore:
         gauges: Callable[[], DeviceGauges] = DeviceGauges,
         memory: DeviceMemory | None = None,
         grammars: GrammarAdmission | None = None,
+        captures: Captures | None = None,
     ) -> None:
-        """`gauges` is called whenever `stats` is read. Without `grammars`, requests with one are rejected."""
+        """`gauges` is called whenever `stats` is read. Without `grammars`, requests with one are rejected.
+
+        `captures` are made between steps: one after the other while there are no requests, now and then
+        while there are.
+        """
         assert runner.depth in (0, 1), f"depth {runner.depth} is not supported"
         self.scheduler = scheduler
         self.runner = runner
         self._gauges = gauges
         self._memory = DeviceMemory() if memory is None else memory
         self.grammars = grammars
+        self._captures = captures
+        self._last_capture_at = time.monotonic()
         self._history = create_history(scheduler)
         self._started_at = time.time()
         # (slot, digest, error): filled by the loader's thread, emptied by the next step.
@@ -160,17 +185,23 @@ class EngineCore:
             return True
         return self.scheduler.has_requests and (not self._is_blocked or self.scheduler.has_expired_waits)
 
+    @property
+    def has_captures(self) -> bool:
+        """Returns whether steps can be captured while there is no work: `step` does it."""
+        return self._captures is not None
+
     def step(self) -> StepOutputs:
         """Launches the next step, if any, and commits the oldest one once `depth` steps are in flight behind
-        it.
+        it. Captures a step where nothing is in flight and it is time to.
 
         Exceptions of the runner are not caught: the process must end then.
         """
+        is_in_the_way = self._captures is not None and not self._captured(self._captures)
         self._apply_load_reports()
         self._apply_prompt_events()
         if self.grammars is not None:
             self._queue_compiled(self.grammars)
-        batch = self.scheduler.schedule()
+        batch = None if is_in_the_way else self.scheduler.schedule()
         num_behind = 0
         if batch is not None:
             self._launch(batch)
@@ -280,6 +311,22 @@ class EngineCore:
         """Asserts that nothing is lost or held twice. For idle moments and tests."""
         assert len(self._in_flight) <= self.runner.depth
         self.scheduler.check_integrity(None if self.exporter is None else self.exporter.held_ids())
+
+    def _captured(self, captures: Captures) -> bool:
+        """Captures a step if it is time to. Returns False where the step in flight must be committed before
+        that.
+        """
+        is_due = time.monotonic() - self._last_capture_at > CAPTURE_EVERY_S
+        if self.has_work and not is_due:
+            return True
+        if self._in_flight:
+            return False
+        captures.capture_next()
+        self._last_capture_at = time.monotonic()
+        if not captures.num_postponed:
+            self._captures = None
+            log.info("all graphs captured", seconds=round(time.time() - self._started_at, 2))
+        return True
 
     def _launch(self, batch: Batch) -> None:
         began = time.perf_counter()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import torch
 
-from engine.core import Runner
+from engine.core import Captures, Runner
 from engine.device.capabilities import host_memory
 from engine.device.cpu_runner import ModelRunner
 from engine.device.memory import MemoryPlan, MemoryRequest, adapter_bytes, plan_cpu, plan_gpu
@@ -34,6 +34,7 @@ from engine.settings import DeviceSettings, EngineSettings
 
 if TYPE_CHECKING:
     from engine.device.gpu_runner import DeviceRunner
+    from engine.work_beside import WorkBeside
 
 log = structlog.get_logger(__name__)
 
@@ -81,6 +82,7 @@ class Parts:
     num_blocks: int
     gauges: Callable[[], DeviceGauges]
     memory: DeviceMemory
+    captures: Captures | None = None
 
 
 def cpu_parts(
@@ -89,11 +91,11 @@ def cpu_parts(
     settings: EngineSettings,
     device_settings: DeviceSettings,
     server: EngineServer,
-    base: Callable[[], str],
+    beside: WorkBeside,
     leader: Leader | None = None,
     drafting: Drafting = NO_DRAFTING,
 ) -> Parts:
-    """`base` returns the base's digest, and may take its time."""
+    beside.begin_tokenizer()
     plan = plan_cpu(
         _memory_request(sizes, device_settings),
         block_bytes=KVCache.block_bytes(model.config, BLOCK_SIZE, model.dtype),
@@ -108,7 +110,7 @@ def cpu_parts(
         row_sizes = sizes.max_rows, sizes.context_length, sizes.num_slots
         leader.begin(Begin(*cache, *row_sizes, trusted=drafting.trusted))
     local = ModelRunner(model, pool, plan.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.context_length)
-    digest = base()
+    digest = beside.base_digest()
     verifier = _verifier(settings, digest, drafting)
 
     def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
@@ -138,11 +140,10 @@ def gpu_parts(
     settings: EngineSettings,
     device_settings: DeviceSettings,
     server: EngineServer,
-    base: Callable[[], str],
+    beside: WorkBeside,
     leader: Leader | None = None,
     drafting: Drafting = NO_DRAFTING,
 ) -> Parts:
-    """`base` returns the base's digest, and may take its time: it is called last."""
     from engine.device.gpu_runner import DeviceRunner
     from engine.lora.device_pool import DevicePool
 
@@ -171,8 +172,12 @@ def gpu_parts(
     if leader is not None:
         leader.begin(_begin(sizes, plan, device_settings, drafting.trusted))
     local = DeviceRunner(model, pool, CacheLayout(plan.num_blocks, BLOCK_SIZE, kv_dtype), limits, options)
-    _capture(local, model.device, options)
-    digest = base()
+    beside.begin_tokenizer()  # by now the threads that find pages run
+    # Not the graphs of ranks, which would have to capture at the same time; nor where the size of a step must
+    # not change a bit.
+    postpones = leader is None and not options.batch_invariant
+    _capture(local, model.device, options, postpones)
+    digest = beside.base_digest()  # may take longest: last
     verifier = _verifier(settings, digest, drafting)
 
     def make_loader(on_done: OnDone) -> AdapterLoader[Any]:
@@ -194,7 +199,8 @@ def gpu_parts(
 
     shares = {"weights": used_bytes, "scratch": scratch_bytes, "kv": plan.kv_bytes}
     shares["rest"] = max(0, total_bytes - sum(shares.values()) - plan.adapter_bytes)
-    return Parts(runner, local.kv, loader, plan.num_blocks, gauges, DeviceMemory(shares))
+    captures = local if local.num_postponed else None
+    return Parts(runner, local.kv, loader, plan.num_blocks, gauges, DeviceMemory(shares), captures)
 
 
 def _verifier(settings: EngineSettings, base: str, drafting: Drafting) -> AdapterVerifier | None:
@@ -251,13 +257,18 @@ def _runner_options(settings: DeviceSettings) -> RunnerOptions:
     )
 
 
-def _capture(runner: DeviceRunner, device: torch.device, options: RunnerOptions) -> None:
-    """Captures the graphs of all steps, and logs how long that took and what memory it left."""
+def _capture(runner: DeviceRunner, device: torch.device, options: RunnerOptions, postpones: bool) -> None:
+    """Captures graphs of steps, all or the first few, and logs how long that took and what memory it left."""
     began = time.monotonic()
-    runner.capture(_Progress("capturing graphs"))
+    runner.capture(_Progress("capturing graphs"), postpones=postpones)
     free_bytes, _ = torch.cuda.mem_get_info(device)
-    seconds = round(time.monotonic() - began, 2)
-    log.info("steps prepared", seconds=seconds, graphs=options.cuda_graphs, mib_free=free_bytes >> 20)
+    log.info(
+        "steps prepared",
+        seconds=round(time.monotonic() - began, 2),
+        graphs=options.cuda_graphs,
+        postponed=runner.num_postponed,
+        mib_free=free_bytes >> 20,
+    )
 
 
 def kv_dtype_of(model: Model, settings: DeviceSettings) -> torch.dtype:

@@ -235,10 +235,10 @@ class EngineServer:
                         self._core.exporter.abort_all()
                 elif aborted and late > ABORT_GRACE:
                     raise RuntimeError(f"{len(self._router)} requests did not end when aborted")
-            self._take_messages(wait=not self._core.has_work)
+            self._take_messages(wait=not self._core.has_work and not self._core.has_captures)
             if self._view_clients:
                 self._send_view()
-            if self._core.has_work:
+            if self._core.has_work or self._core.has_captures:
                 self._step()
 
     def _may_leave(self, aware_by: float) -> bool:

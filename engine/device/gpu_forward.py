@@ -6,7 +6,7 @@ the model runs as a captured graph where there is one. Tokens are drawn elsewher
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from engine.batch import NO_SLOT, Batch, NewRow
 from engine.device.batch_state import BatchState, Shares, positions_of_logits
-from engine.device.graphs import Bucket, StepGraphs, row_buckets, token_buckets
+from engine.device.compiled_steps import compiled_steps_note
+from engine.device.graphs import Bucket, StepGraphs, first_buckets, row_buckets, token_buckets
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.lora.device_pool import DevicePool
 from engine.lora.shards import adapter_widths
@@ -67,7 +68,7 @@ class DeviceForward:
         pool, or with one without slots, every row runs the base.
         """
         config, device = model.config, model.device
-        self._model, self._inputs = model, inputs
+        self._model, self._inputs, self._limits = model, inputs, limits
         self._captures = options.cuda_graphs
         self._max_graph_rows = limits.max_rows if options.max_graph_rows is None else options.max_graph_rows
         self.kv = KVCache(config, cache.num_blocks, cache.block_size, device, cache.dtype or model.dtype)
@@ -109,22 +110,55 @@ class DeviceForward:
         self._graphs = StepGraphs(self._forward, rows, tokens, self._forward_different_layers)
         self.counters = self._graphs.counters
 
-    def capture(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+    def capture(
+        self, on_progress: Callable[[int, int], None] | None = None, *, postpones: bool = False
+    ) -> None:
         """Captures a graph for every size of step, or compiles its kernels; before the first step.
 
-        `on_progress(done, of)` is called along the way.
+        `on_progress(done, of)` is called along the way. With `postpones`, few sizes are captured that hold
+        any step, and the others are left to `capture_next`.
         """
         buckets = self._graphs.buckets(with_adapters=self._lora is not None)
         buckets = [b for b in buckets if not b.decode_only or b.num_tokens <= self._max_graph_rows]
         self._fill_with_padding(buckets[0].num_tokens)
         if self._captures:
-            with compiled_in_parallel():
-                for bucket in buckets:
-                    self._forward_different_layers(bucket)
-            self._graphs.capture(buckets, on_progress)
+            self._compile(buckets)
+            first = first_buckets(buckets) if postpones else buckets
+            self._graphs.capture(first, on_progress)
+            others = [bucket for bucket in buckets if bucket not in first]
+            others.sort(key=lambda bucket: not bucket.decode_only)  # most steps decode
+            self._graphs.postpone(others)
         else:
             self._forward(buckets[0])
         torch.cuda.synchronize()
+
+    @property
+    def num_postponed(self) -> int:
+        """Sizes of step that are left to `capture_next`."""
+        return self._graphs.num_postponed
+
+    def capture_next(self) -> None:
+        """Captures one more size of step, while no step runs."""
+        self._fill_with_padding(self.max_tokens)
+        self._graphs.capture_next()
+
+    def _compile(self, buckets: Sequence[Bucket]) -> None:
+        """Has all kernels compiled side by side that steps launch, unless that was done before."""
+        note = compiled_steps_note(
+            self._model.config,
+            self._model.quantization,
+            self.kv.layers.dtype,
+            self._limits,
+            self._model.product_rows,
+            buckets,
+        )
+        if note.exists():
+            return
+        with compiled_in_parallel():
+            for bucket in buckets:
+                self._forward_different_layers(bucket)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.touch()
 
     def apply(self, batch: Batch) -> Shares:
         """Applies a plan's changes of rows and tables. Returns what it schedules."""
@@ -150,7 +184,7 @@ class DeviceForward:
         slots = state.slots_of_tokens(shares)
         with_adapters = self._lora is not None and bool((slots != NO_SLOT).any())
         bucket = self._graphs.bucket(num_tokens, decode_only, with_adapters)
-        if with_adapters:
+        if bucket.with_adapters:
             self._assign_slots(slots, bucket)
         positions = self._plan.fill(rows, query_lens, ends, bucket.num_tokens)
         ids = self._ids.host
@@ -246,6 +280,8 @@ class DeviceForward:
     def _fill_with_padding(self, num_tokens: int) -> None:
         """Describes a step that is all padding, for capture and warm-up."""
         self._inputs.begin()
+        self._ids.host[:] = 0
+        self._sampled.host[:] = 0  # the last step may have been larger than the one that is described
         no_rows = np.zeros(0, np.int64)
         self._plan.fill(no_rows, no_rows, no_rows, num_tokens)
         if self._lora is not None:

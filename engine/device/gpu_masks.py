@@ -76,6 +76,11 @@ class ConstrainedDraws:
         """Begins to fill the masks."""
         self._filling = self._masks.start(self._constraints, self._ahead)
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the draws are queued."""
+        return self._draws is not None
+
     def draw(self) -> LaunchedDraws:
         """Queues the draws when the masks are filled, unless they are queued already."""
         if self._draws is None:

@@ -105,15 +105,28 @@ class DeviceRunner:
         logits = 4 * limits.max_rows * config.vocab_size
         return activations + 3 * logits + (3 << 30)
 
-    def capture(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+    def capture(
+        self, on_progress: Callable[[int, int], None] | None = None, *, postpones: bool = False
+    ) -> None:
         """Captures a graph for every size of step, or compiles its kernels; locks the memory that adapters
         are loaded from. Before the first launch and load.
 
-        `on_progress(done, of)` is called along the way.
+        `on_progress(done, of)` is called along the way. With `postpones`, few sizes are captured that hold
+        any step, and the others are left to `capture_next`.
         """
-        self._forward.capture(on_progress)
+        self._forward.capture(on_progress, postpones=postpones)
         if self._pool is not None:
             self._pool.lock_host_memory()
+
+    @property
+    def num_postponed(self) -> int:
+        """Sizes of step that are left to `capture_next`."""
+        return self._forward.num_postponed
+
+    def capture_next(self) -> None:
+        """Captures one more size of step, once the results of all that were launched are read."""
+        assert self._undrawn is None or self._undrawn.is_drawn
+        self._forward.capture_next()
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:

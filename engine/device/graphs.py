@@ -53,6 +53,21 @@ def token_buckets(max_tokens: int) -> list[int]:
     return [*(size for size in sizes if size < max_tokens), max_tokens]
 
 
+def first_buckets(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """Returns few of all buckets, in which any step runs that they hold: the largest, and those of at most a
+    quarter of the one before; with adapters if there are any, since rows without one run there too.
+    """
+    with_adapters = any(bucket.with_adapters for bucket in buckets)
+    first: list[Bucket] = []
+    smallest: dict[bool, int] = {}
+    for bucket in sorted(buckets, key=lambda bucket: bucket.num_tokens, reverse=True):
+        last = smallest.get(bucket.decode_only)
+        if bucket.with_adapters == with_adapters and (last is None or bucket.num_tokens <= last // 4):
+            smallest[bucket.decode_only] = bucket.num_tokens
+            first.append(bucket)
+    return first
+
+
 class StepGraphs:
     """Captured steps. Logits of a bucket are in the same memory every time."""
 
@@ -73,12 +88,18 @@ class StepGraphs:
         self._rows = list(rows)
         self._tokens = list(tokens)
         self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._postponed: dict[Bucket, Bucket] = {}
+        """Buckets whose graphs are captured later, with those that run their steps until then."""
+        self._stream: torch.cuda.Stream | None = None
+        self._memory: tuple[int, int] | None = None
+        """What all graphs allocate from."""
         self.counters = RunnerCounters()
 
     def bucket(self, num_tokens: int, decode_only: bool, with_adapters: bool) -> Bucket:
-        """Returns the smallest bucket that holds a step."""
+        """Returns the smallest bucket that holds a step; a larger one while its graph is postponed."""
         sizes = self._rows if decode_only else self._tokens
-        return Bucket(sizes[bisect_left(sizes, num_tokens)], decode_only, with_adapters)
+        smallest = Bucket(sizes[bisect_left(sizes, num_tokens)], decode_only, with_adapters)
+        return self._postponed.get(smallest, smallest)
 
     def buckets(self, with_adapters: bool) -> list[Bucket]:
         """Returns all buckets, the largest first: buffers grow once, and smaller graphs share
@@ -93,19 +114,57 @@ class StepGraphs:
         self, buckets: Sequence[Bucket], on_progress: Callable[[int, int], None] | None = None
     ) -> None:
         """Captures a graph for each bucket. `on_progress(done, of)` is called after each."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        pool = torch.cuda.graph_pool_handle()
         for done, bucket in enumerate(buckets, start=1):
-            with torch.cuda.stream(stream):
-                self._prepare(bucket)  # compiles kernels and grows buffers, neither of which can be captured
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with _nothing_collected(), torch.cuda.graph(graph, pool=pool, stream=stream):
-                logits = self._forward(bucket)
-            self._graphs[bucket] = graph, logits
+            self._capture(bucket)
             if on_progress is not None:
                 on_progress(done, len(buckets))
+
+    def postpone(self, buckets: Sequence[Bucket]) -> None:
+        """Leaves buckets to `capture_next`. Until then their steps run in the smallest that is captured and
+        holds them. Those that none holds are captured at once.
+        """
+        for bucket in buckets:
+            holds = [
+                other
+                for other in self._graphs
+                if other.decode_only == bucket.decode_only
+                and other.num_tokens >= bucket.num_tokens
+                and other.with_adapters >= bucket.with_adapters
+            ]
+            if holds:
+                self._postponed[bucket] = min(holds, key=lambda one: (one.num_tokens, one.with_adapters))
+            else:
+                self._capture(bucket)
+
+    @property
+    def num_postponed(self) -> int:
+        """Buckets that are left to `capture_next`."""
+        return len(self._postponed)
+
+    def capture_next(self) -> None:
+        """Captures the first bucket that was postponed, while no step runs. It takes as long as to launch a
+        step kernel by kernel, tens of milliseconds.
+        """
+        bucket = next(iter(self._postponed))
+        self._capture(bucket)
+        del self._postponed[bucket]
+
+    def _capture(self, bucket: Bucket) -> None:
+        if self._stream is None:
+            self._stream, self._memory = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._prepare(bucket)  # compiles kernels and grows buffers, neither of which can be captured
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads load adapters meanwhile, with calls that would end a capture of the whole process.
+        capturing = torch.cuda.graph(
+            graph, pool=self._memory, stream=stream, capture_error_mode="thread_local"
+        )
+        with _nothing_collected(), capturing:
+            logits = self._forward(bucket)
+        self._graphs[bucket] = graph, logits
         torch.cuda.current_stream().wait_stream(stream)
 
     def run(self, bucket: Bucket) -> Tensor:

@@ -83,9 +83,10 @@ def device_engine(
     kv_dtype: torch.dtype | None = None,
     drafter: Drafter | None = None,
     draft_adapters: DraftAdapterChoice | None = None,
+    postpones: bool = False,
     **options: Any,
 ) -> Iterator[DeviceEngine]:
-    """`options` are `RunnerOptions`."""
+    """`options` are `RunnerOptions`. With `postpones` it begins with few graphs, and captures the others."""
     config = model.config
     pool = DevicePool(config, num_slots, adapter_bytes, adapter_bytes, model.device)
     core: EngineCore
@@ -97,7 +98,7 @@ def device_engine(
     cache = CacheLayout(num_blocks, block_size, kv_dtype)
     limits = BatchLimits(max_rows, context_length, max_batch_tokens)
     runner = DeviceRunner(model, pool, cache, limits, RunnerOptions(**options))
-    runner.capture()
+    runner.capture(postpones=postpones)
     scheduler = Scheduler(
         EngineLimits(context_length, config.vocab_size, max_batch_tokens, max_rows),
         BlockPool(num_blocks, block_size),
@@ -109,7 +110,7 @@ def device_engine(
     )
     if draft_adapters is not None:
         scheduler.draft_adapters.choice = draft_adapters
-    core = EngineCore(scheduler, runner)
+    core = EngineCore(scheduler, runner, captures=runner if postpones else None)
     try:
         yield DeviceEngine(core, runner, pool)
     finally:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import msgspec
 import numpy as np
@@ -10,6 +13,8 @@ import pytest
 import torch
 
 from adapters.packing import pack
+from engine import core
+from engine.device import compiled_steps, gpu_forward
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.model.config import load_config
 from engine.model.loading import load_model
@@ -17,6 +22,7 @@ from engine.model.weights import base_digest
 from engine.protocol import AdapterRef, SamplingParams, Submit
 from examples.sapling import ADAPTERS, BASE, tokens
 from examples.sapling.tasks import TASKS
+from kernels.parallel_compilation import compiled_in_parallel
 from tests.gpu.device_engine import DeviceEngine, device_engine
 
 pytestmark = pytest.mark.gpu
@@ -97,6 +103,60 @@ def test_a_graph_draws_what_its_kernels_draw(
     with device_engine(model, folder, cuda_graphs=False) as engine:
         assert engine.run(submits).tokens() == replayed
         assert engine.runner.counters.graph_replays == 0
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8", "int4"])
+def test_graphs_are_captured_between_steps_while_adapters_load(
+    quantization: str, packed: tuple[Path, dict[str, AdapterRef]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four slots for more adapters: they load in other threads, whatever is captured."""
+    monkeypatch.setattr(core, "CAPTURE_EVERY_S", 0.02)
+    folder, refs = packed
+    model = load(quantization)
+    submits = asked(refs, 2, 24, temperature=0.7, seed=5)
+    with device_engine(model, folder, max_rows=32, num_slots=4, postpones=True) as engine:
+        loads = []
+        capture_next = engine.runner.capture_next
+
+        def counted() -> None:
+            loads.append(engine.core.stats.adapter_loads)
+            capture_next()
+
+        monkeypatch.setattr(engine.runner, "capture_next", counted)
+        shares = correct(engine, refs)
+        while engine.runner.num_postponed:
+            engine.core.step()
+        assert len(loads) > 10
+        assert loads[-1] > loads[0]
+        assert not engine.core.has_captures
+        assert engine.runner.counters.eager_steps == 0
+        afterwards = engine.run(submits).tokens()
+    assert min(shares.values()) >= MODEL_CARD_ACCURACY, shares
+    with device_engine(model, folder, max_rows=32, num_slots=4) as engine:
+        assert engine.run(submits).tokens() == afterwards
+
+
+def test_kernels_are_not_asked_for_again_once_all_are_on_disk(
+    packed: tuple[Path, dict[str, AdapterRef]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for = []
+
+    @contextmanager
+    def compiled() -> Iterator[None]:
+        asked_for.append(1)
+        with compiled_in_parallel():
+            yield
+
+    folder, _ = packed
+    model = load("fp8")
+    with device_engine(model, folder, max_rows=8, max_batch_tokens=32):
+        pass
+    monkeypatch.setattr(gpu_forward, "compiled_in_parallel", compiled)
+    with device_engine(model, folder, max_rows=8, max_batch_tokens=32):
+        assert not asked_for
+    monkeypatch.setattr(compiled_steps, "_sources", lambda: uuid4().hex)
+    with device_engine(model, folder, max_rows=8, max_batch_tokens=32):
+        assert asked_for == [1]
 
 
 def test_every_way_through_the_scheduler_gives_sensible_answers(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from engine.core import EngineCore
+from engine.core import Captures, EngineCore
 from engine.environment import EngineEnvironment
 from engine.kv_cache import BlockPool
 from engine.lora.draft_adapters import DraftAdapterChoice
@@ -78,6 +78,7 @@ class Engine:
         floor: ByteFloor | None = None,
         drafter: Drafter | None = None,
         draft_adapters: DraftAdapterChoice | None = None,
+        captures: Captures | None = None,
         **limits: Any,
     ) -> None:
         self.limits = EngineLimits(
@@ -117,6 +118,7 @@ class Engine:
                 drafter=drafter,
             ),
             self.runner,
+            captures=captures,
         )
         self.scheduler = self.core.scheduler
         if draft_adapters is not None:

@@ -1,10 +1,12 @@
 """Which sizes of step are captured, and which one a step gets."""
 
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
+import torch
 
-from engine.device.graphs import Bucket, StepGraphs, row_buckets, token_buckets
+from engine.device.graphs import Bucket, StepGraphs, first_buckets, row_buckets, token_buckets
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 4, 7, 8, 9, 64, 256, 300])
@@ -39,3 +41,48 @@ def test_a_step_gets_the_smallest_bucket_that_holds_it() -> None:
     assert len(every) == 2 * (len(row_buckets(16)) + len(token_buckets(200)))
     assert every[0].num_tokens == 200
     assert not any(bucket.with_adapters for bucket in graphs.buckets(with_adapters=False))
+
+
+class _Uncaptured(StepGraphs):
+    """Notes what is captured."""
+
+    def _capture(self, bucket: Bucket) -> None:
+        self._graphs[bucket] = Mock(torch.cuda.CUDAGraph), torch.empty(0)
+
+    @property
+    def captured(self) -> set[Bucket]:
+        return set(self._graphs)
+
+
+@pytest.mark.parametrize("with_adapters", [False, True])
+@pytest.mark.parametrize(("max_rows", "max_tokens"), [(1, 16), (16, 200), (256, 2048)])
+def test_the_first_buckets_hold_every_step(max_rows: int, max_tokens: int, with_adapters: bool) -> None:
+    rows, tokens = row_buckets(max_rows), token_buckets(max_tokens)
+    graphs = _Uncaptured(lambda bucket: pytest.fail("nothing is run"), rows, tokens)
+    buckets = graphs.buckets(with_adapters)
+    first = first_buckets(buckets)
+    assert len(first) <= 10
+    graphs.capture(first)
+    others = [bucket for bucket in buckets if bucket not in first]
+    graphs.postpone(others)
+    assert graphs.captured == set(first)
+    assert graphs.num_postponed == len(others)
+    for done in range(len(others) + 1):
+        for wanted in buckets:
+            given = graphs.bucket(wanted.num_tokens, wanted.decode_only, wanted.with_adapters)
+            assert given in graphs.captured
+            assert given.decode_only == wanted.decode_only
+            assert given.num_tokens >= wanted.num_tokens
+            assert given.with_adapters >= wanted.with_adapters
+            assert given == wanted or wanted in others[done:]
+        if done < len(others):
+            graphs.capture_next()
+    assert graphs.num_postponed == 0
+
+
+def test_a_bucket_that_no_other_holds_is_not_postponed() -> None:
+    graphs = _Uncaptured(lambda bucket: pytest.fail("nothing is run"), [1, 8], [16])
+    graphs.capture([Bucket(16, False, True), Bucket(1, True, True)])
+    graphs.postpone([Bucket(8, True, True)])
+    assert Bucket(8, True, True) in graphs.captured
+    assert graphs.num_postponed == 0

@@ -28,6 +28,7 @@ from tests.engine.runner.bases import VOCAB_SIZE, write_base
 
 if TYPE_CHECKING:
     from engine.server import EngineServer
+    from engine.work_beside import WorkBeside
 
 GIB = 1 << 30
 SAPLING = Path(__file__).resolve().parents[3] / "examples" / "sapling" / "weights" / "base"
@@ -44,6 +45,19 @@ class Server:
         raise AssertionError("nothing is compiled here")
 
 
+class Beside:
+    """What is known at once, and no tokenizer."""
+
+    def base_digest(self) -> str:
+        return "0" * 64
+
+    def begin_tokenizer(self) -> None:
+        pass
+
+
+BESIDE = cast("WorkBeside", Beside())
+
+
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What stands in for the device's runner: of its signature, so that a wrong call is caught."""
@@ -51,8 +65,9 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = create_autospec(real, spec_set=False)
     made.scratch_bytes = real.scratch_bytes
     made.return_value.depth = 1
+    made.return_value.num_postponed = 0
     made.return_value.counters = RunnerCounters(graph_replays=3)
-    made.return_value.capture.side_effect = lambda on_progress: on_progress(2, 2)
+    made.return_value.capture.side_effect = lambda on_progress, postpones: on_progress(2, 2)
     monkeypatch.setattr(engine.device.gpu_runner, "DeviceRunner", made)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (60 * GIB, 64 * GIB))
     return made
@@ -72,8 +87,10 @@ def test_a_gpu_engine_gets_what_its_memory_allows(tmp_path: Path, runner: Any, k
     )
     sizes = device_parts.Sizes(context_length=1024, max_rows=64, max_batch_tokens=512, num_slots=9)
     parts = device_parts.gpu_parts(
-        model, sizes, settings, device_settings, cast("EngineServer", Server()), lambda: "0" * 64
+        model, sizes, settings, device_settings, cast("EngineServer", Server()), BESIDE
     )
+    assert runner.return_value.capture.call_args.kwargs == {"postpones": False}, "a bit may not change"
+    assert parts.captures is None
     given_model, pool, cache, limits, options = runner.call_args.args
     assert given_model is model
     assert isinstance(pool, DevicePool)
@@ -95,6 +112,21 @@ def test_a_gpu_engine_gets_what_its_memory_allows(tmp_path: Path, runner: Any, k
     pool.close()
 
 
+def test_graphs_of_a_gpu_engine_are_captured_behind_requests(tmp_path: Path, runner: Any) -> None:
+    runner.return_value.num_postponed = 5
+    write_base(tmp_path)
+    model = load_model(tmp_path, dtype=torch.bfloat16)
+    sizes = device_parts.Sizes(context_length=1024, max_rows=64, max_batch_tokens=512, num_slots=9)
+    settings = EngineSettings(base=tmp_path, artifacts_dir=tmp_path)
+    device_settings = DeviceSettings(adapter_bytes=8 << 20, adapter_cache_bytes=16 << 20)
+    parts = device_parts.gpu_parts(
+        model, sizes, settings, device_settings, cast("EngineServer", Server()), BESIDE
+    )
+    assert runner.return_value.capture.call_args.kwargs == {"postpones": True}
+    assert parts.captures is runner.return_value
+    parts.loader.close()
+
+
 def test_what_does_not_fit_beside_the_weights_is_refused(
     tmp_path: Path, runner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +141,7 @@ def test_what_does_not_fit_beside_the_weights_is_refused(
             EngineSettings(base=tmp_path),
             DeviceSettings(),
             cast("EngineServer", Server()),
-            lambda: "0" * 64,
+            BESIDE,
         )
     assert not runner.called
 
