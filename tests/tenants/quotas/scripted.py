@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -54,6 +55,18 @@ class Scripted:
 
     def set_clock(self, now: int) -> None:
         self.client.set(CLOCK_KEY, now)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """What is done within, the clock's setting included, is undone at the end."""
+        keys = self.client.keys()
+        before = [(key, self.client.dump(key), max(0, self.client.pttl(key))) for key in keys]
+        yield
+        with self.client.pipeline() as batch:
+            batch.flushdb()
+            for key, value, lives_for in before:
+                batch.restore(key, lives_for, value)
+            batch.execute()
 
     def reserve(self, name: str, worst: Cost, likely: Cost, parts: int = 1) -> str:
         amounts = (worst.requests, worst.input, worst.output, worst.spend, likely.input, likely.output)
