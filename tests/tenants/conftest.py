@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
-import argon2
 import pytest
 import redis.asyncio
 
@@ -11,6 +10,7 @@ from tenants.errors import AddressNotAllowed, InvalidApiKey
 from tenants.models import Tenant
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
+from tests.support import passwords
 from tests.support.waiting import eventually
 
 SECRET = "a server's secret of enough length"
@@ -58,6 +58,7 @@ async def gone(resolver: KeyResolver, *plaintexts: str) -> float:
 
 
 @pytest.fixture
-def cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+def cheap_passwords() -> Iterator[None]:
     """Where nothing depends on how slowly they are hashed."""
-    monkeypatch.setattr("tenants.passwords._hasher", argon2.PasswordHasher(time_cost=1, memory_cost=64))
+    with passwords.cheap_passwords():
+        yield

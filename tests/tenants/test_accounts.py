@@ -21,7 +21,7 @@ def service(database: Database, redis_client: redis.asyncio.Redis) -> TenantServ
 
 
 @pytest.fixture
-def accounts(database: Database) -> UserAccounts:
+def accounts(database: Database, cheap_passwords: None) -> UserAccounts:
     return UserAccounts(database)
 
 

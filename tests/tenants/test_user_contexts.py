@@ -14,6 +14,8 @@ from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
 from tenants.user_contexts import UserContexts
 
+pytestmark = pytest.mark.usefixtures("cheap_passwords")
+
 SECRET = "a secret of at least thirty-two characters"
 
 
