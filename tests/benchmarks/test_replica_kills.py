@@ -1,12 +1,15 @@
-"""What the kill trial counts as lost, double and off."""
+"""What the kill trial counts as lost, double and off, and which processes it kills."""
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
 
-from benchmarks.replica_kills import Answer, compared, is_clean
+from benchmarks.replica_kills import Answer, chosen, compared, is_clean
+from benchmarks.replica_kills_site import Victim
 
 WHOLE = Answer("whole", 8, {"prompt_tokens": 5, "completion_tokens": 8})
 BROKEN = Answer("broken", 3, is_broken=True)
@@ -49,3 +52,12 @@ def test_every_difference_is_seen(ledger: dict[str, Any], used: int, wrong: dict
 
 def test_a_stream_that_never_began_is_seen() -> None:
     assert compared([Answer(is_broken=True)], {}, 0)["refused"] == 1
+
+
+def test_each_kind_is_killed_as_often_however_many_processes_it_has() -> None:
+    engines = [Victim("engine", pid, (pid,)) for pid in range(8)]
+    victims = [*engines, Victim("ray node", 8, (0,)), Victim("ray head", 9, tuple(range(8)))]
+    random = Random(1)
+    killed = [chosen(victims, random) for _ in range(300)]
+    assert min(Counter(victim.kind for victim in killed).values()) > 70
+    assert len({victim.pid for victim in killed}) == 10
