@@ -6,8 +6,8 @@
 `rootstock up --demo` runs on sapling. Victims are its engines and their ranks, and with `--ray` also the Ray
 nodes that joined and the Ray head. Before each kill, streams on the base and on its adapters are all under
 way; the next one waits until every engine serves again, without help. The exit status is 0 when no token that
-a client received is missing from the ledger, none is there twice, and the tenant's limit counts what was
-delivered.
+a client received is missing from the ledger, none is there twice, and the tenant's limit counts exactly what
+the ledger has.
 """
 
 from __future__ import annotations
@@ -116,14 +116,12 @@ def compared(
 ) -> dict[str, Any]:
     """Returns how answers, ledger and limit differ.
 
-    What a killed engine had generated and not delivered is billed, and not counted by the limit, which counts
-    what was delivered.
+    What a killed engine had generated and not delivered is billed, and the limit counts what is billed.
+    `used`: what the limit has counted.
     """
-    lost = double = unequal = 0
-    delivered = 0
+    lost = double = unequal = undelivered = 0
     for answer in answers:
         prompt, completion, _ = ledger.get(answer.id, (0, 0, None))
-        delivered += prompt + answer.received
         lost += max(0, answer.received - completion)
         if not answer.is_broken:
             double += max(0, completion - answer.received)
@@ -131,6 +129,7 @@ def compared(
             unequal += (prompt, completion) != (usage.get("prompt_tokens"), usage.get("completion_tokens"))
         else:
             double += max(0, completion - MAX_TOKENS)
+            undelivered += max(0, completion - answer.received)
     return {
         "streams": len(answers),
         "under_way": sum(answer.was_hit for answer in answers),
@@ -138,11 +137,12 @@ def compared(
         "refused": sum(not answer.id for answer in answers),
         "tokens_received": sum(answer.received for answer in answers),
         "tokens_in_ledger": sum(row[1] for row in ledger.values()),
+        "tokens_not_delivered": undelivered,
         "tokens_lost": lost,
         "tokens_double": double,
         "usage_differs": unequal,
         "requests_not_asked_for": len(ledger.keys() - {answer.id for answer in answers}),
-        "limit_off": used - delivered,
+        "limit_off": used - sum(prompt + completion for prompt, completion, _ in ledger.values()),
     }
 
 

@@ -14,24 +14,25 @@ from benchmarks.replica_kills_site import Victim
 WHOLE = Answer("whole", 8, {"prompt_tokens": 5, "completion_tokens": 8})
 BROKEN = Answer("broken", 3, is_broken=True)
 LEDGER: dict[str, tuple[int, int, str | None]] = {"whole": (5, 8, "length"), "broken": (5, 4, "error")}
-USED = 5 + 8 + 5 + 3
+USED = 5 + 8 + 5 + 4
 
 
-def test_a_token_that_was_generated_and_not_delivered_is_billed_and_not_counted() -> None:
+def test_a_token_that_was_generated_and_not_delivered_is_billed_and_counted() -> None:
     figures = compared([WHOLE, BROKEN], LEDGER, USED)
     assert is_clean(figures)
     assert (figures["broken"], figures["tokens_received"], figures["tokens_in_ledger"]) == (1, 11, 12)
+    assert figures["tokens_not_delivered"] == 1
 
 
 @pytest.mark.parametrize(
     ("ledger", "used", "wrong"),
     [
-        (LEDGER | {"broken": (5, 2, "error")}, USED, {"tokens_lost": 1}),
-        (LEDGER | {"whole": (5, 9, "length")}, USED, {"tokens_double": 1, "usage_differs": 1}),
+        (LEDGER | {"broken": (5, 2, "error")}, USED - 2, {"tokens_lost": 1}),
+        (LEDGER | {"whole": (5, 9, "length")}, USED + 1, {"tokens_double": 1, "usage_differs": 1}),
         (LEDGER | {"whole": (6, 8, "length")}, USED + 1, {"usage_differs": 1}),
-        (LEDGER | {"broken": (5, 121, "error")}, USED, {"tokens_double": 1}),
-        ({"whole": LEDGER["whole"]}, USED - 5, {"tokens_lost": 3}),
-        (LEDGER | {"another": (1, 1, "stop")}, USED, {"requests_not_asked_for": 1}),
+        (LEDGER | {"broken": (5, 121, "error")}, USED + 117, {"tokens_double": 1}),
+        ({"whole": LEDGER["whole"]}, USED - 9, {"tokens_lost": 3}),
+        (LEDGER | {"another": (1, 1, "stop")}, USED + 2, {"requests_not_asked_for": 1}),
         (LEDGER, USED + 2, {"limit_off": 2}),
         (LEDGER, USED - 2, {"limit_off": -2}),
     ],
