@@ -37,6 +37,7 @@ TABLE, SPOOL, TOTALS, HISTORY = "inflight.bin", "usage.spool", "counters.bin", "
 and what those before it have issued."""
 MAX_REMEMBERED = 1000
 """Incarnations in that history."""
+_decoder = msgspec.msgpack.Decoder(IssuedEvents)
 
 
 class Meter:
@@ -92,7 +93,7 @@ class Meter:
             self._history.append([msgspec.msgpack.encode(ended)])
             self._journal.announce([ended])
         payloads, _ = self._history.page(0, MAX_REMEMBERED)
-        self._issued_before = [msgspec.msgpack.decode(one, type=IssuedEvents) for one in payloads]
+        self._issued_before = [_decoder.decode(one) for one in payloads]
         self._counters.begin(self._incarnation)
         remove_table(path, recovered)
         self._table = InflightTable(path)
