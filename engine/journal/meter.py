@@ -77,7 +77,11 @@ class Meter:
         self._entries: list[JournalEntry] = []
         self._journaled: dict[int, int] = {}
         """By row, of open requests: completion tokens that their events have so far."""
-        self._recover(state_dir / TABLE)
+        try:
+            self._recover(state_dir / TABLE)
+        except (OSError, JournalError):
+            os.close(self._lock_fd)  # a process that goes on must not keep others from the folder
+            raise
         self._set_aside = files_set_aside(state_dir)
         self._sync = DiskSync([self._table.sync, self._counters.sync, self._refresh_set_aside])
         self._sync.start()
