@@ -165,7 +165,9 @@ class Service:
     async def _until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
         until = time.monotonic() + seconds
         while not await asyncio.to_thread(holds):
-            if self._process.poll() is not None or time.monotonic() > until:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"`rootstock up` has ended; see {self.folder / 'up.log'}")
+            if time.monotonic() > until:
                 raise TimeoutError(f"{what}: not within {seconds:g} s; see {self.folder / 'up.log'}")
             await asyncio.sleep(0.2)
 
