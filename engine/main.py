@@ -26,6 +26,7 @@ import structlog
 import zmq
 
 from engine.core import EngineCore
+from engine.journal.left_behind import start_billing_left_behind
 from engine.journal.usage_journal import JournalError
 from engine.lora.fetching import ArtifactFetcher
 from engine.observation_setup import open_observers
@@ -121,6 +122,8 @@ def _run_in(
             context_length=info.context_length,
         )
         write_serving_mark(settings.state_dir)
+        if keys is not None:  # on a cluster: the others of this host have locked their folders by now
+            start_billing_left_behind(settings.state_dir.parent, settings.engine_id, settings.redis_url)
         return core, msgspec.structs.replace(info, start_seconds=seconds)
 
     if keys is None:

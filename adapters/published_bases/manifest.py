@@ -36,6 +36,9 @@ class BaseManifest(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
 
+_decoder = msgspec.json.Decoder(BaseManifest)
+
+
 def digest_of(encoded: bytes) -> str:
     return hashlib.sha256(encoded).hexdigest()
 
@@ -47,7 +50,7 @@ def decode(encoded: bytes, digest: str) -> BaseManifest:
             f"the manifest of base {digest} has the SHA-256 {digest_of(encoded)}: publish again"
         )
     try:
-        manifest = msgspec.json.decode(encoded, type=BaseManifest)
+        manifest = _decoder.decode(encoded)
     except msgspec.DecodeError as error:
         raise InvalidBase(f"the manifest of base {digest} cannot be read: {error}") from None
     check(manifest)

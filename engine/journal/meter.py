@@ -37,6 +37,7 @@ TABLE, SPOOL, TOTALS, HISTORY = "inflight.bin", "usage.spool", "counters.bin", "
 and what those before it have issued."""
 MAX_REMEMBERED = 1000
 """Incarnations in that history."""
+_decoder = msgspec.msgpack.Decoder(IssuedEvents)
 
 
 class Meter:
@@ -76,7 +77,11 @@ class Meter:
         self._entries: list[JournalEntry] = []
         self._journaled: dict[int, int] = {}
         """By row, of open requests: completion tokens that their events have so far."""
-        self._recover(state_dir / TABLE)
+        try:
+            self._recover(state_dir / TABLE)
+        except (OSError, JournalError):
+            os.close(self._lock_fd)  # a process that goes on must not keep others from the folder
+            raise
         self._set_aside = files_set_aside(state_dir)
         self._sync = DiskSync([self._table.sync, self._counters.sync, self._refresh_set_aside])
         self._sync.start()
@@ -92,7 +97,7 @@ class Meter:
             self._history.append([msgspec.msgpack.encode(ended)])
             self._journal.announce([ended])
         payloads, _ = self._history.page(0, MAX_REMEMBERED)
-        self._issued_before = [msgspec.msgpack.decode(one, type=IssuedEvents) for one in payloads]
+        self._issued_before = [_decoder.decode(one) for one in payloads]
         self._counters.begin(self._incarnation)
         remove_table(path, recovered)
         self._table = InflightTable(path)

@@ -13,6 +13,8 @@ from engine.journal.records import file_parts
 from engine.journal.recovery import usage_at_crash
 from engine.protocol import UsageEvent
 
+_decoder = msgspec.msgpack.Decoder(UsageEvent)
+
 
 class Salvaged(NamedTuple):
     """What could be read of a file."""
@@ -34,7 +36,7 @@ def salvage(path: Path) -> Salvaged:
     num_unreadable_bytes = 0
     for part in file_parts(data):
         try:
-            events.append(msgspec.msgpack.decode(part.payload or b"", type=UsageEvent))
+            events.append(_decoder.decode(part.payload or b""))
         except msgspec.DecodeError:
             num_unreadable_bytes += part.end - part.start
     return Salvaged(events, num_unreadable_bytes, "")

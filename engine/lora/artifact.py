@@ -73,6 +73,7 @@ READ_BY_ALL = 0o644
 """Permissions: the packer writes the file, and engines of another user read it."""
 MAX_MANIFEST_BYTES = 16 << 20
 
+_decoder = msgspec.json.Decoder(Manifest)
 _PREFIX = struct.Struct("<8sII")
 _PIECE_BYTES = 4 << 20
 """Bytes read and hashed at a time: they are still in the processor's cache when hashed."""
@@ -231,7 +232,7 @@ def _read_header(file: BinaryIO) -> tuple[Manifest, int]:
     if len(text) != length:
         raise ArtifactError("manifest", "the file ends inside it")
     try:
-        manifest = msgspec.json.decode(text, type=Manifest)
+        manifest = _decoder.decode(text)
     except msgspec.DecodeError as error:
         raise ArtifactError("manifest", str(error)) from error
     if version != VERSIONS[manifest.dtype]:

@@ -42,7 +42,7 @@ class Description(msgspec.Struct, frozen=True):
         path = folder / DESCRIPTION_FILE
         try:
             with path.open("rb") as opened:
-                found = msgspec.json.decode(opened.read(_MAX_BYTES), type=cls)
+                found = _descriptions.decode(opened.read(_MAX_BYTES))
         except FileNotFoundError:
             raise DraftAdapterError(
                 f"{path}: the file is missing: it says {{placeholder_token_id, num_ahead}} of a draft adapter"
@@ -92,6 +92,9 @@ class _Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_ahead: int
 
 
+_descriptions, _notes = msgspec.json.Decoder(Description), msgspec.json.Decoder(_Note)
+
+
 def write_note(artifacts_dir: Path, adapter_digest: str, adapter: DraftAdapter) -> None:
     """Notes which draft adapter guesses for an adapter; replaces an earlier note, atomically."""
     path = _note_path(artifacts_dir, adapter_digest)
@@ -108,7 +111,7 @@ def read_note(artifacts_dir: Path, adapter_digest: str, vocab_size: int) -> Draf
     path = _note_path(artifacts_dir, adapter_digest)
     try:
         with path.open("rb") as opened:
-            note = msgspec.json.decode(opened.read(_MAX_BYTES), type=_Note)
+            note = _notes.decode(opened.read(_MAX_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -125,7 +128,7 @@ def remove_note(artifacts_dir: Path, adapter_digest: str) -> str | None:
     """
     path = _note_path(artifacts_dir, adapter_digest)
     try:
-        named = msgspec.json.decode(path.read_bytes(), type=_Note).digest
+        named = _notes.decode(path.read_bytes()).digest
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         named = ""
     path.unlink(missing_ok=True)

@@ -48,12 +48,15 @@ class SignedReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def decode(cls, raw: bytes) -> SignedReport:
         """Raises SignatureError for anything but what `encode` returns."""
         try:
-            decoded = msgspec.json.decode(raw, type=cls)
+            decoded = _decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise SignatureError("bundle", f"the file is damaged: {error}") from error
         if decoded.encode() != raw:
             raise SignatureError("bundle", "the file is not in canonical form")
         return decoded
+
+
+_decoder = msgspec.json.Decoder(SignedReport)
 
 
 @dataclass(slots=True)

@@ -52,6 +52,7 @@ log = structlog.get_logger(__name__)
 
 ALIVE_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
+_tasks = msgspec.json.Decoder(RankTask)
 
 
 class Reports:
@@ -154,7 +155,7 @@ def main(load: LoadModel = load_base, make: MakeEngine = make_engine) -> int:
     # A terminal's Ctrl-C reaches the whole group of processes: rank 0 decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logs.configure("engine")
-    run(msgspec.json.decode(sys.stdin.buffer.read(), type=RankTask), load, make)
+    run(_tasks.decode(sys.stdin.buffer.read()), load, make)
     return 0
 
 

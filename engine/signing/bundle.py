@@ -58,6 +58,9 @@ class _Bundle(
     dsse_envelope: _Envelope
 
 
+_decoder = msgspec.json.Decoder(_Bundle)
+
+
 @dataclass(frozen=True, slots=True)
 class Verified:
     """What a signature that holds says."""
@@ -131,7 +134,7 @@ def _decode(raw: bytes) -> _Bundle:
     if len(raw) > MAX_BUNDLE:
         raise SignatureError("bundle", f"{len(raw)} bytes, at most {MAX_BUNDLE} are read")
     try:
-        return msgspec.json.decode(raw, type=_Bundle)
+        return _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SignatureError(
             "bundle", f"it is not a Sigstore bundle with a DSSE envelope: {error}"

@@ -48,6 +48,9 @@ class _Statement(msgspec.Struct, rename={"type": "_type", "predicate_type": "pre
     predicate: _Predicate
 
 
+_decoder = msgspec.json.Decoder(_Statement)
+
+
 def encode_statement(name: str, digests: Mapping[str, str]) -> bytes:
     """Returns the statement, as JSON, that a model of this name has these files: by path below its folder,
     their SHA-256 in hexadecimal.
@@ -74,7 +77,7 @@ def encode_statement(name: str, digests: Mapping[str, str]) -> bytes:
 def decode_statement(payload: bytes) -> dict[str, str]:
     """Returns the SHA-256 of each file that a statement names. Raises SignatureError."""
     try:
-        statement = msgspec.json.decode(payload, type=_Statement)
+        statement = _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SignatureError("statement", f"it is not one of in-toto: {error}") from error
     if statement.type != STATEMENT_TYPE:

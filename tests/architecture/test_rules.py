@@ -180,6 +180,22 @@ def test_constructors_take_few_parameters() -> None:
     assert not offenders
 
 
+def test_engines_make_decoders_before_threads_need_them() -> None:
+    """msgspec crashes the process when two threads make the first decoder of a type at once, as
+    `decode(..., type=...)` does: an engine's are made when their module is loaded.
+    """
+    offenders = [
+        f"{path}:{node.lineno}"
+        for path, tree in modules("engine")
+        for node in walked(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("decode", "convert")
+        and any(keyword.arg == "type" for keyword in node.keywords)
+    ]
+    assert offenders == []
+
+
 def test_kernels_package_is_empty() -> None:
     """PEFT and transformers probe for a distribution called `kernels` and would execute ours."""
     assert (ROOT / "kernels/__init__.py").read_text() == ""

@@ -293,3 +293,30 @@ def test_reading_an_artifact_loads_no_torch():
     code = "import sys, engine.lora.artifact; print(sorted({'torch', 'triton', 'peft'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+FIRST_READS = """
+import sys, threading, time
+from pathlib import Path
+from engine.lora.artifact import read_manifest
+
+def pause(frame, event, argument):
+    if event == "call" and "msgspec" in frame.f_code.co_filename:
+        time.sleep(0.01)  # another thread's turn
+
+threading.setprofile(pause)
+threads = [threading.Thread(target=read_manifest, args=(Path(sys.argv[1]),)) for _ in range(50)]
+for thread in threads:
+    thread.start()
+    time.sleep(0.004)
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_may_read_the_first_manifests_of_a_process_at_once(tmp_path: Path) -> None:
+    """msgspec crashes a process in which two threads make the first decoder of a type at once."""
+    packed, _ = build()
+    packed.write(tmp_path / "a.rsa")
+    command = [sys.executable, "-c", FIRST_READS, str(tmp_path / "a.rsa")]
+    assert subprocess.run(command, timeout=60).returncode == 0
