@@ -120,12 +120,17 @@ def redis_server(servers_dir: Path) -> Iterator[LocalServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def redis_admin(redis_server: LocalServer) -> Iterator[redis.Redis]:
+    """Empties the Redis between tests."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        yield client
+
+
 @pytest.fixture
-def redis_url(redis_server: LocalServer) -> str:
+def redis_url(redis_server: LocalServer, redis_admin: redis.Redis) -> str:
     """URL of an empty Redis."""
-    client = redis.Redis.from_url(redis_server.url)
-    client.flushall()
-    client.close()
+    redis_admin.flushall()
     return redis_server.url
 
 

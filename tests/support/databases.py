@@ -8,8 +8,9 @@ planner statistics, gets a fresh copy.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import LiteralString, cast
+from typing import Any, LiteralString, cast
 
 import psycopg
 from psycopg import sql
@@ -22,7 +23,7 @@ SMALL_BYTES = 256 << 10
 """Tables up to this size are emptied by DELETE, larger ones by TRUNCATE: dead rows would slow scans down."""
 
 # Any change of the schema rewrites a row of these catalogs, and so changes its xmin.
-_SCHEMA_STATE = """
+_SCHEMA_STATE = b"""
     SELECT
       (SELECT count(*)::text || sum(xmin::text::bigint)::text FROM pg_class WHERE oid >= 16384),
       (SELECT count(*)::text || sum(xmin::text::bigint)::text FROM pg_attribute WHERE attrelid >= 16384),
@@ -82,21 +83,21 @@ class SharedDatabase:
             self._create()
             return
         with self._connection.transaction():
-            dirty = {name for (name,) in self._connection.execute(self._dirty_tables).fetchall()}
+            dirty = {name for (name,) in self._execute(self._dirty_tables).fetchall()}
             now = self._seed_state()
             changed = {name for name in self._seeds if now[name] != self._as_seeded[name]}
             truncated = [self._restore(name, self._seeds.get(name)) for name in sorted(dirty | changed)]
             if changed:
                 restored = self._seed_state()
                 self._as_seeded |= {name: restored[name] for name in changed}
-            self._connection.execute(self._restart_sequences)
+            self._execute(self._restart_sequences)
         if any(truncated):
             self._as_copied = self._schema_state()
 
     def content(self) -> Content:
         """All that was written since the database was emptied; the schema must be as it was."""
         assert self._schema_state() == self._as_copied
-        dirty = [name for (name,) in self._connection.execute(self._dirty_tables).fetchall()]
+        dirty = [name for (name,) in self._execute(self._dirty_tables).fetchall()]
         return Content(
             {name: self._rows(name) for name in (*self._seeds, *dirty)},
             dict(self._connection.execute(_LAST_NUMBERS).fetchall()),
@@ -137,19 +138,19 @@ class SharedDatabase:
         )
         tables = [name for (name,) in self._connection.execute(_TABLES).fetchall()]
         self._seeds = {name: rows for name in tables if (rows := self._rows(name))}
-        self._dirty_tables = sql.SQL(" UNION ALL ").join(
+        self._dirty_tables = self._union(
             sql.SQL("(SELECT {} FROM {} LIMIT 1)").format(sql.Literal(name), sql.Identifier(name))
             for name in tables
             if name not in self._seeds
         )
-        self._restart_sequences = sql.SQL(" UNION ALL ").join(
+        self._restart_sequences = self._union(
             sql.SQL("(SELECT setval({}::regclass, {}, false) FROM {} WHERE is_called)").format(
                 sql.Literal(f'public."{name}"'), sql.Literal(start), sql.Identifier(name)
             )
             for name, start in self._connection.execute(_SEQUENCES).fetchall()
         )
         # A row that was written or changed since has a larger xmin; fewer rows are fewer.
-        self._seed_states = sql.SQL(" UNION ALL ").join(
+        self._seed_states = self._union(
             sql.SQL("SELECT {}, count(*), sum(xmin::text::bigint) FROM {}").format(
                 sql.Literal(name), sql.Identifier(name)
             )
@@ -160,7 +161,7 @@ class SharedDatabase:
 
     def _seed_state(self) -> dict[str, tuple[object, ...]]:
         """What differs for a seeded table as soon as one of its rows is not as it was."""
-        return {name: tuple(state) for name, *state in self._connection.execute(self._seed_states).fetchall()}
+        return {name: tuple(state) for name, *state in self._execute(self._seed_states).fetchall()}
 
     def _rows(self, table: str) -> bytes:
         """What COPY writes of a table: what migrations put there is put back from it."""
@@ -187,7 +188,14 @@ class SharedDatabase:
         return is_large
 
     def _schema_state(self) -> tuple[object, ...] | None:
-        return self._connection.execute(_SCHEMA_STATE).fetchone()
+        return self._execute(_SCHEMA_STATE).fetchone()
+
+    def _union(self, queries: Iterable[sql.Composed]) -> bytes:
+        """As it is sent: to put the parts together takes as long as to run it."""
+        return sql.SQL(" UNION ALL ").join(queries).as_bytes(self._connection)
+
+    def _execute(self, query: bytes) -> psycopg.Cursor[tuple[Any, ...]]:
+        return self._connection.execute(query, prepare=True)
 
     def _end_other_connections(self) -> None:
         # A connection that a test left open may hold locks.
