@@ -107,6 +107,16 @@ def commands_built_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def routes_compiled_once() -> Iterator[None]:
+    """Each application compiles the patterns of its hundreds of paths anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        for library in {"starlette", "fastapi"} & sys.modules.keys():
+            routing = importlib.import_module(f"{library}.routing")
+            patch.setattr(routing, "compile_path", functools.cache(routing.compile_path))
+        yield
+
+
 @pytest.fixture(scope="session")
 def servers_dir() -> Iterator[Path]:
     """Short, unlike pytest's own: a socket's path has 108 bytes."""
