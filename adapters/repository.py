@@ -213,6 +213,38 @@ def _names() -> Select[Any]:
     return select_owned(Adapter, *columns).where(Adapter.id == any_(ids))
 
 
+@cache
+def _pinned() -> Select[Any]:
+    columns = (Adapter.base, AdapterVersion.digest, AdapterVersion.rank)
+    served = (
+        (AdapterVersion.adapter_id == Adapter.id) & (AdapterVersion.version == Adapter.active_version),
+        Adapter.base.in_(bindparam("bases", expanding=True)),
+        Adapter.deleted_at.is_(None),
+        Adapter.disabled_at.is_(None),
+        AdapterVersion.state == VersionState.READY,
+    )
+    own = select(Adapter.id.label("key"), Adapter.tenant_id.label("user_id"), *columns).where(*served)
+    shared = select(AdapterShare.id, AdapterShare.recipient_id, *columns).where(
+        AdapterShare.adapter_id == Adapter.id, AdapterShare.state == ShareState.ACTIVE, *served
+    )
+    # Ids of shares sort after those of adapters: a plan pins the tenant's own adapters first.
+    used = own.union_all(shared).subquery()
+    place = func.row_number().over(partition_by=used.c.user_id, order_by=used.c.key).label("place")
+    serving = (
+        select(used, place, Plan.pinned_adapters)
+        .join(Tenant, Tenant.id == used.c.user_id)
+        .join(Plan, Plan.id == Tenant.plan_id)
+        .where(Plan.pinned_adapters > 0)
+        .subquery()
+    )
+    return (
+        select(serving.c.key, serving.c.base, serving.c.digest, serving.c.rank)
+        .where(serving.c.place <= serving.c.pinned_adapters, serving.c.key > bindparam("after"))
+        .order_by(serving.c.key)
+        .limit(bindparam("limit"))
+    )
+
+
 class AdapterDirectory:
     """Finds adapters of all tenants."""
 
@@ -223,35 +255,8 @@ class AdapterDirectory:
         """Returns `key`, `base`, `digest` and `rank` of adapters to pin by the plans of the tenants that use
         them, after the key `after`: the id of a tenant's own adapter, or of the share of another's.
         """
-        columns = (Adapter.base, AdapterVersion.digest, AdapterVersion.rank)
-        served = (
-            (AdapterVersion.adapter_id == Adapter.id) & (AdapterVersion.version == Adapter.active_version),
-            Adapter.base.in_(bases.names),
-            Adapter.deleted_at.is_(None),
-            Adapter.disabled_at.is_(None),
-            AdapterVersion.state == VersionState.READY,
-        )
-        own = select(Adapter.id.label("key"), Adapter.tenant_id.label("user_id"), *columns).where(*served)
-        shared = select(AdapterShare.id, AdapterShare.recipient_id, *columns).where(
-            AdapterShare.adapter_id == Adapter.id, AdapterShare.state == ShareState.ACTIVE, *served
-        )
-        # Ids of shares sort after those of adapters: a plan pins the tenant's own adapters first.
-        used = own.union_all(shared).subquery()
-        place = func.row_number().over(partition_by=used.c.user_id, order_by=used.c.key).label("place")
-        serving = (
-            select(used, place, Plan.pinned_adapters)
-            .join(Tenant, Tenant.id == used.c.user_id)
-            .join(Plan, Plan.id == Tenant.plan_id)
-            .where(Plan.pinned_adapters > 0)
-            .subquery()
-        )
-        query = (
-            select(serving.c.key, serving.c.base, serving.c.digest, serving.c.rank)
-            .where(serving.c.place <= serving.c.pinned_adapters, serving.c.key > after)
-            .order_by(serving.c.key)
-            .limit(limit)
-        )
-        return (await self.session.execute(query)).all()
+        values = {"bases": bases.names, "after": after, "limit": limit}
+        return (await self.session.execute(_pinned(), values)).all()
 
     async def named(self, digests: Collection[str]) -> Sequence[Row[str | None, str, str, str, str, int]]:
         """Returns `digest`, `tenant_id`, `tenant`, `adapter_id`, `adapter` and `version` of each version with

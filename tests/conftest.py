@@ -107,6 +107,16 @@ def commands_built_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def routes_compiled_once() -> Iterator[None]:
+    """Each application compiles the patterns of its hundreds of paths anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        for library in {"starlette", "fastapi"} & sys.modules.keys():
+            routing = importlib.import_module(f"{library}.routing")
+            patch.setattr(routing, "compile_path", functools.cache(routing.compile_path))
+        yield
+
+
 @pytest.fixture(scope="session")
 def servers_dir() -> Iterator[Path]:
     """Short, unlike pytest's own: a socket's path has 108 bytes."""
@@ -120,12 +130,17 @@ def redis_server(servers_dir: Path) -> Iterator[LocalServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def redis_admin(redis_server: LocalServer) -> Iterator[redis.Redis]:
+    """Empties the Redis between tests."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        yield client
+
+
 @pytest.fixture
-def redis_url(redis_server: LocalServer) -> str:
+def redis_url(redis_server: LocalServer, redis_admin: redis.Redis) -> str:
     """URL of an empty Redis."""
-    client = redis.Redis.from_url(redis_server.url)
-    client.flushall()
-    client.close()
+    redis_admin.flushall()
     return redis_server.url
 
 

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -35,7 +38,7 @@ class KVCache:
         self.block_size = block_size
         self.num_blocks = num_blocks
         shape = (config.num_layers, num_blocks, 2, config.num_kv_heads, block_size, config.head_dim)
-        self.layers = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = _zeros(shape, dtype, torch.device(device))
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int = 16, dtype: torch.dtype = torch.float32) -> int:
@@ -55,3 +58,13 @@ class KVCache:
     def forget(self, block_ids: Tensor, places: Tensor) -> None:
         """Zeroes single tokens in every layer, given each one's block and its place in it; int64 [N]."""
         self.layers[:, block_ids, :, :, places] = 0
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU in pages that the kernel zeroes at their first use: to write a gigabyte of zeros took most
+    of an engine's start, and memory for blocks that no request used.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

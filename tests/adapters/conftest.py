@@ -9,15 +9,20 @@ import pytest
 import redis.asyncio
 
 from db.session import Database
+from tests.support.databases import SharedDatabase
 from tests.support.onboarding import Scene, scene
 from tests.support.s3_server import S3Server, start_s3_server
 
 
 @pytest.fixture
 async def place(
-    database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
 ) -> AsyncIterator[Scene]:
-    async with scene(database, redis_client, redis_url, tmp_path) as opened:
+    async with scene(database, redis_client, redis_url, tmp_path, shared=shared_database) as opened:
         yield opened
 
 

@@ -23,6 +23,7 @@ from adapters.storage import DigestMismatch, ObjectNotFound
 from adapters.submission import SubmittedVersion
 from db.session import EVERY_TENANT, Database
 from engine.lora.artifact import PackedAdapter, artifact_path, read_manifest
+from tests.support.databases import SharedDatabase
 from tests.support.onboarding import BASE, BASE_DIGEST, SAPLING, Scene, samples, scene
 from tokenization.codec import TextCodec
 
@@ -76,9 +77,13 @@ class Shop:
 
 @pytest.fixture
 async def shop(
-    database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
 ) -> AsyncIterator[Shop]:
-    async with scene(database, redis_client, redis_url, tmp_path) as place:
+    async with scene(database, redis_client, redis_url, tmp_path, shared=shared_database) as place:
         base = Base(BASE, SAPLING / "base", TextCodec.load(SAPLING / "base"), ["ipc:///nowhere"])
         steps = JudgedSteps(place.store, place.sandbox, base, place.artifacts)
         steps.seen = []

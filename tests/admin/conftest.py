@@ -58,7 +58,8 @@ from tenants.user_contexts import UserContexts
 from tests.admin.browsing import Visit, chromium, visit
 from tests.admin.engines import PlayedEngines
 from tests.api.fakes import FakeEngine, FakePrices
-from tests.support.onboarding import BASE_DIGEST, Scene, scene
+from tests.support.databases import SharedDatabase
+from tests.support.onboarding import BASE_DIGEST, Scene, create_tenants, reopened
 from tests.support.passwords import cheap_passwords
 from tests.support.serving import served
 from tests.support.text_base import write_base
@@ -184,7 +185,22 @@ def sign_in_services() -> SignInServices:
 
 
 @pytest.fixture
+async def tenants(
+    shared_database: SharedDatabase, database: Database, redis_client: redis.asyncio.Redis
+) -> tuple[str, str]:
+    """Two, the first with a user who may sign in."""
+    return await shared_database.once(create_tenants_and_user, database, redis_client)
+
+
+async def create_tenants_and_user(database: Database, redis_client: redis.asyncio.Redis) -> tuple[str, str]:
+    ours, theirs = await create_tenants(database, redis_client)
+    await UserAccounts(database).create(ours, EMAIL, PASSWORD)
+    return ours, theirs
+
+
+@pytest.fixture
 async def site(
+    tenants: tuple[str, str],
     database: Database,
     redis_client: redis.asyncio.Redis,
     redis_url: str,
@@ -193,13 +209,10 @@ async def site(
     sign_in_services: SignInServices,
 ) -> AsyncIterator[Site]:
     account = account_services(database, redis_client, SECRET)
-    tenants, keys, accounts = account.tenants, account.keys, account.users
     async with (
-        scene(database, redis_client, redis_url, tmp_path) as place,
+        reopened(database, redis_client, redis_url, tmp_path, tenants) as place,
         playground(database, redis_client, redis_url, codec) as (talking, engine, quotas),
     ):
-        tenant_id = place.tenants[0]
-        await accounts.create(tenant_id, EMAIL, PASSWORD)
         models = ModelResolver(database, redis_client, Bases("sapling"))
         billing = billing_services(database, redis_client, quotas)
         engines = PlayedEngines()
@@ -207,7 +220,7 @@ async def site(
         console = create_console(
             ConsoleServices(
                 redis=redis_client,
-                accounts=accounts,
+                accounts=account.users,
                 account=account,
                 scopes=SCOPES,
                 names=NameService(database),
@@ -232,13 +245,13 @@ async def site(
         app = Starlette(routes=[Mount("/console", console)])
         yield Site(
             app,
-            tenants,
-            keys,
-            accounts,
+            account.tenants,
+            account.keys,
+            account.users,
             account,
             place.onboarding.adapters,
             redis_client,
-            tenant_id,
+            tenants[0],
             place,
             engine,
             quotas,

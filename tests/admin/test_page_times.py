@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
+import redis.asyncio
 from sqlalchemy import text
 
 from admin.operator.tenants.list_page import COLUMNS, PAGE
@@ -22,7 +23,7 @@ from benchmarks.ledger_rows import Ledger, fill, vacuum
 from billing.months import begin, month_of
 from db.base import new_id
 from db.session import EVERY_TENANT, Database
-from tests.admin.conftest import Site, sign_in
+from tests.admin.conftest import Site, create_tenants_and_user, sign_in
 from tests.admin.every_page import OPERATORS, furnish, pages
 from tests.admin.operators import operate
 from tests.support.speed import seconds_kept_waiting, slowness
@@ -47,6 +48,12 @@ def million(monkeypatch: pytest.MonkeyPatch) -> Ledger:
 
     monkeypatch.setattr("tenants.service.new_id", numbered)
     return ledger
+
+
+@pytest.fixture
+async def tenants(database: Database, redis_client: redis.asyncio.Redis) -> tuple[str, str]:
+    """New ones, whose ids `million` decides."""
+    return await create_tenants_and_user(database, redis_client)
 
 
 @pytest.fixture

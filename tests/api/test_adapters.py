@@ -29,6 +29,7 @@ from tenants.key_service import KeyRestrictions, KeyService
 from tenants.plans import PlanChanges, PlanService
 from tenants.resolver import KeyResolver
 from tests.api.fakes import FakeEngine, FakePrices, FakeQuotas
+from tests.support.databases import SharedDatabase
 from tests.support.onboarding import SAPLING, SECRET, Scene, scene
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
@@ -58,9 +59,14 @@ class Site:
 
 @pytest.fixture
 async def site(
-    codec: TextCodec, database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+    codec: TextCodec,
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
 ) -> AsyncIterator[Site]:
-    async with scene(database, redis_client, redis_url, tmp_path) as place:
+    async with scene(database, redis_client, redis_url, tmp_path, shared=shared_database) as place:
         keys = KeyResolver(database, redis_client, SECRET)
         models = ModelResolver(database, redis_client, Bases("sapling"))
         await keys.start()

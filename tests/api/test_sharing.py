@@ -26,6 +26,7 @@ from engine.protocol import AdapterRef, Usage
 from tenants.share_terms import ShareTerms
 from tests.api.conftest import build
 from tests.api.fakes import KEY, FakeEngine
+from tests.support.databases import SharedDatabase
 from tests.support.documented import Documented
 from tests.support.journal import usage_event
 from tests.support.onboarding import Scene, scene
@@ -81,10 +82,17 @@ class Two:
 
 @pytest.fixture
 async def two(
-    codec: TextCodec, database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+    codec: TextCodec,
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
 ) -> AsyncIterator[Two]:
     async with AsyncExitStack() as opened:
-        place = await opened.enter_async_context(scene(database, redis_client, redis_url, tmp_path))
+        place = await opened.enter_async_context(
+            scene(database, redis_client, redis_url, tmp_path, shared=shared_database)
+        )
         async with database.write(EVERY_TENANT) as session:
             for tenant, name in zip(place.tenants, ("Acme", "Birch & Sons"), strict=False):
                 await session.execute(

@@ -57,7 +57,7 @@ def test_decode_steps_of_several_gpus(row: Row) -> None:
     assert abs(row.error) < 0.1
 
 
-@pytest.mark.parametrize("row", mixed_rows(), ids=lambda row: row.label)
+@pytest.mark.parametrize("row", list(mixed_rows()), ids=lambda row: row.label)
 def test_mixed_load_is_predicted(row: Row) -> None:
     assert abs(row.error) <= MIXED_BOUND
 

@@ -77,6 +77,10 @@ def import_tests(arguments: Sequence[str]) -> None:
             name = ".".join(file.relative_to(config.rootpath).with_suffix("").parts)
             with suppress(Exception, pytest.skip.Exception):  # collection reports it
                 importlib.import_module(name)
+        # Hypothesis reads the source of every module. Its own may be imported only now.
+        from hypothesis.internal.conjecture.providers import _get_local_constants
+
+        _get_local_constants()
     config._ensure_unconfigure()
 
 

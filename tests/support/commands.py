@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.support.nursery import Nursery
-
-_commands = Nursery("cli.main", "cli.service_access", "cli.up", "api.main", "engine.main", "worker.main")
+from tests.support.nursery import SERVICES
 
 
 def rootstock(
@@ -25,7 +23,7 @@ def rootstock(
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ROOTSTOCK_")}
     with tempfile.TemporaryDirectory() as directory:
         output, errors = Path(directory) / "output", Path(directory) / "errors"
-        process = _commands.start(
+        process = SERVICES.start(
             "tests.support.commands:run", output, environment | env, [str(errors), *arguments]
         )
         status = process.wait(60)

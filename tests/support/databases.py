@@ -8,8 +8,9 @@ planner statistics, gets a fresh copy.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import LiteralString, cast
+from typing import Any, TypeVar, cast
 
 import psycopg
 from psycopg import sql
@@ -22,7 +23,7 @@ SMALL_BYTES = 256 << 10
 """Tables up to this size are emptied by DELETE, larger ones by TRUNCATE: dead rows would slow scans down."""
 
 # Any change of the schema rewrites a row of these catalogs, and so changes its xmin.
-_SCHEMA_STATE = """
+_SCHEMA_STATE = b"""
     SELECT
       (SELECT count(*)::text || sum(xmin::text::bigint)::text FROM pg_class WHERE oid >= 16384),
       (SELECT count(*)::text || sum(xmin::text::bigint)::text FROM pg_attribute WHERE attrelid >= 16384),
@@ -44,6 +45,7 @@ _LAST_NUMBERS = """
 """
 
 _serial = itertools.count()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class SharedDatabase:
         self._admin = admin
         self._url = make_url(owner_url)
         self._template = template
+        self._made: dict[Callable[..., Awaitable[Any]], tuple[Any, Content]] = {}
         self._create()
 
     @property
@@ -82,21 +85,23 @@ class SharedDatabase:
             self._create()
             return
         with self._connection.transaction():
-            dirty = {name for (name,) in self._connection.execute(self._dirty_tables).fetchall()}
+            sizes = dict(self._execute(self._dirty_tables).fetchall())
             now = self._seed_state()
-            changed = {name for name in self._seeds if now[name] != self._as_seeded[name]}
-            truncated = [self._restore(name, self._seeds.get(name)) for name in sorted(dirty | changed)]
+            changed = [name for name in self._seeds if now[name] != self._as_seeded[name]]
+            is_truncated = self._clear(sizes | {name: now[name][-1] for name in changed})
+            for name in changed:
+                self._copy(name, self._seeds[name])
             if changed:
                 restored = self._seed_state()
                 self._as_seeded |= {name: restored[name] for name in changed}
-            self._connection.execute(self._restart_sequences)
-        if any(truncated):
+            self._execute(self._restart_sequences)
+        if is_truncated:
             self._as_copied = self._schema_state()
 
     def content(self) -> Content:
         """All that was written since the database was emptied; the schema must be as it was."""
         assert self._schema_state() == self._as_copied
-        dirty = [name for (name,) in self._connection.execute(self._dirty_tables).fetchall()]
+        dirty = dict(self._execute(self._dirty_tables).fetchall())
         return Content(
             {name: self._rows(name) for name in (*self._seeds, *dirty)},
             dict(self._connection.execute(_LAST_NUMBERS).fetchall()),
@@ -106,11 +111,21 @@ class SharedDatabase:
         """Write into the empty database what `content` returned."""
         written = [(name, rows) for name, rows in content.rows.items() if rows != self._seeds.get(name)]
         with self._connection.transaction():
-            truncated = [self._restore(name, rows) for name, rows in written]
+            self._clear({name: 0 for name, _ in written if name in self._seeds})
+            for name, rows in written:
+                self._copy(name, rows)
             for name, last in content.last_numbers.items():
                 self._connection.execute("SELECT setval(format('public.%%I', %s::text), %s)", (name, last))
-        if any(truncated):
-            self._as_copied = self._schema_state()
+
+    async def once(self, make: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        """Returns what `make` returned for the first test of this process, and writes into the empty database
+        what it wrote.
+        """
+        if make not in self._made:
+            self._made[make] = await make(*arguments), self.content()
+        else:
+            self.put(self._made[make][1])
+        return cast(T, self._made[make][0])
 
     def close(self) -> None:
         """Drop the database."""
@@ -137,30 +152,32 @@ class SharedDatabase:
         )
         tables = [name for (name,) in self._connection.execute(_TABLES).fetchall()]
         self._seeds = {name: rows for name in tables if (rows := self._rows(name))}
-        self._dirty_tables = sql.SQL(" UNION ALL ").join(
-            sql.SQL("(SELECT {} FROM {} LIMIT 1)").format(sql.Literal(name), sql.Identifier(name))
+        self._dirty_tables = self._union(
+            sql.SQL("(SELECT {0}, pg_relation_size({0}::regclass) FROM {1} LIMIT 1)").format(
+                sql.Literal(name), sql.Identifier(name)
+            )
             for name in tables
             if name not in self._seeds
         )
-        self._restart_sequences = sql.SQL(" UNION ALL ").join(
+        self._restart_sequences = self._union(
             sql.SQL("(SELECT setval({}::regclass, {}, false) FROM {} WHERE is_called)").format(
                 sql.Literal(f'public."{name}"'), sql.Literal(start), sql.Identifier(name)
             )
             for name, start in self._connection.execute(_SEQUENCES).fetchall()
         )
-        # A row that was written or changed since has a larger xmin; fewer rows are fewer.
-        self._seed_states = sql.SQL(" UNION ALL ").join(
-            sql.SQL("SELECT {}, count(*), sum(xmin::text::bigint) FROM {}").format(
-                sql.Literal(name), sql.Identifier(name)
-            )
+        # A row that was written or changed since has a larger xmin; fewer rows are fewer. Last, the size.
+        self._seed_states = self._union(
+            sql.SQL(
+                "SELECT {0}, count(*), sum(xmin::text::bigint), pg_relation_size({0}::regclass) FROM {1}"
+            ).format(sql.Literal(name), sql.Identifier(name))
             for name in self._seeds
         )
         self._as_seeded = self._seed_state()
         self._as_copied = self._schema_state()
 
-    def _seed_state(self) -> dict[str, tuple[object, ...]]:
+    def _seed_state(self) -> dict[str, tuple[Any, ...]]:
         """What differs for a seeded table as soon as one of its rows is not as it was."""
-        return {name: tuple(state) for name, *state in self._connection.execute(self._seed_states).fetchall()}
+        return {name: tuple(state) for name, *state in self._execute(self._seed_states).fetchall()}
 
     def _rows(self, table: str) -> bytes:
         """What COPY writes of a table: what migrations put there is put back from it."""
@@ -170,24 +187,29 @@ class SharedDatabase:
                 content = b"".join(copied)
             return content if cursor.rowcount else b""
 
-    def _restore(self, table: str, rows: bytes | None) -> bool:
-        """Whether the table was truncated, which changes the catalogs."""
-        name = sql.Identifier(table)
-        size = self._connection.execute("SELECT pg_relation_size(%s::regclass)", (table,)).fetchone()
-        assert size is not None
-        is_large = size[0] > SMALL_BYTES
-        verb = "TRUNCATE {} CASCADE" if is_large else "DELETE FROM {}"
-        self._connection.execute(sql.SQL(cast(LiteralString, verb)).format(name))
-        if rows is not None:
-            with (
-                self._connection.cursor() as cursor,
-                cursor.copy(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(name)) as copied,
-            ):
-                copied.write(rows)
-        return is_large
+    def _clear(self, sizes: Mapping[str, int]) -> bool:
+        """Empties tables of these sizes. Whether one was truncated, which changes the catalogs."""
+        large = {name for name, size in sizes.items() if size > SMALL_BYTES}
+        verbs = {True: sql.SQL("TRUNCATE {} CASCADE"), False: sql.SQL("DELETE FROM {}")}
+        if sizes:
+            each = [verbs[name in large].format(sql.Identifier(name)) for name in sizes]
+            self._connection.execute(sql.SQL("; ").join(each))
+        return bool(large)
+
+    def _copy(self, table: str, rows: bytes) -> None:
+        statement = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(sql.Identifier(table))
+        with self._connection.cursor() as cursor, cursor.copy(statement) as copied:
+            copied.write(rows)
 
     def _schema_state(self) -> tuple[object, ...] | None:
-        return self._connection.execute(_SCHEMA_STATE).fetchone()
+        return self._execute(_SCHEMA_STATE).fetchone()
+
+    def _union(self, queries: Iterable[sql.Composed]) -> bytes:
+        """As it is sent: to put the parts together takes as long as to run it."""
+        return sql.SQL(" UNION ALL ").join(queries).as_bytes(self._connection)
+
+    def _execute(self, query: bytes) -> psycopg.Cursor[tuple[Any, ...]]:
+        return self._connection.execute(query, prepare=True)
 
     def _end_other_connections(self) -> None:
         # A connection that a test left open may hold locks.

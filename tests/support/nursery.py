@@ -113,6 +113,33 @@ class Nursery:
         )
 
 
+SERVICES = Nursery(
+    "api.main",
+    "sqlalchemy.dialects.postgresql.psycopg",
+    "uvicorn.protocols.http.httptools_impl",
+    "worker.main",
+    "celery.app.amqp",
+    "celery.app.control",
+    "celery.app.events",
+    "celery.app.log",
+    "celery.backends.base",
+    "celery.concurrency.prefork",
+    "celery.fixups.django",
+    "celery.worker.components",
+    "celery.worker.consumer",
+    "kombu.transport.redis",
+    "cli.main",
+    "cli.service_access",
+    "cli.up",
+    "cli.backup.taking",
+    "cli.backup.restoring",
+    "engine.main",
+    "tests.support.onboarding",
+    "tests.support.jobs_worker",
+)
+"""Of commands, and of programs that serve or work: most of what they import is the same."""
+
+
 def serve(modules: list[str]) -> Callable[[], object]:
     """Answer questions until there are no more; returns, in a fork only, the entry function to run."""
     with importing():

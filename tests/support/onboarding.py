@@ -34,6 +34,7 @@ from engine.protocol import AdapterRef, EngineInfo
 from engine.signing.keys import SigningKey, TrustedKeys
 from tenants.service import TenantService
 from tenants.views import STANDARD, PlanView
+from tests.support.databases import SharedDatabase
 from tests.support.sandboxes import KeptSandbox
 
 SAPLING = CHECKOUT / "examples" / "sapling" / "weights"
@@ -185,12 +186,22 @@ async def scene(
     redis_url: str,
     directory: Path,
     policy: ImportPolicy = ImportPolicy(),
+    *,
+    shared: SharedDatabase | None = None,
 ) -> AsyncIterator[Scene]:
-    """A new one, with two tenants."""
+    """A new one, with two tenants: in an empty `shared` database those that were made first."""
+    if shared is None:
+        tenants = await create_tenants(database, redis_client)
+    else:
+        tenants = await shared.once(create_tenants, database, redis_client)
+    async with reopened(database, redis_client, redis_url, directory, tenants, policy) as place:
+        yield place
+
+
+async def create_tenants(database: Database, redis_client: redis.asyncio.Redis) -> tuple[str, str]:
     service = TenantService(database, redis_client)
     ours, theirs = [await service.create_tenant(name) for name in ("ours", "theirs")]
-    async with reopened(database, redis_client, redis_url, directory, (ours.id, theirs.id), policy) as place:
-        yield place
+    return ours.id, theirs.id
 
 
 @asynccontextmanager

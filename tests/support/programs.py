@@ -13,18 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.nursery import Nursery
-
-_nursery = Nursery(
-    "tests.support.programs",
-    "tests.support.onboarding",
-    "tests.support.killed_charges",
-    "tests.support.killed_meter",
-    "tests.support.killed_refusals",
-    "tests.support.killed_sender",
-    "tests.support.killed_telling",
-    "sqlalchemy.dialects.postgresql.psycopg",
-)
+from tests.support.nursery import SERVICES
 
 
 async def end_killed(program: str, *arguments: str) -> None:
@@ -35,7 +24,7 @@ async def end_killed(program: str, *arguments: str) -> None:
     """
     with tempfile.NamedTemporaryFile("r") as log:
         place = Path(log.name)
-        started = _nursery.start("tests.support.programs:run", place, os.environ, [program, *arguments])
+        started = SERVICES.start("tests.support.programs:run", place, os.environ, [program, *arguments])
         status = await asyncio.to_thread(started.wait, 100)
         assert status == -signal.SIGKILL, log.read()
 

@@ -9,17 +9,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.nursery import Forked, Nursery
+from tests.support.nursery import SERVICES, Forked, Nursery
 
 # With what they import while they start.
-_apis = Nursery("api.main", "sqlalchemy.dialects.postgresql.psycopg", "uvicorn.protocols.http.httptools_impl")
 _null_engines = Nursery("engine.main", "engine.null_runner")
 _model_engines = Nursery("engine.main", "engine.assembly")
 
 
 def start_api(log: Path, environment: Mapping[str, str]) -> Forked:
     """Start `python -m api.main`, with its output appended to `log`."""
-    return _apis.start("tests.support.servers:run_api", log, environment)
+    return SERVICES.start("tests.support.servers:run_api", log, environment)
 
 
 def start_engine(

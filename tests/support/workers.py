@@ -8,24 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.support.nursery import ROOT, Forked, Nursery
+from tests.support.nursery import ROOT, SERVICES, Forked
 
 __all__ = ["ROOT", "start_worker", "worker"]
-
-_workers = Nursery(
-    "tests.support.jobs_worker",
-    # What a worker imports while it starts.
-    "celery.app.amqp",
-    "celery.app.control",
-    "celery.app.events",
-    "celery.app.log",
-    "celery.backends.base",
-    "celery.concurrency.prefork",
-    "celery.fixups.django",
-    "celery.worker.components",
-    "celery.worker.consumer",
-    "kombu.transport.redis",
-)
 
 
 def start_worker(
@@ -41,7 +26,7 @@ def start_worker(
     all_settings = os.environ | {"ROOTSTOCK_DB_URL": database_url, "ROOTSTOCK_WORKER_REDIS_URL": redis_url}
     all_settings |= {f"ROOTSTOCK_WORKER_{name.upper()}": value for name, value in settings.items()}
     all_settings |= environment
-    return _workers.start(entry, log, all_settings)
+    return SERVICES.start(entry, log, all_settings)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from adapters.signing.uploads import UploadSignatures
 from adapters.source_copies import SourceCopies
 from adapters.submission import Submission, SubmittedVersion
 from db.session import EVERY_TENANT, Database
+from tests.support.databases import SharedDatabase
 from tests.support.hub import FakeHub, Repository, fake_hub
 from tests.support.onboarding import BASE, BASE_DIGEST, SAPLING, SECRET, Scene, scene
 
@@ -92,10 +93,15 @@ async def hub() -> AsyncIterator[FakeHub]:
 
 @pytest.fixture
 async def importing(
-    database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path, hub: FakeHub
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
+    hub: FakeHub,
 ) -> AsyncIterator[Importing]:
     policy = ImportPolicy(hubs=(hub.url,), private_hosts=frozenset({hub.host}), timeout=5.0)
-    async with scene(database, redis_client, redis_url, tmp_path, policy) as place:
+    async with scene(database, redis_client, redis_url, tmp_path, policy, shared=shared_database) as place:
         yield Importing(place, hub, policy, importer_of(place, policy, ImportClient(policy)))
 
 

@@ -20,6 +20,7 @@ from adapters.signing.stored import StoredVersions
 from adapters.submission import SubmittedVersion
 from db.session import EVERY_TENANT, Database
 from engine.signing.keys import SigningKey
+from tests.support.databases import SharedDatabase
 from tests.support.onboarding import BASE, SAPLING, Scene, scene
 from tokenization.codec import TextCodec
 
@@ -94,7 +95,11 @@ class Platform:
 
 @pytest.fixture
 async def platform(
-    database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
 ) -> AsyncIterator[Platform]:
-    async with scene(database, redis_client, redis_url, tmp_path) as place:
+    async with scene(database, redis_client, redis_url, tmp_path, shared=shared_database) as place:
         yield Platform(place)

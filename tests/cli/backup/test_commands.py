@@ -17,9 +17,7 @@ from db.schema import assert_fit_to_serve
 from db.session import Database
 from tests.cli.backup.service import KEY, SECRET, Service
 from tests.cli.commands import refusal, run
-from tests.support.nursery import Nursery
-
-_killed = Nursery("cli.main", "cli.backup.taking", "cli.backup.restoring")
+from tests.support.nursery import SERVICES
 
 
 @pytest.fixture
@@ -116,7 +114,7 @@ async def test_nothing_that_was_killed_looks_whole(
 
 async def killed(step: str, settings: Mapping[str, str], *arguments: str) -> None:
     """Runs a command to the step that kills it."""
-    process = _killed.start(
+    process = SERVICES.start(
         "tests.cli.backup.killed:run", Path("/dev/null"), {**os.environ, **settings}, [step, *arguments]
     )
     assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
