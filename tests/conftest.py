@@ -33,7 +33,7 @@ from tests.support.clusters import TEMPLATE, start_migrated
 from tests.support.collecting import fork_test_processes, without_garbage_collection
 from tests.support.databases import SharedDatabase
 from tests.support.distribution import ByFile, rank
-from tests.support.scratch import scratch_directory
+from tests.support.scratch import put_temporary_directories_in_memory, scratch_directory
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 # How long examples take to draw says how busy the machine is. The rest stays as in the profile so far.
 settings.register_profile("any-machine", settings(), suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+def pytest_configure() -> None:
+    put_temporary_directories_in_memory()
 
 
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""Where the private servers of tests keep their data: in memory where there is room, else on disk.
+"""Where tests and their private servers keep their data: in memory where there is room, else on disk.
 
 A database copied for a test is some seven hundred files. On a disk's file system making and removing them
 takes the machine half a second, in memory a twentieth.
@@ -17,8 +17,18 @@ from pathlib import Path
 MEMORY = Path("/dev/shm")
 ROOM_BYTES = 3 << 30
 """What there must be: servers of three processes of tests take a few hundred megabytes each."""
+TEMPORARY_ROOM_BYTES = 6 << 30
+"""What there must be for the temporary directories of all tests, which take a gigabyte."""
 PREFIX = "rs-test-"
 HELD = "held"
+
+
+def put_temporary_directories_in_memory(
+    memory: Path = MEMORY, room_bytes: int = TEMPORARY_ROOM_BYTES
+) -> None:
+    """Has pytest make them there, where there is room: what tests sync to a disk, others wait for."""
+    if _has_room(memory, room_bytes):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scratch import PREFIX, scratch_directory
+from tests.support.scratch import PREFIX, put_temporary_directories_in_memory, scratch_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = """
@@ -46,3 +46,17 @@ def test_without_room_in_memory_it_is_on_disk(place: str, tmp_path: Path) -> Non
     memory, room_bytes = (tmp_path / "absent", 0) if place == "absent" else (tmp_path, 1 << 62)
     with scratch_directory(memory, room_bytes) as directory:
         assert directory.parent == Path(tempfile.gettempdir())
+
+
+def test_temporary_directories_are_in_memory_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DEBUG_TEMPROOT", "")  # so that it is put back
+    del os.environ["PYTEST_DEBUG_TEMPROOT"]
+    put_temporary_directories_in_memory(tmp_path, 1 << 60)
+    assert "PYTEST_DEBUG_TEMPROOT" not in os.environ
+    put_temporary_directories_in_memory(tmp_path, 0)
+    assert os.environ["PYTEST_DEBUG_TEMPROOT"] == str(tmp_path)
+    (tmp_path / "other").mkdir()
+    put_temporary_directories_in_memory(tmp_path / "other", 0)
+    assert os.environ["PYTEST_DEBUG_TEMPROOT"] == str(tmp_path)
