@@ -71,4 +71,6 @@ def _bill(folder: Path, redis_url: str) -> bool:
     except JournalError as error:
         log.error("usage of an engine that was placed elsewhere waits", folder=str(folder), reason=str(error))
         return False
+    if is_written:
+        log.info("billed what an engine that was placed elsewhere left", engine=folder.name)
     return is_written

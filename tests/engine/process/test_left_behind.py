@@ -61,6 +61,8 @@ async def test_what_a_killed_engine_left_is_billed_once_by_the_next_engine_on_it
     for name, event in billed(events).items():
         assert received[name] <= event.usage.completion_tokens <= received[name] + 2
         assert (event.engine_id, event.finish_reason) == ("engine-0", "error")
+    # Until its folder is let go, an engine would end at its start, and be started again by its supervisor.
+    await until(lambda: "billed what an engine" in other.read_log())
     engine.start()
     async with asyncio.timeout(60):
         await client.wait_ready()
