@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
     from db.session import Database
+    from tests.support.onboarding import Scene
 
 
 # How long examples take to draw says how busy the machine is. The rest stays as in the profile so far.
@@ -190,6 +191,21 @@ def database_url(shared_database: SharedDatabase) -> str:
     """SQLAlchemy URL of an empty database at the current schema, for the role that serves."""
     shared_database.empty()
     return serving_url(shared_database.url)
+
+
+@pytest.fixture
+async def place(
+    shared_database: SharedDatabase,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
+) -> AsyncIterator[Scene]:
+    """An adapter's way into service, with two tenants."""
+    from tests.support.onboarding import scene  # here: most tests do without what it imports
+
+    async with scene(database, redis_client, redis_url, tmp_path, shared=shared_database) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis.asyncio
 
 from adapters.jobs.execution import attempt
 from adapters.jobs.models import Job
@@ -21,10 +20,9 @@ from adapters.pipeline_steps import AdapterSteps, Base, ensure_artifact
 from adapters.published_artifacts.publishing import published_key
 from adapters.storage import DigestMismatch, ObjectNotFound
 from adapters.submission import SubmittedVersion
-from db.session import EVERY_TENANT, Database
+from db.session import EVERY_TENANT
 from engine.lora.artifact import PackedAdapter, artifact_path, read_manifest
-from tests.support.databases import SharedDatabase
-from tests.support.onboarding import BASE, BASE_DIGEST, SAPLING, Scene, samples, scene
+from tests.support.onboarding import BASE, BASE_DIGEST, SAPLING, Scene, samples
 from tokenization.codec import TextCodec
 
 GOOD = Verdict(True, "float8_e4m3", "", {"ready": True, "dtype": "float8_e4m3"})
@@ -76,22 +74,15 @@ class Shop:
 
 
 @pytest.fixture
-async def shop(
-    shared_database: SharedDatabase,
-    database: Database,
-    redis_client: redis.asyncio.Redis,
-    redis_url: str,
-    tmp_path: Path,
-) -> AsyncIterator[Shop]:
-    async with scene(database, redis_client, redis_url, tmp_path, shared=shared_database) as place:
-        base = Base(BASE, SAPLING / "base", TextCodec.load(SAPLING / "base"), ["ipc:///nowhere"])
-        steps = JudgedSteps(place.store, place.sandbox, base, place.artifacts)
-        steps.seen = []
-        announcer = place.onboarding.submission._announcer
-        scratch = tmp_path / "scratch"
-        scratch.mkdir()
-        yield Shop(place, steps, AdapterPipeline({BASE: steps}, announcer, scratch))
-        assert list(scratch.iterdir()) == [], "files of jobs are removed"
+def shop(place: Scene, tmp_path: Path) -> Iterator[Shop]:
+    base = Base(BASE, SAPLING / "base", TextCodec.load(SAPLING / "base"), ["ipc:///nowhere"])
+    steps = JudgedSteps(place.store, place.sandbox, base, place.artifacts)
+    steps.seen = []
+    announcer = place.onboarding.submission._announcer
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    yield Shop(place, steps, AdapterPipeline({BASE: steps}, announcer, scratch))
+    assert list(scratch.iterdir()) == [], "files of jobs are removed"
 
 
 def job_of(made: SubmittedVersion) -> str:

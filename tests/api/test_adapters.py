@@ -29,8 +29,7 @@ from tenants.key_service import KeyRestrictions, KeyService
 from tenants.plans import PlanChanges, PlanService
 from tenants.resolver import KeyResolver
 from tests.api.fakes import FakeEngine, FakePrices, FakeQuotas
-from tests.support.databases import SharedDatabase
-from tests.support.onboarding import SAPLING, SECRET, Scene, scene
+from tests.support.onboarding import SAPLING, SECRET, Scene
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
 
@@ -59,47 +58,41 @@ class Site:
 
 @pytest.fixture
 async def site(
-    codec: TextCodec,
-    shared_database: SharedDatabase,
-    database: Database,
-    redis_client: redis.asyncio.Redis,
-    redis_url: str,
-    tmp_path: Path,
+    codec: TextCodec, place: Scene, database: Database, redis_client: redis.asyncio.Redis
 ) -> AsyncIterator[Site]:
-    async with scene(database, redis_client, redis_url, tmp_path, shared=shared_database) as place:
-        keys = KeyResolver(database, redis_client, SECRET)
-        models = ModelResolver(database, redis_client, Bases("sapling"))
-        await keys.start()
-        await models.start()
-        await eventually(lambda: keys.listening and models.listening)
-        app = create_app(
-            Services(
-                pools=Pools(BasePool("sapling", FakeEngine(codec), codec)),  # type: ignore[arg-type]
-                keys=keys,
-                models=models,
-                usage=UsageReports(database),
-                files=place.files,
-                uploads=place.uploads,
-                quotas=FakeQuotas(),  # type: ignore[arg-type]
-                prices=FakePrices(),  # type: ignore[arg-type]
-                sla=SlaRecorder(None),  # type: ignore[arg-type]
-                sla_reports=SlaReports(database),
-                onboarding=place.onboarding,
-            )
+    keys = KeyResolver(database, redis_client, SECRET)
+    models = ModelResolver(database, redis_client, Bases("sapling"))
+    await keys.start()
+    await models.start()
+    await eventually(lambda: keys.listening and models.listening)
+    app = create_app(
+        Services(
+            pools=Pools(BasePool("sapling", FakeEngine(codec), codec)),  # type: ignore[arg-type]
+            keys=keys,
+            models=models,
+            usage=UsageReports(database),
+            files=place.files,
+            uploads=place.uploads,
+            quotas=FakeQuotas(),  # type: ignore[arg-type]
+            prices=FakePrices(),  # type: ignore[arg-type]
+            sla=SlaRecorder(None),  # type: ignore[arg-type]
+            sla_reports=SlaReports(database),
+            onboarding=place.onboarding,
         )
-        made_keys = KeyService(database, redis_client, SECRET)
-        made = [(await made_keys.create(tenant, "main", OPERATOR)).plaintext for tenant in place.tenants]
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        ours, theirs = (
-            httpx.AsyncClient(
-                transport=transport, base_url="http://test", headers={"authorization": f"Bearer {key}"}
-            )
-            for key in made
+    )
+    made_keys = KeyService(database, redis_client, SECRET)
+    made = [(await made_keys.create(tenant, "main", OPERATOR)).plaintext for tenant in place.tenants]
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    ours, theirs = (
+        httpx.AsyncClient(
+            transport=transport, base_url="http://test", headers={"authorization": f"Bearer {key}"}
         )
-        async with ours, theirs:
-            yield Site(place, ours, theirs, models, app)
-        await keys.close()
-        await models.close()
+        for key in made
+    )
+    async with ours, theirs:
+        yield Site(place, ours, theirs, models, app)
+    await keys.close()
+    await models.close()
 
 
 async def test_from_files_to_a_version_in_service(site: Site) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,10 +25,9 @@ from engine.protocol import AdapterRef, Usage
 from tenants.share_terms import ShareTerms
 from tests.api.conftest import build
 from tests.api.fakes import KEY, FakeEngine
-from tests.support.databases import SharedDatabase
 from tests.support.documented import Documented
 from tests.support.journal import usage_event
-from tests.support.onboarding import Scene, scene
+from tests.support.onboarding import Scene
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
 
@@ -82,17 +80,9 @@ class Two:
 
 @pytest.fixture
 async def two(
-    codec: TextCodec,
-    shared_database: SharedDatabase,
-    database: Database,
-    redis_client: redis.asyncio.Redis,
-    redis_url: str,
-    tmp_path: Path,
+    codec: TextCodec, place: Scene, database: Database, redis_client: redis.asyncio.Redis
 ) -> AsyncIterator[Two]:
     async with AsyncExitStack() as opened:
-        place = await opened.enter_async_context(
-            scene(database, redis_client, redis_url, tmp_path, shared=shared_database)
-        )
         async with database.write(EVERY_TENANT) as session:
             for tenant, name in zip(place.tenants, ("Acme", "Birch & Sons"), strict=False):
                 await session.execute(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import redis.asyncio
 
 from adapters.jobs.execution import attempt
 from adapters.models import AdapterVersion
@@ -18,10 +17,9 @@ from adapters.signing.models import AdapterSignature
 from adapters.signing.signer import VersionSigner
 from adapters.signing.stored import StoredVersions
 from adapters.submission import SubmittedVersion
-from db.session import EVERY_TENANT, Database
+from db.session import EVERY_TENANT
 from engine.signing.keys import SigningKey
-from tests.support.databases import SharedDatabase
-from tests.support.onboarding import BASE, SAPLING, Scene, scene
+from tests.support.onboarding import BASE, SAPLING, Scene
 from tokenization.codec import TextCodec
 
 REPORT = b'{"object":"calibration.report","decision":{"ready":true}}'
@@ -94,12 +92,5 @@ class Platform:
 
 
 @pytest.fixture
-async def platform(
-    shared_database: SharedDatabase,
-    database: Database,
-    redis_client: redis.asyncio.Redis,
-    redis_url: str,
-    tmp_path: Path,
-) -> AsyncIterator[Platform]:
-    async with scene(database, redis_client, redis_url, tmp_path, shared=shared_database) as place:
-        yield Platform(place)
+def platform(place: Scene) -> Platform:
+    return Platform(place)
