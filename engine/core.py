@@ -196,12 +196,12 @@ class EngineCore:
 
         Exceptions of the runner are not caught: the process must end then.
         """
-        is_in_the_way = self._captures is not None and not self._captured(self._captures)
+        may_schedule = self._captures is None or self._made_way_for(self._captures)
         self._apply_load_reports()
         self._apply_prompt_events()
         if self.grammars is not None:
             self._queue_compiled(self.grammars)
-        batch = None if is_in_the_way else self.scheduler.schedule()
+        batch = self.scheduler.schedule() if may_schedule else None
         num_behind = 0
         if batch is not None:
             self._launch(batch)
@@ -312,9 +312,9 @@ class EngineCore:
         assert len(self._in_flight) <= self.runner.depth
         self.scheduler.check_integrity(None if self.exporter is None else self.exporter.held_ids())
 
-    def _captured(self, captures: Captures) -> bool:
+    def _made_way_for(self, captures: Captures) -> bool:
         """Captures a step if it is time to. Returns False where the step in flight must be committed before
-        that.
+        that: nothing may be launched then.
         """
         is_due = time.monotonic() - self._last_capture_at > CAPTURE_EVERY_S
         if self.has_work and not is_due:

@@ -36,8 +36,6 @@ class WorkBeside:
 
     def tokenizer(self) -> LLTokenizer:
         """Waits for the tokenizer. Raises ValueError when grammars cannot be followed with it, OSError."""
-        if self._reading is None:
-            self.begin_tokenizer()
-        assert self._reading is not None
+        assert self._reading is not None, "begin_tokenizer comes first"
         self._threads.shutdown(wait=False)
         return self._reading.result()

@@ -41,36 +41,40 @@ def bill_left_behind(engines: Path, own_id: str, redis_url: str) -> bool:
     folder is being read fails, and is started again.
     """
     others = [folder for folder in sorted(engines.iterdir()) if folder.is_dir() and folder.name != own_id]
-    return [folder for folder in others if not _bill(folder, redis_url)] == []
+    is_billed = [_is_billed(folder, redis_url) for folder in others]
+    return all(is_billed)
 
 
-def _bill(folder: Path, redis_url: str) -> bool:
+def _is_billed(folder: Path, redis_url: str) -> bool:
+    """Bills what a folder has, if no engine holds it. Returns whether nothing is left for another try."""
     try:
-        if pending_usage(folder) == PendingUsage(0, 0):
-            return True
-        meter = Meter(
-            state_dir=folder,
-            redis_url=redis_url,
-            engine_id=folder.name,
-            incarnation=uuid.uuid4().hex,
-            on_settled=lambda _: None,
-            on_failed=lambda _: None,
-        )
+        return pending_usage(folder) == PendingUsage(0, 0) or _bill(folder, redis_url)
     except BlockingIOError:
         return True  # it runs here, and bills what is its own
     except (OSError, JournalError) as error:
         log.error("usage of an engine that was placed elsewhere waits", folder=str(folder), reason=str(error))
         return False
+
+
+def _bill(folder: Path, redis_url: str) -> bool:
+    """Returns whether Redis took everything.
+
+    Raises: BlockingIOError where an engine holds the folder, OSError, JournalError.
+    """
+    meter = Meter(
+        state_dir=folder,
+        redis_url=redis_url,
+        engine_id=folder.name,
+        incarnation=uuid.uuid4().hex,
+        on_settled=lambda _: None,
+        on_failed=lambda _: None,
+    )
     log.warning("billing what an engine that was placed elsewhere left", engine=folder.name)
     until = time.monotonic() + FLUSH_SECONDS
     while meter.num_spooled and time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
     is_written = not meter.num_spooled
-    try:
-        meter.close()
-    except JournalError as error:
-        log.error("usage of an engine that was placed elsewhere waits", folder=str(folder), reason=str(error))
-        return False
+    meter.close()
     if is_written:
         log.info("billed what an engine that was placed elsewhere left", engine=folder.name)
     return is_written

@@ -18,10 +18,12 @@ from engine.model.config import ModelConfig, load_config
 from engine.model.model import Layer, Model
 from engine.model.quantization import Linear, check_quantization, make_linear
 from engine.model.shards import WHOLE, sharded_config
-from engine.model.staging import LOADING_THREADS
 from engine.model.weights import EMBEDDING, HEAD, Checkpoint, open_checkpoint
 
 log = structlog.get_logger(__name__)
+
+LOADING_THREADS = 4
+"""Threads that load layers to a GPU. Each holds a layer in the checkpoint's type beside the model."""
 
 
 def load_model(

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LOADING_THREADS = 4
-"""Threads that load layers to a GPU. Each holds a layer in the checkpoint's type beside the model."""
 _CHUNK_BYTES = 16 << 20
 
 
