@@ -27,6 +27,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.library_vocabulary import train
+from benchmarks.random_llama import CHAT_TEMPLATE
 from benchmarks.report import write_report
 from engine.model.config import ModelConfig
 from engine.model.weights import INDEX_FILE, expected_tensors
@@ -44,6 +45,7 @@ def write_checkpoint(folder: Path, model: str, device: str) -> int:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(PUBLISHED[model] | {"torch_dtype": "bfloat16"}))
     train(config.vocab_size).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
     return _write_weights(folder, config, device)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ from engine.scheduling.validation import EngineLimits
 
 BLOCK_SIZE = 16
 DEFAULT_OPTIONS = RunnerOptions(mask_threads=14)
+ENVIRONMENT = EngineEnvironment("engine-0", "benchmark")
 STUCK_S = 30.0
 """Without any progress for so long a benchmark gives up."""
 
@@ -82,9 +83,12 @@ class InProcessEngine:
         *,
         draft_adapters: DraftAdapterChoice | None = None,
         keeps_masks: bool = True,
+        environment: EngineEnvironment = ENVIRONMENT,
+        on_wake: Callable[[], None] = lambda: None,
     ) -> None:
         """With a `tokenizer`, requests may have grammars and think. With a `leader`, `model` is rank 0's
-        part of one. Unless `keeps_masks`, every mask is filled.
+        part of one. Unless `keeps_masks`, every mask is filled. `on_wake` wakes who else steps the core: it
+        is called from any thread.
         """
         self.model = model
         self._leader = leader
@@ -92,6 +96,7 @@ class InProcessEngine:
         self.library = library
         self.capture_s = 0.0
         self._wake = threading.Event()
+        self._on_wake = on_wake
         self._num_requests = 0
         self._loader: AdapterLoader[Any] | ParallelLoader
         config = model.config
@@ -108,7 +113,7 @@ class InProcessEngine:
             SlotTable(sizes.num_slots, self._loader.start_load, self._loader),
             config.eos_ids,
             [] if tokenizer is None else _token_bytes(tokenizer),
-            EngineEnvironment("engine-0", "benchmark"),
+            environment,
             drafter=drafter,
         )
         if draft_adapters is not None:
@@ -118,7 +123,7 @@ class InProcessEngine:
             compiler = GrammarCompiler(
                 tokenizer,
                 config.eos_ids,
-                self._wake.set,
+                self.wake,
                 mask_threads=options.mask_threads,
                 keeps_masks=keeps_masks,
             )
@@ -210,6 +215,7 @@ class InProcessEngine:
     def wake(self) -> None:
         """Ends the sleep of a `step`, from any thread."""
         self._wake.set()
+        self._on_wake()
 
     def drain(self) -> Iterator[Sequence[TokenChunk]]:
         """Steps until every request has ended."""
@@ -256,7 +262,7 @@ class InProcessEngine:
     def _loaded(self, slot: int, digest: str, error: str | None) -> None:
         """On the loader's thread."""
         self.core.adapter_loaded(slot, digest, error)
-        self._wake.set()
+        self.wake()
 
 
 def _begin(sizes: Sizes, options: RunnerOptions) -> Begin:

@@ -46,6 +46,11 @@ class Registered:
         return f"tenant-{self.number}"
 
 
+def reference(rank: int, dtype: str, number: int) -> AdapterRef:
+    """Returns the name of a library's adapter in requests."""
+    return AdapterRef(hashlib.sha256(f"{rank} {dtype} {number}".encode()).hexdigest(), rank)
+
+
 class AdapterLibrary:
     """Adapters on all seven linears of every layer of one base."""
 
@@ -61,10 +66,9 @@ class AdapterLibrary:
         """`count` adapters, of `ranks` in turn. The same ones as before where the arguments are the same."""
         found = []
         for number in range(count):
-            rank = ranks[number % len(ranks)]
-            digest = hashlib.sha256(f"{rank} {dtype} {number}".encode()).hexdigest()
-            adapter = Registered(AdapterRef(digest, rank), dtype, number)
-            self._by_digest[digest] = adapter
+            adapter = Registered(reference(ranks[number % len(ranks)], dtype, number), dtype, number)
+            rank = adapter.ref.rank
+            self._by_digest[adapter.ref.digest] = adapter
             slack = max(SLACK, count * STRIDE)
             self._size = max(self._size, self.manifest(rank, dtype).num_elements + slack + TAIL)
             found.append(adapter)

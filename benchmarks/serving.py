@@ -22,9 +22,6 @@ import asyncio
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -38,12 +35,11 @@ import numpy as np
 from benchmarks.floor import WEIGHT_BYTES
 from benchmarks.load_figures import Slo, Timed, of_requests, of_work
 from benchmarks.load_options import add_options, described, lengths
+from benchmarks.local_service import local_service
 from benchmarks.random_llama import Shape, random_words, write_adapter, write_base
 from benchmarks.report import write_report
 from benchmarks.sse_client import post_for_events
 from benchmarks.workload import Arrival, draw_arrivals
-
-START_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -162,55 +158,19 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
 @contextmanager
 def own_service(shape: Shape, num_adapters: int, rank: int, quantization: str) -> Iterator[Target]:
     """Runs `rootstock up` in a temporary directory, with a tenant, a key and adapters of its own."""
-    root = Path(__file__).resolve().parent.parent
-    with tempfile.TemporaryDirectory(prefix="rootstock-bench-") as folder:
-        data = Path(folder, "data")
-        write_base(Path(folder, "base"), shape)
-        rootstock = [sys.executable, "-m", "cli.main"]
-        command = [*rootstock, "up", "--port", "0", "--data", str(data), "--base", str(Path(folder, "base"))]
-        command += ["--base-name", "bench", "--quantization", quantization]
-        with (
-            Path(folder, "up.log").open("wb") as log,
-            subprocess.Popen(command, cwd=root, stdout=log, stderr=log) as process,
-        ):
-            try:
-                base_url = _wait_until_serving(process, data, Path(folder, "up.log"))
-
-                def operate(*arguments: str) -> str:
-                    done = subprocess.run(
-                        [*rootstock, *arguments, "--data", str(data)],
-                        cwd=root,
-                        capture_output=True,
-                        text=True,
-                    )
-                    if done.returncode:
-                        raise RuntimeError(f"rootstock {' '.join(arguments)}: {done.stderr}")
-                    return done.stdout.strip()
-
-                operate("tenant", "create", "bench")
-                api_key = operate("key", "create", "bench")
-                models = []
-                for index in range(num_adapters):
-                    adapter = Path(folder, f"adapter-{index}")
-                    write_adapter(adapter, shape, rank, seed=index + 1)
-                    operate("adapter", "add", "bench", f"random-{index}", str(adapter))
-                    models.append(f"bench:random-{index}")
-                yield Target(base_url, api_key, tuple(models) or ("bench",))
-            finally:
-                process.send_signal(signal.SIGTERM)
-                process.wait(60)
-
-
-def _wait_until_serving(process: subprocess.Popen[bytes], data: Path, log: Path) -> str:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            return str(json.loads((data / "serving.json").read_text())["base_url"])
-        except FileNotFoundError:
-            time.sleep(0.1)
-    raise RuntimeError(f"rootstock up did not start:\n{log.read_text(errors='replace')[-3000:]}")
+    with tempfile.TemporaryDirectory(prefix="rootstock-bench-") as name:
+        folder = Path(name)
+        write_base(folder / "base", shape)
+        options = ("--base", str(folder / "base"), "--base-name", "bench", "--quantization", quantization)
+        with local_service(folder, *options) as service:
+            service.operate("tenant", "create", "bench")
+            api_key = service.operate("key", "create", "bench")
+            models = []
+            for index in range(num_adapters):
+                adapter = folder / f"adapter-{index}"
+                write_adapter(adapter, shape, rank, seed=index + 1)
+                models.append(service.operate("adapter", "add", "bench", f"random-{index}", str(adapter)))
+            yield Target(service.base_url, api_key, tuple(models) or ("bench",))
 
 
 def _arguments() -> argparse.Namespace:

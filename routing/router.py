@@ -7,7 +7,10 @@ prefix is preferred, then the one with the shorter wait. Requests on the base go
 is, else to the less loaded of two replicas chosen at random.
 
 The first choice is passed over when it is late: when its expected wait exceeds that of another by more than
-it costs to load the adapter or to compute the prefix there. Others that are looked at are the next home and
+it costs to load the adapter or to compute the prefix there. A replica that has many more requests than the
+mean also counts as late, before requests wait there: popular adapters are not spread evenly, each further row
+makes its steps longer, and one that is full delays the tenants that it serves most (consistent hashing with
+bounded loads, arXiv 1608.01350, bounds the same for caches). Others that are looked at are the next home and
 two replicas at random, never all: a choice costs the same among three replicas and among a thousand.
 """
 
@@ -39,6 +42,12 @@ LOADS_PER_SPILL = 2.0
 """What loading an adapter elsewhere costs, in loads: it is likely to evict another one there."""
 SLOW_FACTOR = 4.0
 """What each second counts for that a slow replica loses: later requests lose it, too."""
+CROWDED_RATIO = 1.1
+"""Occupancy relative to the mean of all replicas from which on a replica counts as crowded."""
+UNCROWDED = 0.5
+"""Occupancy up to which it does not, however few requests the others have."""
+CROWDED_SECONDS = 3.0
+"""What a batch's worth of requests beyond that counts for."""
 HOMES_COMPARED = 4
 """Homes of one adapter that are looked at for one request."""
 OTHERS_COMPARED = 2
@@ -112,6 +121,7 @@ class Router:
         self._num_open = 0
         self._rows_taken = 0
         """As all replicas have reported."""
+        self._rows_total = 0
 
     # What is known of replicas -----------------------------------------------------------------------------
 
@@ -131,6 +141,7 @@ class Router:
         self.leave(name)
         self.placement.join(name, weight)
         view = self._views[name] = ReplicaView(name, now)
+        self._count_rows(view.report, 1)
         self._available.append(view)
 
     def leave(self, name: str) -> None:
@@ -138,7 +149,7 @@ class Router:
         view = self._views.pop(name, None)
         if view is None:
             return
-        self._rows_taken -= view.report.rows_taken
+        self._count_rows(view.report, -1)
         self.placement.leave(name)
         self._available = [other for other in self._available if other is not view]
 
@@ -150,10 +161,15 @@ class Router:
         if report.draining:
             self.leave(name)
             return
-        self._rows_taken += report.rows_taken - view.report.rows_taken
+        self._count_rows(view.report, -1)
+        self._count_rows(report, 1)
         view.take(report, now)
         self.demand.rows_per_replica = report.rows_total
         self.demand.scale = min(MAX_SCALE, max(1.0, self._rows_taken / max(1, self._num_open)))
+
+    def _count_rows(self, report: ReplicaReport, sign: int) -> None:
+        self._rows_taken += sign * report.rows_taken
+        self._rows_total += sign * report.rows_total
 
     # Requests ----------------------------------------------------------------------------------------------
 
@@ -235,12 +251,12 @@ class Router:
         view, reason = self._first(query, homes, sticky, now)
         if reason == "wait":
             return view, reason
-        own = self._wait(view, query, now) + self._load_seconds(view, query.adapter)
+        own = self._wait(view, query, now) + self._crowding(view) + self._load_seconds(view, query.adapter)
         cached = sticky.cached_tokens if sticky is not None and sticky.view is view else 0
         best, best_wait = view, own
         for other in self._others(query.adapter, homes, view):
-            wait = self._wait(other, query, now) + LATE_SECONDS + other.compute_seconds(cached)
-            wait += LOADS_PER_SPILL * self._load_seconds(other, query.adapter)
+            wait = self._wait(other, query, now) + self._crowding(other) + LATE_SECONDS
+            wait += other.compute_seconds(cached) + LOADS_PER_SPILL * self._load_seconds(other, query.adapter)
             if wait < best_wait:
                 best, best_wait = other, wait
         return (view, reason) if best is view else (best, "spill")
@@ -300,6 +316,11 @@ class Router:
         """Returns the seconds that a request would wait there, with what a slow replica counts for."""
         lost = view.seconds_lost(self._latency, _prompt_len(query), now)
         return view.expected_wait(query.priority, now) + SLOW_FACTOR * lost
+
+    def _crowding(self, view: ReplicaView) -> float:
+        """Returns the seconds that a replica with more requests than others counts for."""
+        uncrowded = max(UNCROWDED, CROWDED_RATIO * self._rows_taken / max(1, self._rows_total))
+        return CROWDED_SECONDS * max(0.0, view.occupancy - uncrowded)
 
     def _load_seconds(self, view: ReplicaView, adapter: str | None) -> float:
         return 0.0 if adapter is None or view.holds(adapter) else view.load_seconds

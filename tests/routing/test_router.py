@@ -34,9 +34,14 @@ def idle(**fields: object) -> ReplicaReport:
     return ReplicaReport(**(known | fields))  # type: ignore[arg-type]
 
 
+def busy(**fields: object) -> ReplicaReport:
+    """A full batch, and nothing waits."""
+    return idle(**({"rows_taken": 64} | fields))
+
+
 def late(seconds: float, **fields: object) -> ReplicaReport:
     waits = {"priority": seconds, "default": seconds, "flex": seconds}
-    return idle(rows_taken=64, predicted_wait=waits, **fields)
+    return busy(predicted_wait=waits, **fields)
 
 
 def ask(made: Router, now: float = 1.0, **fields: object) -> Choice:
@@ -69,7 +74,7 @@ def test_an_adapters_requests_stay_at_its_home() -> None:
 
 
 def test_a_home_that_is_late_is_passed_over_for_the_next() -> None:
-    made = router()
+    made = router(rows_taken=64)
     adapter = ADAPTERS[0]
     first, second = made.placement.order(adapter, 2)
     made.report(first, late(1.0, resident={adapter}), 1.0)
@@ -77,8 +82,28 @@ def test_a_home_that_is_late_is_passed_over_for_the_next() -> None:
     made.report(first, late(3.0, resident={adapter}), 1.5)
     choice = ask(made, 1.6, adapter=adapter)
     assert choice.reason == "spill"
-    made.report(second, idle(resident={adapter}), 1.7)
+    made.report(second, busy(resident={adapter}), 1.7)
     assert ask(made, 1.8, adapter=adapter).replica == second, "it has the adapter now"
+
+
+def test_a_home_with_many_more_requests_than_the_others_is_passed_over_before_they_wait() -> None:
+    made = router(rows_taken=32, load_seconds=0.01)
+    adapter = ADAPTERS[0]
+    first = made.placement.homes(adapter)[0]
+    made.report(first, idle(rows_taken=40, resident={adapter}), 1.0)
+    assert ask(made, adapter=adapter).replica == first, "1.18 times the mean"
+    made.report(first, idle(rows_taken=56, resident={adapter}), 1.0)
+    assert ask(made, adapter=adapter).reason == "spill", "1.47 times the mean"
+    for other in made.placement.order(adapter, 4)[1:]:
+        made.report(other, idle(rows_taken=56, load_seconds=0.01), 1.0)
+    assert ask(made, 3.0, adapter=adapter).replica == first, "all have as many"
+
+
+def test_a_home_that_is_half_empty_keeps_its_requests_however_idle_the_others_are() -> None:
+    made = router(8, load_seconds=0.01)
+    home = made.placement.homes(ADAPTERS[0])[0]
+    made.report(home, idle(rows_taken=32, resident=set(ADAPTERS)), 1.0)
+    assert ask(made, adapter=ADAPTERS[0]).replica == home
 
 
 def test_an_adapter_in_demand_is_spread_over_its_homes() -> None:
@@ -119,7 +144,7 @@ def test_a_prefix_leads_to_the_replica_that_computed_it() -> None:
 
 
 def test_a_prefix_is_computed_again_where_that_is_sooner() -> None:
-    made = router(2)
+    made = router(2, rows_taken=64)
     first = ask(made, prompt_ids=PROMPT).replica
     for _ in range(2):  # the second has seen what the first may have missed
         made.report(first, late(0.1), 1.0)
