@@ -37,6 +37,7 @@ from benchmarks.random_adapters import reference
 from benchmarks.report import write_report
 from benchmarks.shapes import SHAPES
 from engine.protocol import SamplingParams, Submit
+from engine.transport.generation import RequestRejected
 from routing.replica_set import ReplicaSet
 from routing.router import Reason, Router, RoutingQuery
 from routing.views import ReplicaView
@@ -108,6 +109,8 @@ class Figures:
     loads: int = 0
     evictions: int = 0
     requests: int = 0
+    refused: int = 0
+    """Of the requests: their adapter got no slot for half a minute, for instance."""
     tok_s: float = 0.0
     ttft_p50_ms: float = 0.0
     ttft_p99_ms: float = 0.0
@@ -117,7 +120,7 @@ class Figures:
     def __str__(self) -> str:
         return (
             f"{self.policy:13} {self.loads:6} loads  {self.ttft_p50_ms:8.1f} ms p50  "
-            f"{self.ttft_p99_ms:8.1f} ms p99  {self.tok_s:9.1f} tok/s"
+            f"{self.ttft_p99_ms:8.1f} ms p99  {self.tok_s:9.1f} tok/s  {self.refused} refused"
         )
 
 
@@ -140,12 +143,20 @@ def requests_of(load: Load) -> list[Submit]:
     ]
 
 
+@dataclass
+class Answered:
+    """What became of requests."""
+
+    waits: list[float] = field(default_factory=list)
+    """Seconds to the first token of each that was answered."""
+    refused: int = 0
+
+
 @dataclass(frozen=True)
 class Sent:
     """What one client measured. Times are `time.perf_counter()`."""
 
-    waits: list[float]
-    """Seconds to each request's first token."""
+    answered: Answered
     began: float
     ended: float
     loads: int
@@ -167,13 +178,15 @@ def measure(policy: str, load: Load, endpoints: Sequence[str]) -> Figures:
         sent = [asyncio.run(send(policy, load, endpoints, 0, threading.Barrier(1)))]
     else:
         sent = _send_from_processes(policy, load, endpoints)
-    waits = sorted(wait for one in sent for wait in one.waits)
+    waits = sorted(wait for one in sent for wait in one.answered.waits)
+    refused = sum(one.answered.refused for one in sent)
     seconds = max(one.ended for one in sent) - min(one.began for one in sent)
     figures = Figures(
         policy=policy,
         loads=sent[0].loads,
         evictions=sent[0].evictions,
-        requests=len(waits),
+        requests=len(waits) + refused,
+        refused=refused,
         tok_s=round(load.output_len * len(waits) / seconds, 1),
         ttft_p50_ms=round(1000 * waits[len(waits) // 2], 2),
         ttft_p99_ms=round(1000 * waits[len(waits) * 99 // 100], 2),
@@ -221,7 +234,7 @@ async def send(policy: str, load: Load, endpoints: Sequence[str], number: int, l
         before, before_chosen = _counters(engines), dict(engines.counts.chosen)
         await asyncio.to_thread(line.wait)
         began = time.perf_counter()
-        waits = await _send_all(engines, requests[load.warm_up :][number :: load.clients], places)
+        answered = await _send_all(engines, requests[load.warm_up :][number :: load.clients], places)
         ended = time.perf_counter()
         await asyncio.to_thread(line.wait)
         await asyncio.sleep(HEARTBEAT_SECONDS)
@@ -229,7 +242,7 @@ async def send(policy: str, load: Load, endpoints: Sequence[str], number: int, l
     finally:
         await engines.close()
     chosen = {key: count - before_chosen.get(key, 0) for key, count in engines.counts.chosen.items()}
-    return Sent(waits, began, ended, after[0] - before[0], after[1] - before[1], chosen)
+    return Sent(answered, began, ended, after[0] - before[0], after[1] - before[1], chosen)
 
 
 def _counters(engines: ReplicaSet) -> tuple[int, int]:
@@ -238,24 +251,28 @@ def _counters(engines: ReplicaSet) -> tuple[int, int]:
     return sum(one.adapter_loads for one in stats), sum(one.adapter_evictions for one in stats)
 
 
-async def _send_all(engines: ReplicaSet, requests: Sequence[Submit], places: int) -> list[float]:
-    """Sends as many at a time as there are `places`. Returns the seconds to each request's first token."""
-    waits: list[float] = []
+async def _send_all(engines: ReplicaSet, requests: Sequence[Submit], places: int) -> Answered:
+    """Sends as many at a time as there are `places`."""
+    answered = Answered()
     waiting = iter(requests)
-    await asyncio.gather(*(_send(engines, waiting, waits) for _ in range(places)))
-    return waits
+    await asyncio.gather(*(_send(engines, waiting, answered) for _ in range(places)))
+    return answered
 
 
-async def _send(engines: ReplicaSet, waiting: Iterator[Submit], waits: list[float]) -> None:
+async def _send(engines: ReplicaSet, waiting: Iterator[Submit], answered: Answered) -> None:
     for submit in waiting:
         now = msgspec.structs.replace(submit, submitted_at=time.time())
         began = time.perf_counter()
         first: float | None = None
-        async for _ in engines.submit(now):
-            if first is None:
-                first = time.perf_counter() - began
+        try:
+            async for _ in engines.submit(now):
+                if first is None:
+                    first = time.perf_counter() - began
+        except RequestRejected:
+            answered.refused += 1
+            continue
         assert first is not None
-        waits.append(first)
+        answered.waits.append(first)
 
 
 def compare(
@@ -269,7 +286,7 @@ def compare(
                 opened.close()
                 endpoints = opened.enter_context(running(engines, load.replicas))
             found.append(measure(policy, load, endpoints))
-            print(found[-1], flush=True)
+            print(found[-1], found[-1].by_replica, flush=True)
         return found
 
 
@@ -314,6 +331,7 @@ def _on_gpus(asked: argparse.Namespace) -> dict[str, Any]:
             asked.shape, asked.quantization, asked.gpus, load.rows, load.slots, load.adapters, max_len
         )
         figures |= _described(load, engines, compare(load, engines, anew=False))
+        write_report(asked.out, figures)  # what follows takes longer
     if asked.parts != "routing":
         service = cluster_http.ServiceLoad(asked.shape, asked.quantization, replicas=len(asked.gpus))
         figures |= cluster_http.measure(service)
