@@ -32,6 +32,7 @@ from tenants.key_service import KeyService
 from tenants.service import TenantService
 from tests.api.conftest import wait_until
 from tests.support.nursery import Forked
+from tests.support.ports import free_port
 from tests.support.servers import start_api, start_engine
 
 SECRET = "a secret of at least thirty-two characters"
@@ -102,9 +103,7 @@ def processes(
 ) -> Iterator[Processes]:
     folder = servers_dir / f"api-{os.getpid()}-{time.monotonic_ns() % 10**6}"
     folder.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    made = Processes(folder, base_dir, database_url, redis_url, port)
+    made = Processes(folder, base_dir, database_url, redis_url, free_port())
     yield made
     for process in made.started:
         if process.poll() is None:
@@ -291,8 +290,7 @@ async def test_a_background_response_survives_its_process(
 ) -> None:
     """`kill -9` of the API process that generates it: another one does, and the ledger has it once."""
     processes.start("engine.main", "--null", ROOTSTOCK_ENGINE_NULL_STEP_SECONDS="0.02")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        other_port = probe.getsockname()[1]
+    other_port = free_port()
     by_name = {
         "first": processes.start("api.main", ROOTSTOCK_API_NAME="first"),
         "second": processes.start(

@@ -16,6 +16,7 @@ from cli.local.postgres import SERVING_ROLE
 from db import schema
 from db.session import Database
 from tests.support import unpacked_programs
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 INI = """
@@ -45,8 +46,7 @@ def through_pgbouncer(database_url: str, servers_dir: Path) -> Iterator[Through]
     url = make_url(database_url)
 
     def start(mode: str) -> str:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = free_port()
         users, ini = servers_dir / "bouncer-users.txt", servers_dir / "bouncer.ini"
         users.write_text(f'"{SERVING_ROLE}" ""\n')
         sockets = Path(str(url.query["host"]))

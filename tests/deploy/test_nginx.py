@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.support import unpacked_programs
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 CONF = Path(__file__).resolve().parents[2] / "deploy" / "nginx.conf"
@@ -88,11 +89,6 @@ class Site:
     client: httpx.Client
     plain_port: int
     upstreams: list[ThreadingHTTPServer] = field(default_factory=list)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from adapters.storage import AccessKey, RetryPolicy, S3Store
+from tests.support.ports import free_port
 
 BUCKET = "rootstock"
 KEYS_OF_A_PAGE = 50
@@ -62,8 +62,7 @@ class S3Server:
 
 def start_s3_server() -> S3Server:
     """Start one with an empty bucket; the caller kills it."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     environment = os.environ | {"MOTO_S3_DEFAULT_MAX_KEYS": str(KEYS_OF_A_PAGE)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -8,7 +8,6 @@ import asyncio
 import json
 import re
 import signal
-import socket
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -30,6 +29,7 @@ from tenants.quotas.scripts import tag_of
 from tenants.service import account_services
 from tests.api.conftest import base_dir
 from tests.api.test_process import SECRET, Processes, processes
+from tests.support.ports import free_port
 from tests.support.waiting import eventually, until
 
 __all__ = ["base_dir", "processes"]
@@ -163,8 +163,7 @@ def start_apis(processes: Processes) -> dict[str, subprocess.Popen[bytes]]:
     """By address."""
     running = {}
     for number in range(NUM_PROCESSES):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = free_port()
         settings = {"ROOTSTOCK_API_PORT": str(port), "ROOTSTOCK_API_NAME": f"api-{number}"}
         running[f"http://127.0.0.1:{port}"] = processes.start("api.main", **settings)
     for url in running:

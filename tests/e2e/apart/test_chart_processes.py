@@ -25,6 +25,7 @@ from examples.sapling import BASE
 from tests.deploy.chart import environment, own_containers, rendered
 from tests.support.clusters import migrator_url
 from tests.support.forks import forked_programs
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 START_S = 150.0
@@ -113,11 +114,6 @@ class Pod:
 def forked() -> Iterator[None]:
     with forked_programs():
         yield
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def test_the_pods_serve_a_request(database_url: str, owner_url: str, redis_url: str, tmp_path: Path) -> None:

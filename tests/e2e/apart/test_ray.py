@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from cli.programs import CHECKOUT
 from tests.e2e.stack import ROOTSTOCK, Stack, eventually
 from tests.e2e.streams import Crowd, Stream, read_stream
+from tests.support.ports import free_port
 
 pytest.importorskip("ray", reason="install rootstock[ray]")
 NUM_STREAMS = 16
@@ -85,8 +85,7 @@ def _command_of(pid: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     cluster = Cluster(tmp_path_factory.mktemp("ray"), port)
     with pytest.MonkeyPatch.context() as patch:
         # A store that all hosts reach: the node that joined has no other folder in common with `up`.

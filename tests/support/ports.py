@@ -1,0 +1,30 @@
+"""Finds ports for servers that are told theirs, which no other test process is given.
+
+They are below the range from which the kernel takes ports for connections and for servers that ask for any:
+between a probe and the server's start none of those can take one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from itertools import count
+
+FIRST = 12_000
+EACH = 1_000
+"""Ports of a test process."""
+_offsets = count(os.getpid() % EACH)
+"""Begins anywhere, so that runs beside one another seldom try the same."""
+
+
+def free_port() -> int:
+    """Returns a port of 127.0.0.1 on which nothing listens."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for _ in range(EACH):
+        port = FIRST + worker * EACH + next(_offsets) % EACH
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+    raise OSError(f"all {EACH} ports of this test process are in use")
