@@ -7,7 +7,9 @@ catalogs anew. What a closed connection had set, prepared, locked or listened to
 from __future__ import annotations
 
 import asyncio
+import os
 import select
+import warnings
 from typing import Any
 
 import psycopg
@@ -24,6 +26,12 @@ _kept: dict[tuple[Any, ...], list[KeptConnection]] = {}
 class KeptConnection(psycopg.AsyncConnection):
     opened_with: tuple[Any, ...] | None = None
     opened_autocommit = False
+    opened_in = ""
+    """The test that has it, which says who left it open when it is collected much later."""
+
+    def __del__(self, *_: Any) -> None:
+        if not self.closed:
+            warnings.warn(f"{self.opened_in} left a connection open", ResourceWarning, stacklevel=1)
 
     async def close(self) -> None:
         kept = _kept.setdefault(self.opened_with, []) if self.opened_with is not None else None
@@ -63,14 +71,16 @@ class KeptConnection(psycopg.AsyncConnection):
 async def connect(*arguments: Any, **options: Any) -> psycopg.AsyncConnection:
     opened_with = (arguments, *sorted(options.items()))
     kept = _kept.get(opened_with, [])
+    test = os.environ.get("PYTEST_CURRENT_TEST", "")
     while kept:
         found = kept.pop()
         if found.is_alive:
+            found.opened_in = test
             found.lock = asyncio.Lock()  # the last one may belong to another event loop
             return found
         await found.end()
     made = await KeptConnection.connect(*arguments, **options)
-    made.opened_with, made.opened_autocommit = opened_with, made.autocommit
+    made.opened_with, made.opened_autocommit, made.opened_in = opened_with, made.autocommit, test
     return made
 
 
