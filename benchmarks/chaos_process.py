@@ -1,8 +1,8 @@
 """Starts the processes that `benchmarks.chaos` kills: real ones, within milliseconds, armed with where to
 die.
 
-A nursery imports what processes of its kind need, once, and forks one for each order it reads: imports take
-seconds, lives here are shorter. A process may be armed: it kills its whole group with SIGKILL before or after
+A nursery imports what the processes need, once, and forks one for each order it reads: imports take seconds,
+lives here are shorter. A process may be armed: it kills its whole group with SIGKILL before or after
 the nth call of a function. An engine is watched by a witness, a file that is not one of the engine's own:
 each token it generated, each it sent and each end it reported, recorded before it is sent. Processes run
 unchanged, except for times that are a fraction of their usual ones, so that timeouts pass quickly.
@@ -28,23 +28,13 @@ from typing import Any
 
 from cli.local.server import LocalServer, LocalServerError
 
-PRELOADED = {
-    "engine": ("engine.main", "engine.null_runner", "engine.scheduling.scheduler", "multiprocessing"),
-    "api": ("api.main", "api.openai.stream", "uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.off"),
-    "worker": (
-        "worker.main",
-        "kombu.transport.redis",
-        "celery.app.amqp",
-        "celery.app.control",
-        "celery.app.log",
-        "celery.app.events",
-        "celery.backends.base",
-        "celery.concurrency.prefork",
-        "celery.worker.consumer",
-        "celery.worker.components",
-        "celery.fixups.django",
-    ),
-}
+PRELOADED = (
+    *("engine.main", "engine.null_runner", "engine.scheduling.scheduler", "multiprocessing"),
+    *("api.main", "api.openai.stream", "uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.off"),
+    *("worker.main", "kombu.transport.redis", "celery.app.amqp", "celery.app.control", "celery.app.log"),
+    *("celery.app.events", "celery.backends.base", "celery.concurrency.prefork", "celery.worker.consumer"),
+    *("celery.worker.components", "celery.fixups.django"),
+)
 HOLD_S = {"lifetime": 12.0, "renew_every": 3.0, "silence": 8.0, "grace": 4.0}
 """Of reservations that are not renewed; usually a minute."""
 START_S = 90.0
@@ -64,6 +54,8 @@ class Point:
 class Order:
     """A process to be forked."""
 
+    kind: str
+    """`engine`, `api` or `worker`."""
     environment: dict[str, str]
     log: str
     witness: str = ""
@@ -73,14 +65,15 @@ class Order:
 # The nursery ------------------------------------------------------------------------------------------------
 
 
-def nursery(kind: str) -> None:
+def nursery(listener: int) -> None:
     """Read orders from stdin, say `{"pid"}` of each that is carried out and `{"ended", "status"}` of each
-    process that is no more. Ends with stdin, and all its processes with it.
+    process that is no more. Ends with stdin, and all its processes with it. API processes share `listener`.
     """
-    for module in PRELOADED[kind]:
+    gc.disable()  # imports make no garbage
+    for module in PRELOADED:
         importlib.import_module(module)
-    if "sqlalchemy.orm" in sys.modules:
-        importlib.import_module("sqlalchemy.orm").configure_mappers()  # as each process would
+    importlib.import_module("sqlalchemy.orm").configure_mappers()  # as each process would
+    gc.enable()
     gc.collect()
     gc.freeze()
     _say({"ready": True})
@@ -97,7 +90,8 @@ def nursery(kind: str) -> None:
             for line in lines:
                 fields = json.loads(line)
                 point = fields.pop("point")
-                _say({"pid": _fork(kind, Order(**fields, point=Point(**point) if point else None))})
+                order = Order(**fields, point=Point(**point) if point else None)
+                _say({"pid": _fork(order, listener)})
         _bury()
 
 
@@ -120,7 +114,7 @@ def _say(what: dict[str, Any]) -> None:
     os.write(1, json.dumps(what).encode() + b"\n")
 
 
-def _fork(kind: str, order: Order) -> int:
+def _fork(order: Order, listener: int) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -130,7 +124,9 @@ def _fork(kind: str, order: Order) -> int:
     try:
         _begin(parent, order.log)
         os.environ.update(order.environment)
-        code = _serve(kind, order)
+        if order.kind != "api":
+            os.close(listener)
+        code = _serve(order)
     except BaseException:  # noqa: BLE001  a fork must never go on as its parent does
         importlib.import_module("traceback").print_exc()
     finally:
@@ -148,10 +144,10 @@ def _begin(parent: int, log: str) -> None:
     os.dup2(output, 2)
 
 
-def _serve(kind: str, order: Order) -> int:
+def _serve(order: Order) -> int:
     if order.point is not None:
         _arm(order.point)
-    if kind == "engine":
+    if order.kind == "engine":
         from engine import main as engine
         from engine.settings import DeviceSettings, EngineSettings
 
@@ -160,7 +156,7 @@ def _serve(kind: str, order: Order) -> int:
     from tenants.quotas import scripts
 
     scripts.Timing = functools.partial(scripts.Timing, **HOLD_S)  # type: ignore[assignment,misc]
-    if kind == "worker":
+    if order.kind == "worker":
         from worker import main as worker
 
         return worker.run()

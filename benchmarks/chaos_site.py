@@ -67,17 +67,17 @@ class Process:
 
 
 class Nursery:
-    """One of `benchmarks.chaos_process`: where processes of a kind come from."""
+    """That of `benchmarks.chaos_process`: where processes come from."""
 
-    def __init__(self, kind: str, log: Path, listener: socket.socket | None = None) -> None:
-        self._kind, self._log, self._listener = kind, log, listener
+    def __init__(self, log: Path, listener: socket.socket) -> None:
+        self._log, self._listener = log, listener
         self._pids: asyncio.Queue[int] = asyncio.Queue()
         self._ends: dict[int, asyncio.Future[int]] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        code = f"from benchmarks.chaos_process import nursery; nursery({self._kind!r})"
+        code = f"from benchmarks.chaos_process import nursery; nursery({self._listener.fileno()})"
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -88,11 +88,11 @@ class Nursery:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                pass_fds=(self._listener.fileno(),) if self._listener is not None else (),
+                pass_fds=(self._listener.fileno(),),
             )
         assert self._process.stdout is not None
         if not await self._process.stdout.readline():
-            raise DidNotStart(f"{self._kind}: see {self._log}")
+            raise DidNotStart(f"what starts processes: see {self._log}")
         self._reading = asyncio.create_task(self._read(self._process.stdout))
 
     async def fork(self, order: Order) -> Process:
@@ -174,7 +174,7 @@ class Site:
     folder: Path
     redis: Store
     postgres: Store
-    nurseries: dict[str, Nursery]
+    nursery: Nursery
     listener: socket.socket
     callers: list[Caller] = field(default_factory=list)
     num_engines: int = 0
@@ -227,30 +227,29 @@ class Site:
         if kind == "engine":
             self.num_engines += 1
         order = Order(
+            kind,
             self.environment(name),
             str(self.folder / f"{kind}.log"),
             str(self.witnesses / f"{self.num_engines:04d}") if kind == "engine" else "",
             point,
         )
-        return await self.nurseries[kind].fork(order)
+        return await self.nursery.fork(order)
 
 
 @asynccontextmanager
 async def open_site(folder: Path) -> AsyncIterator[Site]:
     """In `folder`, an empty one with a short path. Everything is ended with the block."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-    nurseries = {kind: Nursery(kind, folder / f"{kind}.log") for kind in ("engine", "worker")}
-    nurseries["api"] = Nursery("api", folder / "api.log", listener)
+    nursery = Nursery(folder / "nursery.log", listener)
     stores = Store("redis", folder), Store("postgres", folder)
-    site = Site(folder, *stores, nurseries, listener)
+    site = Site(folder, *stores, nursery, listener)
     try:
-        await asyncio.gather(*(one.open() for one in stores), *(one.open() for one in nurseries.values()))
+        await asyncio.gather(*(one.open() for one in stores), nursery.open())
         schema.upgrade(site.postgres.url, serving_url(site.postgres.url))
         site.callers = await _open_accounts(site)
         yield site
     finally:
-        for one in nurseries.values():
-            await one.close()
+        await nursery.close()
         listener.close()
         for store in stores:
             await store.close()

@@ -115,35 +115,45 @@ async def test_streamed_calls_are_of_the_class(stack: Stack, models: list[str]) 
 async def test_only_an_allowed_tool_is_called(stack: Stack, models: list[str]) -> None:
     allowed: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "Wait"}}]}
     async with stack.client() as client:
-        for model in models:
-            answer = await client.chat.completions.create(
-                model=model,
-                messages=HELLO,
-                tools=CLASS_TOOLS,
-                tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
-                parallel_tool_calls=False,
-                n=3,
-                max_tokens=200,
+        answers = await asyncio.gather(
+            *(
+                client.chat.completions.create(
+                    model=model,
+                    messages=HELLO,
+                    tools=CLASS_TOOLS,
+                    tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+                    parallel_tool_calls=False,
+                    n=3,
+                    max_tokens=200,
+                )
+                for model in models
             )
-            for choice in answer.choices:
-                (call,) = choice.message.tool_calls or ()
-                assert call.function.name == "Wait"
-                Wait.model_validate_json(call.function.arguments)
+        )
+    for answer in answers:
+        for choice in answer.choices:
+            (call,) = choice.message.tool_calls or ()
+            assert call.function.name == "Wait"
+            Wait.model_validate_json(call.function.arguments)
 
 
 async def test_talk_stays_talk(stack: Stack, models: list[str]) -> None:
     async with stack.client() as client:
-        for model in models:
-            answer = await client.chat.completions.create(
-                model=model,
-                messages=[{"role": "user", "content": "What is the capital of France?"}],
-                tools=TOOLS,
-                temperature=0,
-                max_tokens=60,
+        answers = await asyncio.gather(
+            *(
+                client.chat.completions.create(
+                    model=model,
+                    messages=[{"role": "user", "content": "What is the capital of France?"}],
+                    tools=TOOLS,
+                    temperature=0,
+                    max_tokens=60,
+                )
+                for model in models
             )
-            assert answer.choices[0].finish_reason == "stop"
-            assert answer.choices[0].message.tool_calls is None
-            assert "Paris" in (answer.choices[0].message.content or "")
+        )
+    for answer in answers:
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.choices[0].message.tool_calls is None
+        assert "Paris" in (answer.choices[0].message.content or "")
 
 
 async def test_held_out_prompts_are_answered_by_calls(stack: Stack, caller: str) -> None:

@@ -1,7 +1,7 @@
 """Gives copies of packages the bytecode that there is of the originals.
 
 uv compiles nothing when it installs, and neither does Git. Each of the demo's processes would compile torch,
-SQLAlchemy and all else anew, at the same time as the others.
+SQLAlchemy, our own modules and all else anew, at the same time as the others.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from pathlib import Path
 OURS = Path(sysconfig.get_path("purelib"))
 
 
+def packages_of(environment: Path) -> Path:
+    """Where a virtual environment keeps its packages."""
+    return environment / OURS.relative_to(sys.prefix)
+
+
 def share_bytecode(environment: Path, source: Path = OURS) -> int:
     """Links bytecode from `source` to modules that `environment` also has; returns how many files it linked.
 
     Python uses such a file only while the module has the time and size that it was compiled for.
     """
-    packages = environment / source.relative_to(sys.prefix)
+    packages = packages_of(environment)
     shared = 0
     for folder in source.rglob("__pycache__"):
         target = packages / folder.relative_to(source)
@@ -36,11 +41,11 @@ def share_bytecode(environment: Path, source: Path = OURS) -> int:
 
 
 def share_unchanged(copy: Path, source: Path) -> int:
-    """Links bytecode from `source` to the modules in the packages of `copy` that have the same text; returns
-    how many. They get the same time, too: Python uses bytecode only with the time it was compiled for.
+    """Links bytecode from `source` to the modules below `copy` that have the same text; returns how many.
+    They get the same time, too: Python uses bytecode only with the time it was compiled for.
     """
     shared = 0
-    for module in copy.glob("*/**/*.py"):
+    for module in copy.rglob("*.py"):
         original = source / module.relative_to(copy)
         compiled = Path(importlib.util.cache_from_source(str(original)))
         if not (compiled.exists() and original.exists()) or original.read_bytes() != module.read_bytes():

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from tests.shipping.bytecode import share_bytecode
+from tests.shipping.bytecode import packages_of, share_bytecode, share_unchanged
 from tests.shipping.checkout import ROOT, copy_to, tracked_files
 from tests.support.waiting import until
 
@@ -53,6 +53,8 @@ def command(wheel: Path, folder: Path) -> Path:
     constraints = ROOT / "constraints.txt"
     _uv("tool", "install", "-p", sys.executable, "-c", str(constraints), str(wheel), **environment)
     share_bytecode(folder / "tools" / "rootstock")
+    for package in {name.split("/")[0] for name in shipped_files()}:
+        share_unchanged(packages_of(folder / "tools" / "rootstock") / package, ROOT / package)
     return folder / "bin" / "rootstock"
 
 

@@ -4,23 +4,29 @@ Importing what a worker needs takes two seconds of CPU, and tests start a hundre
 hundredth of that and is a process like any other: it has its own pid, environment and log, runs the program's
 entry function on its main thread, and leaves its exit status. All of them end with the process that asked for
 them.
+
+The imports are done once in a run of tests, however many test processes it has: by a keeper, which the first
+that needs its modules starts. Each test process has a fork of it to itself, which starts its programs.
 """
 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import importlib
 import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tests.support.forks import importing
 
@@ -74,7 +80,8 @@ class Nursery:
 
     def __init__(self, *modules: str) -> None:
         self._modules = modules
-        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._answers: BinaryIO | None = None
         self._lock = threading.Lock()
 
     def start(
@@ -88,29 +95,50 @@ class Nursery:
 
     def ask(self, **question: Any) -> Any:
         with self._lock:
-            process = self._process = self._process or self._open()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps(question).encode() + b"\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        assert answer, f"the process that forks programs ended with status {process.wait()}"
+            if self._channel is None or self._answers is None:
+                atexit.register(self.close)
+                self._channel = _connect(self._modules)
+                self._answers = self._channel.makefile("rb")
+            self._channel.sendall(json.dumps(question).encode() + b"\n")
+            answer = self._answers.readline()
+        assert answer, "the process that forks programs has ended"
         return json.loads(answer)
 
     def close(self) -> None:
         """End the process, and every program of its that still runs."""
-        if self._process is not None:
-            self._process.communicate()
-            self._process = None
+        if self._channel is not None and self._answers is not None:
+            self._channel.shutdown(socket.SHUT_WR)
+            self._answers.read()  # to its end: that of the process
+            self._answers.close()
+            self._channel.close()
+            self._channel = self._answers = None
 
-    def _open(self) -> subprocess.Popen[bytes]:
-        atexit.register(self.close)
-        return subprocess.Popen(
-            [sys.executable, "-m", __name__, *self._modules],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+
+_keepers: list[subprocess.Popen[bytes]] = []
+"""Those that this process started. They end with the run of tests."""
+
+
+def _connect(modules: Sequence[str]) -> socket.socket:
+    """To a new fork of the run's keeper of `modules`, which is started if there is none."""
+    run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    digest = hashlib.sha256(" ".join(modules).encode()).hexdigest()[:16]
+    address = f"\0rootstock-nursery-{run}-{digest}"
+    while True:
+        channel = socket.socket(socket.AF_UNIX)
+        try:
+            channel.connect(address)
+            return channel
+        except ConnectionRefusedError:
+            channel.close()
+        with socket.socket(socket.AF_UNIX) as listener:
+            try:
+                listener.bind(address)
+            except OSError:  # another process is about to listen
+                time.sleep(0.01)
+                continue
+            listener.listen()
+            command = [sys.executable, "-m", __name__, str(listener.fileno()), str(run), *modules]
+            _keepers.append(subprocess.Popen(command, cwd=ROOT, pass_fds=[listener.fileno()]))
 
 
 SERVICES = Nursery(
@@ -140,15 +168,34 @@ SERVICES = Nursery(
 """Of commands, and of programs that serve or work: most of what they import is the same."""
 
 
-def serve(modules: list[str]) -> Callable[[], object]:
-    """Answer questions until there are no more; returns, in a fork only, the entry function to run."""
+def keep(listener: socket.socket, run: int, modules: Sequence[str]) -> Callable[[], int]:
+    """Fork a process that serves each connection, until the process `run` ends; returns what to run."""
     with importing():
         for module in modules:
             importlib.import_module(module)
         if "sqlalchemy.orm" in sys.modules:
             importlib.import_module("sqlalchemy.orm").configure_mappers()  # as each program would
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork ended
+    waiting = select.poll()
+    ends = os.pidfd_open(run)
+    waiting.register(listener, select.POLLIN)
+    waiting.register(ends, select.POLLIN)
+    while ends not in (ready for ready, _ in waiting.poll()):
+        channel, _ = listener.accept()
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(ends)
+            listener.close()
+            return serve(channel)
+        channel.close()
+    return lambda: 0
+
+
+def serve(channel: socket.socket) -> Callable[[], int]:
+    """Answer questions until there are no more; returns, in a fork only, the entry function to run."""
     running: set[int] = set()
-    while question := sys.stdin.buffer.readline():
+    questions = channel.makefile("rb")
+    while question := questions.readline():
         asked = json.loads(question)
         if "poll" in asked:
             answer = _status(asked["poll"])
@@ -157,9 +204,11 @@ def serve(modules: list[str]) -> Callable[[], object]:
         else:
             answer = os.fork()
             if not answer:
+                questions.close()
+                channel.close()
                 return _become(**asked)
             running.add(answer)
-        os.write(1, json.dumps(answer).encode() + b"\n")
+        channel.sendall(json.dumps(answer).encode() + b"\n")
     for pid in running:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -171,7 +220,7 @@ def _status(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def _become(entry: str, log: str, environment: dict[str, str], arguments: list[str]) -> Callable[[], object]:
+def _become(entry: str, log: str, environment: dict[str, str], arguments: list[str]) -> Callable[[], int]:
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for replaced, by in enumerate((nothing, output, output)):
@@ -182,9 +231,9 @@ def _become(entry: str, log: str, environment: dict[str, str], arguments: list[s
     os.environ.update(environment)
     module, _, function = entry.partition(":")
     sys.argv = [module, *arguments]
-    found: Callable[[], object] = getattr(importlib.import_module(module), function)
+    found: Callable[[], int] = getattr(importlib.import_module(module), function)
     return found
 
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[1:])())
+    sys.exit(keep(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), sys.argv[3:])())

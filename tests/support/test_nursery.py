@@ -69,6 +69,36 @@ def test_a_program_ends_by_a_signal_and_with_the_nursery(nursery: Nursery, tmp_p
     until(lambda: not command_line(left.pid))
 
 
+def test_what_is_imported_is_shared_by_a_run_and_ends_with_it(nursery: Nursery, tmp_path: Path) -> None:
+    other, log = Nursery("json"), tmp_path / "log"
+    programs = [one.start(f"{__name__}:wait", log, os.environ) for one in (nursery, other)]
+    forked_by = [parent(one.pid) for one in programs]
+    assert forked_by[0] != forked_by[1]
+    assert parent(forked_by[0]) == parent(forked_by[1]), "the keeper"
+    other.close()
+    until(lambda: not command_line(programs[1].pid))
+    assert programs[0].poll() is None
+
+    code = f"""
+import os, pathlib, time
+from tests.support.nursery import Nursery
+program = Nursery("json").start("{__name__}:wait", pathlib.Path({str(log)!r}), os.environ)
+print(program.pid, flush=True)
+time.sleep(600)
+"""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    with subprocess.Popen([sys.executable, "-c", code], env=outside, stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        program = int(run.stdout.readline())
+        below = [program, parent(program), parent(parent(program))]
+        run.kill()
+    until(lambda: not any(map(command_line, below)))
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def command_line(pid: int) -> bytes:
     """Empty once the process has ended, whether or not its parent has noticed."""
     try:
