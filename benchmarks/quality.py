@@ -32,7 +32,7 @@ from benchmarks.quality_free import free_fidelity
 from benchmarks.quality_random import random_rows
 from benchmarks.random_adapters import STORED
 from benchmarks.report import write_report
-from benchmarks.scorer import EXACT, Scorer, Variant, answer, divergence, log_probs, make_scorer
+from benchmarks.scorer import EXACT, Scorer, Variant, divergence, make_scorer, scored_answer
 from benchmarks.shapes import SHAPES
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.lora.manifest import Dtype
@@ -154,9 +154,8 @@ class Bench:
         self, scorer: Scorer, task: str, adapter: str | None, conversation: Conversation
     ) -> Answered:
         token_ids, start = conversation.token_ids, conversation.answer_start
-        answer_ids = answer(scorer, token_ids[:start], adapter, len(token_ids) - start + 16)
+        scored, answer_ids = scored_answer(scorer, token_ids, adapter, start, len(token_ids) - start + 16)
         text = self.codec.vocabulary.decode(answer_ids).decode("utf-8", "replace")
-        scored = log_probs(scorer, token_ids, adapter, start)
         return Answered(scored, TASKS[task].check(conversation.example, text))
 
     def _scorer(self, variant: Variant) -> Scorer:

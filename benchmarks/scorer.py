@@ -108,15 +108,45 @@ def log_probs(scorer: Scorer, token_ids: list[int], adapter: str | None, start: 
 
 def answer(scorer: Scorer, prompt_ids: list[int], adapter: str | None, max_tokens: int) -> list[int]:
     """Greedy tokens up to the end of sequence, which is left out."""
-    token_ids = list(prompt_ids)
-    computed = 0
+    return _continued(scorer, prompt_ids, 0, adapter, max_tokens)
+
+
+def scored_answer(
+    scorer: Scorer, token_ids: list[int], adapter: str | None, start: int, max_tokens: int
+) -> tuple[Tensor, list[int]]:
+    """Returns `log_probs` of the tokens from `start` on, and the `answer` to those before.
+
+    The pass that scores the tokens also yields the greedy answer up to where it differs from them: only the
+    rest is decoded token by token.
+    """
+    logits = scorer.logits(token_ids, adapter)[start - 1 :]
+    end_ids = scorer.model.config.eos_ids
+    scored = logits[:-1].log_softmax(-1).cpu()
+    found: list[int] = []
+    for likeliest, given in zip(logits.argmax(-1).tolist(), [*token_ids[start:], None], strict=True):
+        if likeliest in end_ids or len(found) == max_tokens:
+            return scored, found
+        found.append(likeliest)
+        if likeliest != given:
+            break
+    rest = _continued(
+        scorer, token_ids[:start] + found, start + len(found) - 1, adapter, max_tokens - len(found)
+    )
+    return scored, found + rest
+
+
+def _continued(
+    scorer: Scorer, token_ids: list[int], computed: int, adapter: str | None, max_tokens: int
+) -> list[int]:
+    """Greedy tokens after `token_ids`, of which the first `computed` are cached."""
+    sequence = list(token_ids)
     for _ in range(max_tokens):
-        token_id = int(scorer.logits(token_ids, adapter, computed)[-1].argmax())
+        token_id = int(scorer.logits(sequence, adapter, computed)[-1].argmax())
         if token_id in scorer.model.config.eos_ids:
             break
-        computed = len(token_ids)
-        token_ids.append(token_id)
-    return token_ids[len(prompt_ids) :]
+        computed = len(sequence)
+        sequence.append(token_id)
+    return sequence[len(token_ids) :]
 
 
 def divergence(exact: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:

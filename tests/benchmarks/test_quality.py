@@ -26,7 +26,7 @@ from benchmarks.quality import (
 )
 from benchmarks.quality_free import PROMPTS, free_fidelity
 from benchmarks.quality_random import random_rows
-from benchmarks.scorer import Variant, divergence
+from benchmarks.scorer import Variant, answer, divergence, log_probs, scored_answer
 from tests.support.arithmetic import arithmetic_threads
 
 GOOD = Fidelity(
@@ -76,6 +76,23 @@ def test_saplings_int8_base_passes(bench: Bench) -> None:
     assert len(rows) == 11
     assert passes(rows) == []
     assert any(row.kl > 0 for row in rows), "the two bases are the same one"
+
+
+@pytest.mark.parametrize(("adapter", "max_tokens"), [("upper-case", 64), ("upper-case", 3), (None, 3)])
+@pytest.mark.parametrize("right", [1.0, 0.5, 0.0])
+def test_an_answer_is_the_same_with_and_without_tokens_to_score(
+    bench: Bench, adapter: str | None, max_tokens: int, right: float
+) -> None:
+    """With the right answer, one that goes wrong in its middle, and one that is wrong from its beginning."""
+    (conversation,) = bench.conversations("upper-case", 1)
+    start = conversation.answer_start
+    prompt_ids, answer_ids = conversation.token_ids[:start], conversation.token_ids[start:]
+    kept = int(right * len(answer_ids))
+    token_ids = prompt_ids + answer_ids[:kept] + [prompt_ids[0]] * (len(answer_ids) - kept)
+    scored, found = scored_answer(bench.quantized, token_ids, adapter, start, max_tokens)
+    assert found == answer(bench.quantized, prompt_ids, adapter, max_tokens)
+    assert (found == answer_ids) == (adapter is not None and max_tokens > len(answer_ids))
+    assert torch.equal(scored, log_probs(bench.quantized, token_ids, adapter, start))
 
 
 def test_free_prompts_move_the_base_more_than_its_tasks_do(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from adapters.calibration.gate import StoredDtype
-from adapters.packing import pack
+from adapters.packing import CONFIG_FILE, WEIGHTS_FILE, pack
+from engine.lora.artifact import artifact_path
 from engine.model.config import ModelConfig, load_config
 from engine.model.weights import base_digest
 from engine.protocol import AdapterRef
@@ -53,9 +55,22 @@ def write_adapter(path: Path, task: str, breakage: Callable[[Files], Files] | No
     return path
 
 
+_packed: dict[bytes, list[tuple[StoredDtype, AdapterRef, bytes]]] = {}
+"""Artifacts by the SHA-256 of what they were packed from: most tests are about the same few adapters."""
+
+
 def pack_all(peft_dir: Path, out: Path) -> dict[StoredDtype, AdapterRef]:
-    digest = base_digest(BASE)
-    return {dtype: pack(peft_dir, CONFIG, digest, out, dtype) for dtype in DTYPES}
+    config, weights = ((peft_dir / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE))
+    source = hashlib.sha256(config + weights).digest()
+    if source not in _packed:
+        digest = base_digest(BASE)
+        refs = [(dtype, pack(peft_dir, CONFIG, digest, out, dtype)) for dtype in DTYPES]
+        _packed[source] = [(dtype, ref, artifact_path(out, ref.digest).read_bytes()) for dtype, ref in refs]
+    for _, ref, artifact in _packed[source]:
+        path = artifact_path(out, ref.digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(artifact)
+    return {dtype: ref for dtype, ref, _ in _packed[source]}
 
 
 def copy_base(path: Path) -> Path:

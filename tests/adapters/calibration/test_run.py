@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from adapters.calibration.samples import SampleLimits
 from adapters.calibration.serving import ScoringAccount
 from engine.client import EngineGone
 from engine.protocol import Submit
+from kernels.linear_int4.weight import Int4Weight
 from tests.adapters.calibration.engines import TorchEngine
 from tests.adapters.calibration.sapling import (
     BASE,
@@ -41,6 +43,14 @@ TASK = "sort-numbers"
 NUM_SAMPLES = 12
 FEW = 8
 """Where it is not the figures that matter: what a calibration takes is what it takes per sample."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def weights_unpacked_once() -> Iterator[None]:
+    """The reference on 4 bits unpacks a weight for every product."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Int4Weight, "dequantize", functools.cache(Int4Weight.dequantize))
+        yield
 
 
 class Interrupted(Exception):
