@@ -107,12 +107,16 @@ class Lane:
             tenant = self.tenants[name] = LaneTenant(self._num_tenants)
         return tenant
 
-    def enqueue(self, request: Request, first: bool) -> None:
+    def enqueue(self, request: Request, first: bool, in_flight: float = 0.0) -> None:
+        """`in_flight`: the cost of tokens that a preempted request has drawn, and is yet to be charged for.
+        A tenant is lifted to where it is then, as if nothing were in flight.
+        """
         tenant = self.tenant(request.tenant)
         request.tenant_share = tenant
         if not tenant.flows:
             top = self._settled_top()
-            tenant.lift(self._floor if top is None else top.served)
+            level = self._floor if top is None else top.served
+            tenant.lift(level - in_flight * tenant.cost_factor)
             self.num_tenants_waiting += 1
         tenant.num_waiting += 1
         flow = tenant.flows.setdefault(_flow_key(request), deque())

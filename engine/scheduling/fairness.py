@@ -87,7 +87,8 @@ class FairQueue:
 
     def push(self, request: Request, now: float, first: bool = False) -> None:
         """Queues a request; `first` puts it before others of its tenant on its adapter."""
-        self._join(request, now).enqueue(request, first)
+        in_flight = request.total_len - len(request.token_ids)
+        self._join(request, now).enqueue(request, first, DECODE_COST * in_flight)
 
     def push_returning(self, request: Request, now: float) -> None:
         """Queues a preempted request, before all requests of its class that were not preempted.

@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from engine.protocol import PriorityClass, Submit, UsageEvent
@@ -275,7 +275,24 @@ def limited(submits: list[Submit]) -> list[Submit]:
     return numbered(alike)
 
 
+# A victim's last token was charged after its tenant was lifted, with a step in flight alone.
+LIFTED = limited(
+    [
+        submission("r", [1] * 9 + [0] * (num_prompt - 9), num_new, priority=priority, adapter=ref)
+        for num_prompt, num_new, priority, ref in [
+            *[(10, 1, PriorityClass.PRIORITY, None)] * 4,
+            (17, 1, PriorityClass.PRIORITY, None),
+            (17, 7, PriorityClass.DEFAULT, None),
+            (18, 14, PriorityClass.PRIORITY, None),
+            (10, 1, PriorityClass.PRIORITY, None),
+            (10, 1, PriorityClass.DEFAULT, adapter("a")),
+        ]
+    ]
+)
+
+
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(submits=LIFTED, num_blocks=13, max_rows=1, max_batch_tokens=8)
 @given(
     submits=st.lists(submissions("r"), min_size=1, max_size=10).map(limited),
     num_blocks=st.integers(13, 30),
