@@ -58,6 +58,8 @@ _VIOLATIONS = """async (options) => {
   if (!window.axe) loadAxe();
   return (await axe.run(document, options)).violations;
 }"""
+_COMPILED_DRIVER = Path(__file__).resolve().parents[2] / "var" / "browser-driver"
+"""Where Node.js keeps what it has compiled of playwright's driver: each test starts one."""
 PICTURES = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
 """The folder that pictures of the pages are written to; unset: none are taken."""
 
@@ -69,12 +71,17 @@ async def chromium() -> AsyncIterator[Browser]:
         pytest.fail(MISSING)
     if program is None:
         pytest.skip(MISSING)
-    async with async_playwright() as playwright:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NODE_COMPILE_CACHE", str(_COMPILED_DRIVER))
+        playwright = await async_playwright().start()
+    try:
         browser = await playwright.chromium.connect_over_cdp(_started(program))
         try:
             yield browser
         finally:
             await browser.close()  # the contexts that were made here, and the connection
+    finally:
+        await playwright.stop()
 
 
 @cache

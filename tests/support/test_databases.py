@@ -57,6 +57,33 @@ def test_what_migrations_wrote_is_put_back(shared_database: SharedDatabase, chan
     assert shared_database.name == name, "it is emptied, not copied anew"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE tenants ALTER COLUMN name DROP NOT NULL",
+        "ALTER TABLE tenants ADD CHECK (name <> 'other')",
+        "ALTER TABLE tenants DISABLE ROW LEVEL SECURITY",
+        "ANALYZE tenants",
+        "COMMENT ON TABLE tenants IS 'other'",
+        "CREATE FUNCTION other() RETURNS int LANGUAGE sql RETURN 1",
+        "CREATE POLICY other ON tenants",
+        "CREATE TABLE other ()",
+        "DROP TABLE plans CASCADE",
+        "GRANT SELECT (name) ON tenants TO PUBLIC",
+    ],
+)
+def test_after_a_change_of_the_schema_it_is_copied_anew(shared_database: SharedDatabase, change: str) -> None:
+    shared_database.empty()
+    name = shared_database.name
+    with connected(shared_database) as connection:
+        connection.execute(change)  # type: ignore[call-overload]
+    shared_database.empty()
+    assert shared_database.name != name
+    name = shared_database.name
+    shared_database.empty()
+    assert shared_database.name == name
+
+
 def test_sequences_begin_again(shared_database: SharedDatabase) -> None:
     shared_database.empty()
     with connected(shared_database) as connection:
