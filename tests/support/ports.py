@@ -1,7 +1,8 @@
 """Finds ports for servers that are told theirs, which no other test process is given.
 
-They are below the range from which the kernel takes ports for connections and for servers that ask for any:
-between a probe and the server's start none of those can take one.
+They are below the range from which the kernel takes ports for connections and for servers that ask for any,
+and above those that Ray's processes take for themselves: between a probe and the server's start none of them
+can take one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import socket
 from itertools import count
 
-FIRST = 12_000
+FIRST = 22_000
 EACH = 1_000
 """Ports of a test process."""
 _offsets = count(os.getpid() % EACH)
