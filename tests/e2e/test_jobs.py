@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,10 @@ async def client(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
                 await opened.delete(f"/adapters/{adapter['id']}", cast_to=dict[str, Any])
 
 
-async def measuring(client: AsyncOpenAI, stack: Stack, folder: Path) -> Measuring:
+async def measuring(
+    client: AsyncOpenAI, stack: Stack, folder: Path, wait: Callable[[], Awaitable[None]] | None = None
+) -> Measuring:
+    """`wait` passes the time between two looks."""
     number = next(NUMBERS)
     sapling_adapter("upper-case", folder, number)
     made = await create(client, stack, f"job-{number}", await send_files(client, folder))
@@ -71,7 +74,7 @@ async def measuring(client: AsyncOpenAI, stack: Stack, folder: Path) -> Measurin
     async with asyncio.timeout(120):
         while (shown := await found.job())["progress"]["share"] < 0.2:
             assert shown["status"] in ("queued", "running"), shown
-            await asyncio.sleep(0.02)
+            await (wait() if wait is not None else asyncio.sleep(0.02))
     return found
 
 
@@ -80,13 +83,17 @@ async def test_a_child_killed_while_it_measures_is_replaced(
 ) -> None:
     worker = stack.pid_of("jobs")
     assert worker is not None
-    for attempt in range(3):  # on a busy machine it may have measured all before anybody saw it begin
-        job = await measuring(client, stack, tmp_path / f"adapter-{attempt}")
-        child = descendants(worker)[0]
-        os.kill(child, signal.SIGSTOP)
-        if (await job.job())["progress"]["share"] < 0.9:
-            break
+    child = descendants(worker)[0]
+
+    async def run_for_a_moment() -> None:
+        """Else it may have measured all before anybody saw it begin."""
         os.kill(child, signal.SIGCONT)
+        await asyncio.sleep(0.05)
+        os.kill(child, signal.SIGSTOP)
+
+    os.kill(child, signal.SIGSTOP)
+    job = await measuring(client, stack, tmp_path / "adapter", run_for_a_moment)
+    assert (await job.job())["progress"]["share"] < 0.9
     os.kill(child, signal.SIGKILL)
     await job.until("succeeded", seconds=25)  # not after the lease has run out
     await job.assert_ready_once()

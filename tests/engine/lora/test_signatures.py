@@ -46,6 +46,11 @@ def signature(adapter: PackedAdapter, report: str | None = REPORT, key: SigningK
     return SignedReport(bundle.sign(key, encode_statement("adp@1", digests)).decode(), report).encode()
 
 
+ADAPTER = packed(q_proj=3)
+SIGNED = signature(ADAPTER)
+"""Made once: every signature is another, and not of the same length."""
+
+
 class Site:
     """A folder of packed adapters, and the loader of an engine with a host pool."""
 
@@ -147,8 +152,7 @@ def test_a_refusal_is_shown_until_the_adapter_is_loaded(site: Site) -> None:
 @given(data=st.data())
 def test_one_flipped_bit_anywhere_is_refused(site: Site, data: st.DataObject) -> None:
     """In the weights, or in the file with signature, statement, and report."""
-    adapter = packed(q_proj=3)
-    ref = site.write(adapter, signature(adapter))
+    ref = site.write(ADAPTER, SIGNED)
     target = data.draw(
         st.sampled_from([artifact_path(site.folder, ref.digest), signature_path(site.folder, ref.digest)])
     )
