@@ -154,6 +154,14 @@ def test_a_prefix_is_computed_again_where_that_is_sooner() -> None:
     assert (choice.replica == first, choice.reason) == (False, "spill")
 
 
+def test_a_long_prefix_is_worth_a_longer_wait() -> None:
+    made = router(2, rows_taken=64)
+    long = list(range(40 * PIECE_TOKENS))
+    first = ask(made, prompt_ids=long).replica
+    made.report(first, late(0.6), 1.0)
+    assert ask(made, prompt_ids=long).replica == first, "1 s to compute it elsewhere"
+
+
 def test_a_restarted_replica_has_no_prefixes() -> None:
     made = router(2)
     first = ask(made, 1.0, prompt_ids=PROMPT).replica
@@ -176,6 +184,20 @@ def test_a_session_does_not_take_an_adapter_from_its_home() -> None:
     home = made.placement.homes(adapter)[0]
     for number in range(20):
         assert ask(made, adapter=adapter, session=f"s{number}").replica == home
+
+
+def test_a_session_returns_to_the_adapters_home_when_where_it_was_has_lost_the_adapter() -> None:
+    made = router(8, rows_taken=64)
+    adapter = ADAPTERS[3]
+    home = made.placement.homes(adapter)[0]
+    made.report(home, late(9.0), 1.0)
+    elsewhere = ask(made, adapter=adapter, session="s").replica
+    assert elsewhere != home
+    made.report(home, busy(resident={adapter}), 5.0)
+    made.report(elsewhere, busy(resident={adapter}), 5.0)
+    assert ask(made, 5.0, adapter=adapter, session="s").replica == elsewhere
+    made.report(elsewhere, busy(load_seconds=0.01), 9.0)  # to load it again there would be soon done
+    assert ask(made, 9.0, adapter=adapter, session="s").replica == home
 
 
 def test_idle_replicas_share_requests_on_the_base() -> None:
@@ -206,6 +228,22 @@ def test_a_slow_replica_gets_less() -> None:
         for name in ("engine-0", "engine-1", "engine-2"):
             made.report(name, idle(), now)
     assert Counter(ask(made, now, tenant=f"v{number}").replica for number in range(90))["engine-1"] > 15
+
+
+def test_neither_an_expected_wait_nor_a_restart_makes_a_replica_slow() -> None:
+    made = router(1)
+    made.report("engine-0", late(2.0), 0.0)
+    choice = made.choose(RoutingQuery("t", prompt_ids=[1] * 488), 1.0)
+    made.first_token(choice, choice.expected_wait + 0.5, 4.0)
+    view = made.view("engine-0")
+    assert view is not None
+    assert view.latency.total == pytest.approx(0.5 / 1000)
+    choice = made.choose(RoutingQuery("t"), 5.0)
+    made.join("engine-0", 6.0)
+    made.first_token(choice, 60.0, 65.0)
+    view = made.view("engine-0")
+    assert view is not None
+    assert not view.latency.weight, "it was another process that answered, or none"
 
 
 def test_a_replica_that_loads_adapters_is_not_slow_for_that() -> None:
