@@ -93,8 +93,8 @@ class Load:
 
 
 ON_CPU = Load()
-NULL_STEP_S = 0.004
-"""Shorter than what the host takes for a step, requests wait for the host."""
+NULL_STEP_S = 0.02
+"""Of a null engine. Where it is shorter than what the host takes for a step, requests wait for the host."""
 ON_GPUS = Load(
     replicas=8, rows=128, slots=64, adapters=2000, warm_up=4000, requests=16_000, concurrency=768, clients=4,
     zipf=1.0, prompt_len=128, output_len=128,
