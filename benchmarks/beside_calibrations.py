@@ -60,7 +60,7 @@ def _measure(folder: Path, rounds: int, streams: int) -> dict[str, Any]:
         for number in range(rounds + 2)
     ]
     speaker = variant(SAPLING / "adapters" / SPEAKER, folder / SPEAKER, 0)
-    with serving(folder / "data", SAPLING / "base", "sapling", "int8") as (client, base):
+    with serving(folder, SAPLING / "base", "sapling", "int8") as (client, base):
         onboard(client, base, speaker)
         alone = [onboard(client, base, path, POLL_S).ready_s for path in adapters[rounds:]]
         turns = asyncio.run(_turns(client, base, adapters[:rounds], streams))

@@ -4,7 +4,7 @@
     python -m benchmarks.cluster --gpus 0,1,2,3 --out benchmarks/results/h100-x4/cluster.json
 
 Routing: the router of this service, a replica at random, and the replica with the fewest requests get the
-same requests, on adapters whose popularity is Zipf's. Reported are adapter loads, first tokens
+same requests, on adapters whose popularity is Zipf's. The report has adapter loads, times to the first token
 and throughput. With `--cpu` the replicas are null engines, started anew for each policy: processes with the
 real scheduler, adapter slots and journal, and steps of a fixed time without a model. Their adapters load at
 once, so loads are counted and do not delay first tokens. With `--gpus` they compute on a random base, several

@@ -2,8 +2,8 @@
 
 Each is `rootstock up` on the same checkpoint of random weights, with the same tenant and adapters, and
 several API processes. Every replica's worth of streams is open at once: where one ends the next begins.
-Several processes read them. Adapters differ in their scale alone: each still takes a
-slot, and its own memory, of every engine that loads it.
+Several processes read them. Adapters differ in their scale alone: each still takes a slot, and its own
+memory, of every engine that loads it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ from benchmarks.local_service import LocalService, local_service
 from benchmarks.random_llama import Shape, write_adapter, write_base
 from benchmarks.serving import Load, Stream, Target, summarise
 from benchmarks.serving import measure as measure_streams
+from engine.planner.shapes import PUBLISHED, published_shape
 
-SHAPES = {"llama-3.1-8b": Shape(32, 4096, 32, 8, 14_336, 128_256)}
-"""Published models. Any other name is a small random one, which a CPU serves."""
 START_S = 240.0
 ADDED_AT_ONCE = 24
 """Adapters that are packed at once."""
@@ -38,6 +37,7 @@ class ServiceLoad:
     """The service and its load."""
 
     shape: str
+    """A published model. Any other name is for a small base, which a CPU serves."""
     quantization: str
     replicas: int
     api_processes: int = 2
@@ -110,18 +110,20 @@ def _add_tenant(service: LocalService, folder: Path, load: ServiceLoad) -> None:
 
 
 def _run(target: Target, load: ServiceLoad, num_streams: int, rounds: int) -> list[Stream]:
-    """Opens so many streams from several processes."""
+    """Opens so many streams from several processes, each on the adapters in an order of its own."""
     each = Load(num_streams // load.readers, rounds, load.prompt_words, load.output_tokens)
     with _processes(load.readers) as pool:
-        started = [pool.submit(read, target, each, number) for number in range(load.readers)]
+        started = []
+        for number in range(load.readers):
+            first = number * len(target.models) // load.readers
+            own = replace(target, models=target.models[first:] + target.models[:first])
+            started.append(pool.submit(read, own, each, number))
         return [stream for one in started for stream in one.result()]
 
 
-def read(target: Target, load: Load, number: int) -> list[Stream]:
-    """Opens a process's share of the streams, on the adapters in an order of its own."""
-    shift = number * len(target.models) // 8
-    models = target.models[shift:] + target.models[:shift]
-    return asyncio.run(measure_streams(Target(target.base_url, target.api_key, models), load, seed=number))
+def read(target: Target, load: Load, seed: int) -> list[Stream]:
+    """Opens a process's share of the streams."""
+    return asyncio.run(measure_streams(target, load, seed))
 
 
 def _processes(count: int) -> ProcessPoolExecutor:
@@ -135,8 +137,9 @@ def write_models(folder: Path, model: str, adapters: int, rank: int) -> None:
 
     from benchmarks.engine_start import write_checkpoint
 
-    shape = SHAPES.get(model, Shape())
-    if model in SHAPES:
+    is_published = model in PUBLISHED
+    shape = Shape.of(published_shape(model)) if is_published else Shape()
+    if is_published:
         write_checkpoint(folder / model, model, "cuda" if torch.cuda.is_available() else "cpu")
     else:
         write_base(folder / model, shape)

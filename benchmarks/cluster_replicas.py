@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cli.local.redis import start_redis
@@ -28,7 +28,7 @@ class Engines:
     settings: Mapping[str, str]
     """ROOTSTOCK_* variables, without their prefix."""
     described: str
-    gpus: Sequence[str] = field(default_factory=tuple)
+    gpus: Sequence[str] = ()
     """The replicas are on these in turn."""
 
 
@@ -48,7 +48,7 @@ def null_engines(step_s: float, rows: int, slots: int) -> Engines:
 def random_engines(
     shape: str, quantization: str, gpus: Sequence[str], rows: int, slots: int, adapters: int, max_len: int
 ) -> Engines:
-    """Engines on a random base, on `gpus` in turn; without any, on the CPU."""
+    """Engines on a random base, on `gpus` in turn."""
     command = [
         sys.executable, "-m", "benchmarks.cluster_engine", "--shape", shape, "--quantization", quantization,
         "--adapters", str(adapters), "--rank", str(RANK), "--max-len", str(max_len),

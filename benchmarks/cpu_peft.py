@@ -219,14 +219,7 @@ def measure(asked: argparse.Namespace, scratch: Path) -> dict[str, Any] | None:
     if asked.base is None:
         write_base(base_dir, SHAPE)
     config = load_config(base_dir)
-    shape = Shape(
-        config.num_layers,
-        config.hidden_size,
-        config.num_heads,
-        config.num_kv_heads,
-        config.intermediate_size,
-        config.vocab_size,
-    )
+    shape = Shape.of(config)
     digest = base_digest(base_dir)
     adapter_dirs, refs = {}, {}
     for index, rank in enumerate(RANKS):

@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +31,7 @@ from typing import Any
 import numpy as np
 from openai import OpenAI
 
+from benchmarks.local_service import local_service
 from benchmarks.random_llama import Shape, random_words, write_adapter, write_base
 from benchmarks.report import write_report
 
@@ -106,7 +105,7 @@ def _sapling(folder: Path, uploads: int) -> dict[str, Any]:
         variant(sources[number % len(sources)], folder / f"adapter-{number}", number)
         for number in range(uploads)
     ]
-    with serving(folder / "data", SAPLING / "base", "sapling", "int8") as (client, base):
+    with serving(folder, SAPLING / "base", "sapling", "int8") as (client, base):
         return _summary([onboard(client, base, path) for path in adapters])
 
 
@@ -118,7 +117,7 @@ def _large(folder: Path, uploads: int, rank: int) -> dict[str, Any]:
     for number, path in enumerate(adapters):
         write_adapter(path, LARGE, rank, seed=number)
     # Random weights do not survive rounding, and the gate would say so: this base is served as it is.
-    with serving(folder / "data", folder / "base", "large", "none") as (client, base):
+    with serving(folder, folder / "base", "large", "none") as (client, base):
         return _summary([onboard(client, base, path) for path in adapters]) | {"rank": rank}
 
 
@@ -210,45 +209,13 @@ def _upload(client: OpenAI, path: Path) -> str:
 
 
 @contextmanager
-def serving(data: Path, base: Path, name: str, quantization: str) -> Iterator[tuple[OpenAI, str]]:
+def serving(folder: Path, base: Path, name: str, quantization: str) -> Iterator[tuple[OpenAI, str]]:
     """`rootstock up` on a base, with one tenant: a client with its key, and the base's name."""
-    rootstock = (sys.executable, "-m", "cli.main")
-    log = (data.parent / "up.log").open("wb")
-    process = subprocess.Popen(
-        [
-            *(*rootstock, "up", "--base", str(base), "--base-name", name),
-            *("--quantization", quantization, "--port", "0", "--data", str(data)),
-        ],
-        cwd=ROOT,
-        stdout=log,
-        stderr=log,
-    )
-    try:
-        url = _wait_until_serving(process, data)
-
-        def operate(*arguments: str) -> str:
-            command = [*rootstock, *arguments, "--data", str(data)]
-            return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-
-        operate("tenant", "create", "bench")
-        key = operate("key", "create", "bench").split()[-1]
-        yield OpenAI(base_url=url, api_key=key), name
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-        log.close()
-
-
-def _wait_until_serving(process: subprocess.Popen[bytes], data: Path) -> str:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError((data.parent / "up.log").read_text(errors="replace"))
-        try:
-            return str(json.loads((data / "serving.json").read_text())["base_url"])
-        except FileNotFoundError:
-            time.sleep(0.1)
-    raise RuntimeError(f"not serving after {START_S:.0f} s")
+    options = ("--base", str(base), "--base-name", name, "--quantization", quantization)
+    with local_service(folder, *options, start_s=START_S) as service:
+        service.operate("tenant", "create", "bench")
+        key = service.operate("key", "create", "bench").split()[-1]
+        yield OpenAI(base_url=service.base_url, api_key=key), name
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from engine.model.config import ModelConfig
+
 END = "<|end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -48,6 +50,17 @@ class Shape:
     num_kv_heads: int = 4
     intermediate: int = 1024
     vocab: int = 2048
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Shape:
+        return cls(
+            config.num_layers,
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.intermediate_size,
+            config.vocab_size,
+        )
 
     @property
     def head_dim(self) -> int:

@@ -107,7 +107,7 @@ class Lane:
             tenant = self.tenants[name] = LaneTenant(self._num_tenants)
         return tenant
 
-    def enqueue(self, request: Request, first: bool, in_flight: float = 0.0) -> None:
+    def enqueue(self, request: Request, first: bool, in_flight: float) -> None:
         """`in_flight`: the cost of tokens that a preempted request has drawn, and is yet to be charged for.
         A tenant is lifted to where it is then, as if nothing were in flight.
         """

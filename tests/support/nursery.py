@@ -175,7 +175,7 @@ def keep(listener: socket.socket, run: int, modules: Sequence[str]) -> Callable[
             importlib.import_module(module)
         if "sqlalchemy.orm" in sys.modules:
             importlib.import_module("sqlalchemy.orm").configure_mappers()  # as each program would
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel may forget a fork's exit status
     waiting = select.poll()
     ends = os.pidfd_open(run)
     waiting.register(listener, select.POLLIN)

@@ -1,8 +1,8 @@
-"""Finds ports for servers that are told theirs, which no other test process is given.
+"""Finds free ports for servers that must be told which port to use.
 
-They are below the range from which the kernel takes ports for connections and for servers that ask for any,
-and above those that Ray's processes take for themselves: between a probe and the server's start none of them
-can take one.
+Each test process has a range of its own. The kernel takes ports for connections, and for servers that ask
+for any, from higher ones, and Ray's processes take lower ones: none of them can take a port between the probe
+and the server's start.
 """
 
 from __future__ import annotations
