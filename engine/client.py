@@ -301,7 +301,7 @@ class EngineClient:
             connection, now = self._connection, self._loop.time()
             if connection is None:
                 continue
-            if self.ready and now - connection.last_message_at > SILENCE_LIMIT:
+            if self.ready and connection.silence.seconds(now) > SILENCE_LIMIT:
                 self._disconnect(f"no heartbeat for {SILENCE_LIMIT:g} s")
             elif not connection.is_connected and now - connection.opened_at > CONNECT_LIMIT:
                 self._disconnect("no connection")
@@ -342,7 +342,7 @@ class EngineClient:
         if not connection.has_message:
             return False
         payload = connection.socket.recv(zmq.NOBLOCK)
-        connection.last_message_at = self._loop.time()
+        connection.silence.heard(self._loop.time())
         try:
             message = _decoder.decode(payload)
         except msgspec.DecodeError as error:

@@ -31,6 +31,7 @@ from engine.parallel.messages import (
     decoder,
     encode,
 )
+from engine.transport.silence import Silence
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +68,7 @@ class Ranks:
         self._reports.bind(reports)
         self._sockets: dict[int, zmq.Socket] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._heard_at: dict[int, float] = {}
+        self._silence: dict[int, Silence] = {}
         self._ready: set[int] = set()
         self._lost: RankLost | None = None
         self._changed = threading.Condition()
@@ -85,7 +86,7 @@ class Ranks:
 
     def wait_started(self) -> None:
         """Waits until every rank's process runs. Raises RankLost."""
-        self._wait_for_all(self._heard_at, "did not start")
+        self._wait_for_all(self._silence, "did not start")
 
     def wait_ready(self) -> None:
         """Waits until every rank has loaded its weights and allocated its memory. Raises RankLost."""
@@ -148,7 +149,8 @@ class Ranks:
 
     def _take(self, report: FromRank) -> None:
         with self._changed:
-            self._heard_at[report.rank] = time.monotonic()
+            now = time.monotonic()
+            self._silence.setdefault(report.rank, Silence(now)).heard(now)
             if isinstance(report, Ready):
                 self._ready.add(report.rank)
             self._changed.notify_all()
@@ -167,7 +169,7 @@ class Ranks:
             if status is not None:
                 ended = f"signal {-status}" if status < 0 else f"status {status}"
                 self._lose(rank, f"ended with {ended}")
-            elif rank in self._heard_at and now - self._heard_at[rank] > SILENT_SECONDS:
+            elif rank in self._silence and self._silence[rank].seconds(now) > SILENT_SECONDS:
                 process.kill()
                 self._lose(rank, f"did not answer for {SILENT_SECONDS:g} s and was killed")
 

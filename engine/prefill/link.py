@@ -117,7 +117,7 @@ class Link:
             self.disconnect("it closed the connection", now)
         elif not self.refusal:
             limit = CONNECT_LIMIT if self._pieces is None else SILENCE_LIMIT
-            if now - connection.last_message_at > limit:
+            if connection.silence.seconds(now) > limit:
                 self.disconnect("it does not answer", now)
 
     def send(self, message: SourceMessage) -> None:
@@ -158,7 +158,7 @@ class Link:
             if connection is None or not connection.has_message:
                 return
             parts = connection.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            connection.last_message_at = now
+            connection.silence.heard(now)
             try:
                 self._take(_decoder.decode(parts[0].buffer), parts[1].buffer if len(parts) > 1 else None)
             except (msgspec.DecodeError, ValueError) as error:

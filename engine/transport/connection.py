@@ -9,6 +9,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from engine.transport.curve import Address
+from engine.transport.silence import Silence
 
 NEVER = 7 * 24 * 3600 * 1000
 """Milliseconds."""
@@ -41,7 +42,7 @@ class Connection:
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
         self.monitor = self.socket.get_monitor_socket(_LOST_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.opened_at = now
-        self.last_message_at = now
+        self.silence = Silence(now)
         self.is_connected = False
         self.is_lost = False
         self.drain_is_seen = False

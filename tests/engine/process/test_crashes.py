@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -182,6 +183,22 @@ async def test_an_engine_that_stops_speaking_counts_as_gone(engine: EngineProces
     async with asyncio.timeout(60):
         await client.wait_ready()
     await until(lambda: client.stats is not None and client.stats.aborted == 1)
+
+
+async def test_a_machine_that_stood_still_loses_no_stream(
+    engine: EngineProcess, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.client.SILENCE_LIMIT", 1.0)
+    client = await connect(engine)
+    generation = client.submit(submission("r1", 400))
+    await anext(generation)
+    engine.signal(signal.SIGSTOP)
+    time.sleep(1.5)  # noqa: ASYNC251 - this process stands still as well, and wakes first
+    await asyncio.sleep(0.3)
+    engine.signal(signal.SIGCONT)
+    await read(generation)
+    assert generation.usage is not None
+    assert generation.usage.completion_tokens == 400
 
 
 async def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_0(

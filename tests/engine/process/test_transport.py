@@ -22,6 +22,7 @@ from engine.transport.server_socket import (
     FromClient,
     Transport,
 )
+from engine.transport.silence import LONGEST_GAP, Silence
 from tests.engine.process.engines import submission
 from tests.support.waiting import until
 
@@ -123,6 +124,14 @@ def test_a_peer_that_vanishes_is_missed_within_a_heartbeat(wire: Wire) -> None:
     wire.transport.send(client, Outputs())  # nothing happens
     wire.socket = wire.connect()
     assert wire.greet() != client
+
+
+def test_a_gap_between_looks_counts_as_a_short_one() -> None:
+    silence = Silence(100.0)
+    assert silence.seconds(100.25) == 0.25
+    assert silence.seconds(160.25) == 0.25 + LONGEST_GAP
+    silence.heard(161.0)
+    assert [silence.seconds(161.0 + quarters / 4) for quarters in (1, 2, 3)] == [0.25, 0.5, 0.75]
 
 
 def test_a_message_beyond_the_limit_cuts_its_sender_off(wire: Wire) -> None:
