@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,11 @@ def small_model(folder: Path) -> Model:
     return load_model(folder)
 
 
+_tokenizer = cache(load_tokenizer)
+
+
 def compiler(model: Model) -> GrammarCompiler:
-    tokenizer = load_tokenizer(BASE, model.config.eos_ids, model.config.vocab_size)
+    tokenizer = _tokenizer(BASE, model.config.eos_ids, model.config.vocab_size)
     return GrammarCompiler(tokenizer, model.config.eos_ids, lambda: None)
 
 
