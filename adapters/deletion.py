@@ -184,6 +184,7 @@ async def _drop_artifact(
             drafter = await asyncio.to_thread(remove_note, artifacts_dir, digest)
             if drafter is not None:
                 await asyncio.to_thread(_unlink_older, artifact_path(artifacts_dir, drafter), before)
+                await withdraw(store, drafter, before)
         await withdraw(store, digest, before)
 
 

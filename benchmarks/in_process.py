@@ -44,7 +44,7 @@ BLOCK_SIZE = 16
 DEFAULT_OPTIONS = RunnerOptions(mask_threads=14)
 ENVIRONMENT = EngineEnvironment("engine-0", "benchmark")
 OTHERS_FROZEN = 10_000
-"""Objects that somebody else has frozen; Python 3.12 itself begins with some hundred."""
+"""So many frozen objects are of another part of the process; Python 3.12 begins with hundreds."""
 STUCK_S = 30.0
 """Without any progress for so long a benchmark gives up."""
 

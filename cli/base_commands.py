@@ -36,3 +36,17 @@ def fetch(
     from cli.bases import fetch_base
 
     print(fetch_base(data, digest, into))
+
+
+@base_app.command("publish-drafter")
+def publish_drafter(
+    base: Annotated[Path, typer.Argument(help="Directory of the base model.")],
+    path: Annotated[Path, typer.Argument(help="Directory of its draft adapter: PEFT with a drafter.json.")],
+    data: Data = None,
+) -> None:
+    """Pack and store a base model's draft adapter for engines that fetch packed adapters, and print what
+    ROOTSTOCK_ENGINE_PACKED_DRAFTER is set to there.
+    """
+    from cli.draft_adapters import publish_drafter as publish
+
+    print(publish(data, base, path))

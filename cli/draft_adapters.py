@@ -1,9 +1,12 @@
-"""Packs draft adapters: for an engine that starts, and beside tenants' adapters."""
+"""Packs draft adapters: for an engine that starts, beside tenants' adapters, and for engines elsewhere."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from cli.errors import CliError
 
 if TYPE_CHECKING:
     from engine.lora.draft_adapters import DraftAdapter
@@ -25,3 +28,26 @@ def pack_drafter(folder: Path, base: Path, base_digest: str, artifacts_dir: Path
     except PackingError as error:
         raise ValueError(f"draft adapter {folder}: {error}") from error
     return DraftAdapter(ref, description.placeholder_token_id, description.num_ahead)
+
+
+def publish_drafter(data: Path | None, base: Path, folder: Path) -> str:
+    """Packs a base's draft adapter into the folder of packed adapters, publishes it in the object store, if
+    there is one, and returns its note: the value of ROOTSTOCK_ENGINE_PACKED_DRAFTER. Raises `CliError`.
+    """
+    from cli.packed_adapters import FOLDER, publish_packed
+    from cli.service_access import environment_of, plain_errors, setting, silence_logs
+    from engine.lora.draft_adapters import encode_note
+    from engine.model.known_digest import FILE, known_base_digest
+
+    silence_logs()
+    environment = environment_of(data)
+    artifacts_dir = Path(setting(environment, FOLDER))
+    state_dir = Path(environment.get("ROOTSTOCK_ENGINE_DATA_DIR", "var"))
+    try:
+        digest = known_base_digest(base, state_dir / FILE)
+        found = pack_drafter(folder, base, digest, artifacts_dir)
+    except (ValueError, OSError) as error:
+        raise CliError(str(error)) from error
+    with plain_errors():
+        asyncio.run(publish_packed(environment, [found.ref]))
+    return encode_note(found).decode()

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from adapters.published_artifacts.cache import ArtifactCache
 from adapters.published_artifacts.fetcher import StoreFetcher
-from adapters.published_artifacts.publishing import publish_file, publish_folder
+from adapters.published_artifacts.publishing import publish_file, publish_folder, publish_note
 from adapters.published_artifacts.settings import ArtifactSource
 from cli.errors import CliError
 from cli.processes import settings_from_environment
 from cli.service_access import environment_of, object_store, plain_errors, setting, silence_logs
 from engine.lora.artifact import artifact_path
 from engine.protocol import AdapterRef
+from engine.settings import SchedulingSettings
 from engine.signing.settings import VerificationSettings
 from telemetry.disk import DiskSettings
 
@@ -37,11 +38,14 @@ def publish_adapters(data: Path | None) -> tuple[int, int]:
 
 
 async def publish_packed(environment: Mapping[str, str], refs: Iterable[AdapterRef]) -> None:
-    """Publishes adapters that were just packed. Without an object store, engines read the folder."""
+    """Publishes adapters that were just packed, with the notes of their draft adapters. Without an object
+    store, engines read the folder.
+    """
     if not environment.get("ROOTSTOCK_STORAGE_URL"):
         return
     store, folder = object_store(environment), Path(setting(environment, FOLDER))
     for ref in refs:
+        await publish_note(store, folder, ref.digest)  # an engine asks for it when it has the artifact
         await publish_file(store, artifact_path(folder, ref.digest), ref.digest)
 
 
@@ -58,4 +62,6 @@ def engine_fetcher() -> StoreFetcher:
     min_free = settings_from_environment(DiskSettings).min_free_bytes
     store = object_store(os.environ)
     keys = settings_from_environment(VerificationSettings).keys
-    return StoreFetcher(ArtifactCache(folder.absolute(), store, source.cache_bytes, min_free, keys))
+    drafts = settings_from_environment(SchedulingSettings).speculation
+    cache = ArtifactCache(folder.absolute(), store, source.cache_bytes, min_free, keys, with_notes=drafts)
+    return StoreFetcher(cache)

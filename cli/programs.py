@@ -45,13 +45,15 @@ class LocalBase:
     drafter: Path | None = None
     """Folder of its draft adapter, if it has one."""
 
-    @property
-    def speculation(self) -> dict[str, str]:
-        """Settings of its engines: with a draft adapter, they verify what that guesses."""
+    def drafting(self, note: str = "") -> dict[str, str]:
+        """Returns settings of its engines: with a draft adapter, they verify what that guesses. `note`: of
+        the packed one, for engines that fetch it.
+        """
         if self.drafter is None:
             return {}
-        on = os.environ.get(_SPECULATION, "true")
-        return {_SPECULATION: on, "ROOTSTOCK_ENGINE_DRAFTER": str(self.drafter)}
+        named = {"ROOTSTOCK_ENGINE_PACKED_DRAFTER": note} if note else {}
+        named = named or {"ROOTSTOCK_ENGINE_DRAFTER": str(self.drafter)}
+        return {_SPECULATION: os.environ.get(_SPECULATION, "true"), **named}
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ class Service:
             "ROOTSTOCK_ENGINE_BASE": str(first.path),
             "ROOTSTOCK_ENGINE_BASE_NAME": first.name,
             "ROOTSTOCK_DEVICE_QUANTIZATION": first.quantization,
-            **(first.speculation if len(self.bases) == 1 else {}),
+            **(first.drafting() if len(self.bases) == 1 and self.ray is None else {}),
             "ROOTSTOCK_DEVICE_TENSOR_PARALLEL": str(self.tensor_parallel),
             "ROOTSTOCK_ENGINE_ENDPOINT": endpoints[0],
             "ROOTSTOCK_ENGINE_REDIS_URL": self.redis_url,
@@ -205,14 +207,15 @@ class Service:
     def _on_ray(self, further: Sequence[LocalBase]) -> dict[str, str]:
         if self.ray is None:
             return {}
-        digests = self.ray.base_digests
+        digests, notes = self.ray.base_digests, self.ray.drafters
         listed = [
             {"name": base.name, "path": str(base.path), "quantization": base.quantization}
-            | {"digest": digests.get(base.name, "")}
+            | {"digest": digests.get(base.name, ""), "drafting": base.drafting(notes.get(base.name, ""))}
             for base in further
         ]
         return {
             **self.ray.settings(self.redis_url),
+            **self.bases[0].drafting(notes.get(self.base_name, "")),
             "ROOTSTOCK_BASE_DIGEST": digests.get(self.base_name, ""),
             "ROOTSTOCK_RAY_FURTHER": json.dumps(listed) if listed else "",
         }
@@ -233,7 +236,7 @@ class Service:
             own["ROOTSTOCK_ENGINE_BASE"] = str(base.path)
             own["ROOTSTOCK_ENGINE_BASE_NAME"] = base.name
             own["ROOTSTOCK_DEVICE_QUANTIZATION"] = base.quantization
-            own |= base.speculation
+            own |= base.drafting()
         if self.num_serving > 1:
             own["ROOTSTOCK_ENGINE_ENGINE_ID"] = f"engine-{number}"
             own["ROOTSTOCK_ENGINE_ENDPOINT"] = self.serving_endpoints[number]

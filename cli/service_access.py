@@ -256,9 +256,12 @@ def add_adapters(
             endpoint = model.engine_endpoint or setting(services.environment, "ROOTSTOCK_ENGINE_ENDPOINT")
             digest = await served_base_digest(endpoint)
             refs = pack_adapters(services.environment, digest, {adapter: directory}, model.path)
+            packed = [*refs.values()]
             if drafter is not None:
-                note_drafter(services.environment, digest, refs[adapter].digest, drafter, model.path)
-            await publish_packed(services.environment, refs.values())
+                packed.append(
+                    note_drafter(services.environment, digest, refs[adapter].digest, drafter, model.path)
+                )
+            await publish_packed(services.environment, packed)
             added += await register_adapters(services, owner.id, refs, digest, base)
         return added
 
@@ -333,18 +336,20 @@ def pack_adapters(
 
 def note_drafter(
     environment: Mapping[str, str], base_digest: str, adapter_digest: str, drafter: Path, base: Path
-) -> None:
+) -> AdapterRef:
     """Packs a draft adapter into the engine's artifact folder, and notes there that it guesses for an
-    adapter. Raises `CliError`.
+    adapter. Returns what it is loaded by. Raises `CliError`.
     """
     from cli.draft_adapters import pack_drafter
     from engine.lora.draft_adapters import write_note
 
     artifacts_dir = Path(setting(environment, "ROOTSTOCK_ENGINE_ARTIFACTS_DIR"))
     try:
-        write_note(artifacts_dir, adapter_digest, pack_drafter(drafter, base, base_digest, artifacts_dir))
+        found = pack_drafter(drafter, base, base_digest, artifacts_dir)
     except ValueError as error:
         raise CliError(str(error)) from error
+    write_note(artifacts_dir, adapter_digest, found)
+    return found.ref
 
 
 def minute(moment: datetime | None, absent: str = "never") -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cli import health
-from cli.cluster.publishing import published_bases
+from cli.cluster.publishing import published_bases, published_drafters
 from cli.concurrency import cancel, run_together
 from cli.datadir import DataDir, write_private_json
 from cli.demo import SAPLING, Demo
@@ -172,9 +172,11 @@ class _Up:
         if service.ray is not None and service.ray.fetches:
             title = "Base in the object store" if len(service.bases) == 1 else "Bases in the object store"
             with self._display.step(title) as step:
-                digests = await published_bases(self._data.path, service.bases, service.environment())
+                given = self._data.path, service.bases, service.environment()
+                digests, drafters = await published_bases(*given), await published_drafters(*given)
                 step.detail(", ".join(digests.values()))
-            service = dataclasses.replace(service, ray=dataclasses.replace(service.ray, base_digests=digests))
+            ray = dataclasses.replace(service.ray, base_digests=digests, drafters=drafters)
+            service = dataclasses.replace(service, ray=ray)
         self._engine_states = service.engine_states
         # They load their model while the database comes up.
         engines = [await self._launch(program) for program in service.engines()]

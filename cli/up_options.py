@@ -50,8 +50,6 @@ class UpOptions:
     def chosen_bases(self) -> tuple[LocalBase, ...]:
         """Returns the base models. Raises `UsageError`, `CliError` for a directory that is none."""
         options = self.bases, self.base_name, self.quantizations, self.drafters
-        if self.ray is not None and self.drafters:
-            raise UsageError("--drafter names a folder of this host: leave it out with --ray")
         return parse_bases(*options, is_demo=self.demo)
 
     @property

@@ -24,7 +24,12 @@ from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import BlockPool
-from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice, NotedDraftAdapters
+from engine.lora.draft_adapters import (
+    DraftAdapter,
+    DraftAdapterChoice,
+    NotedDraftAdapters,
+    decode_note,
+)
 from engine.lora.fetching import ArtifactFetcher
 from engine.lora.slots import NO_SLOT, SlotTable
 from engine.model.cache import KVCache
@@ -105,7 +110,8 @@ def build_engine(
         floor=ByteFloor(model.weight_bytes, model.head_bytes, kv_token_bytes, parts.memory.slot_bytes),
         drafter=_drafter(settings),
     )
-    scheduler.draft_adapters.choice = DraftAdapterChoice(drafting.base, drafting.noted or {})
+    noted = {} if drafting.noted is None else drafting.noted  # which fills as adapters are loaded
+    scheduler.draft_adapters.choice = DraftAdapterChoice(drafting.base, noted)
     info = EngineInfo(
         engine_id=server.engine_id,
         incarnation=server.incarnation,
@@ -165,6 +171,9 @@ def _drafting(
     if not scheduling.speculation:
         return Drafting()
     found = None
+    if scheduling.packed_drafter is not None:
+        note = scheduling.packed_drafter.encode()
+        found = decode_note(note, "ROOTSTOCK_ENGINE_PACKED_DRAFTER", vocab_size)
     if scheduling.drafter is not None:
         if pack_drafter is None:
             raise ValueError(

@@ -107,14 +107,20 @@ class SchedulingSettings(BaseSettings):
     drafter: Path | None = None
     """Folder of a draft adapter on the base: a PEFT checkpoint with a drafter.json. It guesses for the base,
     and for adapters without a draft adapter of their own. Needs `speculation`."""
+    packed_drafter: str | None = None
+    """The same for one that is among the packed adapters, for engines that fetch those: what `rootstock base
+    publish-drafter` prints."""
 
     @model_validator(mode="after")
     def _drafter_is_used(self) -> SchedulingSettings:
-        if self.drafter is not None and not self.speculation:
+        given = {"DRAFTER": self.drafter, "PACKED_DRAFTER": self.packed_drafter}
+        named = [f"ROOTSTOCK_ENGINE_{name}" for name, value in given.items() if value is not None]
+        if named and not self.speculation:
             raise ValueError(
-                "ROOTSTOCK_ENGINE_DRAFTER is set and nothing is drafted: set "
-                "ROOTSTOCK_ENGINE_SPECULATION=true too"
+                f"{named[0]} is set and nothing is drafted: set ROOTSTOCK_ENGINE_SPECULATION=true too"
             )
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)} name a draft adapter each: unset one of them")
         return self
 
     @property

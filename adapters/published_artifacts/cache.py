@@ -30,13 +30,18 @@ from adapters.published_artifacts.errors import (
     NoRoomForArtifact,
     StoreUnavailable,
 )
-from adapters.published_artifacts.publishing import published_key, published_signature_key
+from adapters.published_artifacts.publishing import (
+    published_key,
+    published_note_key,
+    published_signature_key,
+)
 from adapters.storage import DigestMismatch, ObjectNotFound, ObjectStore, StorageUnavailable
 from adapters.storage.local import sync_folder
 from adapters.storage.locks import locked
 from adapters.storage.receiving import on_disk
 from adapters.storage.resuming import fetch_rest
 from engine.lora.artifact import SUFFIX, artifact_path
+from engine.lora.draft_adapters import MAX_NOTE, NOTE_SUFFIX, keep_note
 from engine.lora.signatures import (
     MAX_SIGNED,
     SIGNATURE_SUFFIX,
@@ -86,23 +91,29 @@ class ArtifactCache:
         max_bytes: int,
         min_free_bytes: int = 0,
         keys: TrustedKeys | None = None,
+        *,
+        with_notes: bool = False,
     ) -> None:
         """`max_bytes`: of all artifacts together; `min_free_bytes`: of the disk, that stay free. `keys`:
-        whose signatures the engine accepts; without any, no signatures are fetched.
+        whose signatures the engine accepts; without any, no signatures are fetched. `with_notes`: artifacts
+        come with the notes of their draft adapters.
         """
         self.root = root
         self._keys = keys
+        self._with_notes = with_notes
         self._store = store
         self._max_bytes = max_bytes
         self._min_free_bytes = min_free_bytes
 
     async def hold(self, digest: str) -> HeldArtifact:
         """Returns the artifact, from this host if it is here, else from the store. Its signature is beside
-        it, if it has one.
+        it, if it has one, and the note of its draft adapter.
 
         Raises ArtifactNotFetched.
         """
         held = await self._hold(digest)
+        if self._with_notes and held.fetched_bytes:
+            await self._bring_note(digest)
         if self._keys:
             await self._bring_signature(digest, self._keys)
         return held
@@ -149,6 +160,18 @@ class ArtifactCache:
         except (StorageUnavailable, DigestMismatch, OSError) as error:
             log.warning("signature of a packed adapter cannot be fetched", digest=digest, reason=str(error))
 
+    async def _bring_note(self, digest: str) -> None:
+        """Fetches the note of the artifact's draft adapter, if it has one. Without it the base's guesses."""
+        try:
+            content = b"".join(
+                [piece async for piece in self._store.get(published_note_key(digest), length=MAX_NOTE)]
+            )
+            await on_disk(keep_note, self.root, digest, content)
+        except ObjectNotFound:
+            pass
+        except (StorageUnavailable, DigestMismatch, OSError) as error:
+            log.warning("note of a draft adapter cannot be fetched", digest=digest, reason=str(error))
+
     async def _fetch(self, digest: str, path: Path) -> HeldArtifact:
         key = published_key(digest)
         stored = await self._store.head(key)
@@ -178,7 +201,8 @@ class ArtifactCache:
             if self._room(used, partial) >= size:
                 break
             if _remove(entry.path):
-                entry.path.with_suffix(SIGNATURE_SUFFIX).unlink(missing_ok=True)
+                for beside in (SIGNATURE_SUFFIX, NOTE_SUFFIX):
+                    entry.path.with_suffix(beside).unlink(missing_ok=True)
                 used -= entry.size
                 log.info("unused packed adapter is removed", artifact=entry.path.name)
         if (room := self._room(used, partial)) < size:

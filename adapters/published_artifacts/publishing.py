@@ -16,6 +16,7 @@ from pathlib import Path
 from adapters.storage import ObjectStore
 from adapters.storage.receiving import CHUNK, on_disk
 from engine.lora.artifact import SUFFIX
+from engine.lora.draft_adapters import NOTE_SUFFIX, note_path
 from engine.lora.signatures import SIGNATURE_SUFFIX, signature_path
 
 
@@ -27,6 +28,11 @@ def published_key(digest: str) -> str:
 def published_signature_key(digest: str) -> str:
     """Returns the key of the object with a packed adapter's signature."""
     return published_key(digest).removesuffix(SUFFIX) + SIGNATURE_SUFFIX
+
+
+def published_note_key(digest: str) -> str:
+    """Returns the key of the object that says which draft adapter guesses for a packed adapter."""
+    return published_key(digest).removesuffix(SUFFIX) + NOTE_SUFFIX
 
 
 async def publish_signature(store: ObjectStore, digest: str, content: bytes) -> None:
@@ -48,10 +54,17 @@ async def publish_file(store: ObjectStore, path: Path, digest: str) -> None:
     await store.put(published_key(digest), read_pieces(path), sha256=digest)
 
 
+async def publish_note(store: ObjectStore, folder: Path, digest: str) -> None:
+    """Publishes the note of a packed adapter's draft adapter, in place of an earlier one, if there is one in
+    the folder. Raises OSError, StorageUnavailable.
+    """
+    await _publish_small(store, note_path(folder, digest), published_note_key(digest))
+
+
 async def publish_folder(store: ObjectStore, folder: Path) -> tuple[int, int]:
-    """Publishes the packed adapters in the engines' folder that are not published yet, with their signatures.
-    Returns how many those were, and how many there are. Raises DigestMismatch for a damaged file, OSError,
-    StorageUnavailable.
+    """Publishes the packed adapters in the engines' folder that are not published yet, with their signatures
+    and the notes of their draft adapters. Returns how many those were, and how many there are. Raises
+    DigestMismatch for a damaged file, OSError, StorageUnavailable.
     """
     paths = await asyncio.to_thread(lambda: sorted(folder.glob(f"??/[!.]*{SUFFIX}")))
     num_sent = 0
@@ -61,19 +74,20 @@ async def publish_folder(store: ObjectStore, folder: Path) -> tuple[int, int]:
         if stored is None or stored.sha256 != digest:
             await publish_file(store, path, digest)
             num_sent += 1
-        await _publish_signature_file(store, folder, digest)
+        await _publish_small(store, signature_path(folder, digest), published_signature_key(digest))
+        await publish_note(store, folder, digest)
     return num_sent, len(paths)
 
 
-async def _publish_signature_file(store: ObjectStore, folder: Path, digest: str) -> None:
-    path = signature_path(folder, digest)
+async def _publish_small(store: ObjectStore, path: Path, key: str) -> None:
+    """Stores what a file has, if there is one, unless that is stored already."""
     try:
         content = await asyncio.to_thread(path.read_bytes)
     except FileNotFoundError:
         return
-    stored = await store.head(published_signature_key(digest))
+    stored = await store.head(key)
     if stored is None or stored.sha256 != hashlib.sha256(content).hexdigest():
-        await publish_signature(store, digest, content)
+        await store.put(key, content)
 
 
 async def withdraw(store: ObjectStore, digest: str, before: datetime) -> None:
@@ -85,6 +99,7 @@ async def withdraw(store: ObjectStore, digest: str, before: datetime) -> None:
     if stored is not None and stored.modified_at < before:
         await store.delete(key)
         await store.delete(published_signature_key(digest))
+        await store.delete(published_note_key(digest))
 
 
 async def read_pieces(path: Path) -> AsyncIterator[bytes]:

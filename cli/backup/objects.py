@@ -17,6 +17,7 @@ from cli.backup.archive import ARTIFACTS, OBJECTS, Backup, BackupWriter
 from cli.backup.errors import TargetNotEmpty
 from cli.concurrency import run_together
 from engine.lora.artifact import SUFFIX
+from engine.lora.draft_adapters import NOTE_SUFFIX
 from engine.lora.signatures import SIGNATURE_SUFFIX
 
 BASES = "bases/"
@@ -74,10 +75,11 @@ class ObjectCopies:
 
 
 def copy_artifacts(folder: Path, writer: BackupWriter, on_bytes: OnBytes) -> Iterator[str]:
-    """Copies packed adapters, and their signatures, that the backup does not have yet; yields the path of
-    each. One that is deleted meanwhile is left out.
+    """Copies packed adapters, their signatures and the notes of their draft adapters, that the backup does
+    not have yet; yields the path of each. One that is deleted meanwhile is left out.
     """
-    for path in sorted([*folder.rglob(f"*{SUFFIX}"), *folder.rglob(f"*{SIGNATURE_SUFFIX}")]):
+    suffixes = (SUFFIX, SIGNATURE_SUFFIX, NOTE_SUFFIX)
+    for path in sorted(path for suffix in suffixes for path in folder.rglob(f"*{suffix}")):
         name = f"{ARTIFACTS}{path.relative_to(folder).as_posix()}"
         if name in writer.files:
             continue

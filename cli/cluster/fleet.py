@@ -12,7 +12,7 @@ import structlog
 
 from cli.cluster.loads import LoadReader
 from cli.cluster.scaling import Autoscaler, ScalingRules
-from cli.cluster.settings import RaySettings, engine_prefix
+from cli.cluster.settings import OWN, RaySettings, engine_prefix
 from engine.gauges import EngineStats
 from engine.registry import RegistryAddress
 from routing.endpoints import parse_endpoints
@@ -123,7 +123,8 @@ def fleets(
     rules = ScalingRules(settings.replicas_min, settings.replicas_max)
     first = environment.get("ROOTSTOCK_ENGINE_BASE_NAME", "")
     own = {first: dict(environment)}
-    own |= {base.name: {**environment, **base.environment()} for base in settings.further}
+    shared = {name: value for name, value in environment.items() if name not in OWN}
+    own |= {base.name: {**shared, **base.environment()} for base in settings.further}
     return [
         Fleet(
             engine_prefix(base, first),

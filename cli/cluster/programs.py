@@ -46,6 +46,8 @@ class RayPlan:
     """Whether engines get base and adapters from the object store, not from folders at the same paths."""
     base_digests: Mapping[str, str] = field(default_factory=dict)
     """Of the bases in the object store, by name; none before they are published, and without `fetches`."""
+    drafters: Mapping[str, str] = field(default_factory=dict)
+    """Notes of their packed draft adapters, alike."""
 
     def settings(self, redis_url: str) -> dict[str, str]:
         """Returns the settings of this service's processes that differ from those on one machine."""

@@ -1,11 +1,13 @@
-"""Publishes the bases of `rootstock up --ray`, once for the same files and the same object store."""
+"""Publishes bases of `rootstock up --ray` and their draft adapters, once for the same files and store."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from adapters.published_artifacts.publishing import published_key
 from adapters.published_bases.manifest import manifest_key
 from cli.children import run_child
 from cli.datadir import read_json, write_private_json
@@ -27,6 +29,35 @@ async def published_bases(
         kept = folder / ("published-base.json" if number == 0 else f"published-base-{base.name}.json")
         digests[base.name] = given or await _published(kept, base.path, environment)
     return digests
+
+
+async def published_drafters(
+    folder: Path, bases: Sequence[LocalBase], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the notes of the bases' draft adapters by the bases' names; packs and publishes those that are
+    not in the object store. `folder` remembers them. Raises `CliError`.
+    """
+    return {
+        base.name: await _drafter(folder, base, base.drafter, environment)
+        for base in bases
+        if base.drafter is not None
+    }
+
+
+async def _drafter(folder: Path, base: LocalBase, drafter: Path, environment: Mapping[str, str]) -> str:
+    kept = folder / f"published-drafter-{base.name}.json"
+    fingerprint = _fingerprint(base.path, environment) + _fingerprint(drafter, environment)
+    known = read_json(kept) or {}
+    if known.get("fingerprint") == fingerprint:
+        with plain_errors():
+            digest = json.loads(known["note"])["digest"]
+            if await object_store(environment).head(published_key(digest)) is not None:
+                return str(known["note"])
+    command = ("cli.main", "base", "publish-drafter", str(base.path), str(drafter))
+    failure = f"the draft adapter of {base.name} could not be published"
+    note = (await run_child(*command, environment=environment, failure=failure)).decode().strip()
+    write_private_json(kept, {"fingerprint": fingerprint, "note": note})
+    return note
 
 
 async def _published(kept: Path, base: Path, environment: Mapping[str, str]) -> str:

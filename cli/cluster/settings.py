@@ -15,6 +15,8 @@ PASSED_ON = (
     *("ROOTSTOCK_SIGNING_PUBLIC_KEYS", "ROOTSTOCK_SIGNING_REQUIRED"),
 )
 """The settings that engines on other hosts get. Those of the database and of payments stay here."""
+OWN = ("ROOTSTOCK_ENGINE_DRAFTER", "ROOTSTOCK_ENGINE_PACKED_DRAFTER")
+"""Settings of the first base's engines that those of other bases do not share."""
 _STORE = "ROOTSTOCK_STORAGE_"
 _KEY = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
 
@@ -29,6 +31,8 @@ class FurtherBase(BaseModel):
     quantization: str
     digest: str = ""
     """In the object store, if engines fetch it."""
+    drafting: dict[str, str] = Field(default_factory=dict)
+    """Settings of its draft adapter, if it has one."""
 
     def environment(self) -> dict[str, str]:
         """Returns the settings of its engines that are not those of the first base's."""
@@ -37,6 +41,7 @@ class FurtherBase(BaseModel):
             "ROOTSTOCK_ENGINE_BASE_NAME": self.name,
             "ROOTSTOCK_DEVICE_QUANTIZATION": self.quantization,
             **({"ROOTSTOCK_BASE_DIGEST": self.digest} if self.digest else {}),
+            **self.drafting,
         }
 
 

@@ -3,7 +3,8 @@
 As it is trained, a draft adapter is a PEFT folder with a `drafter.json` beside the checkpoint. Packed, it is
 an artifact like any other, named by its digest. Which one guesses for an adapter is noted in a file beside
 that adapter's artifact: `ab/DIGEST.draft`. It changes how fast the adapter's tokens come and not what they
-are, so it is not a part of what the adapter's digest covers.
+are, so it is not a part of what the adapter's digest covers. A note also tells engines on other hosts of the
+base's own draft adapter, which they fetch as any artifact.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from engine.protocol import AdapterRef
 DESCRIPTION_FILE = "drafter.json"
 NOTE_SUFFIX = ".draft"
 MAX_AHEAD = 64
-_MAX_BYTES = 4096
+MAX_NOTE = 4096
+"""Bytes of a note, or of a description, that are read."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -42,7 +44,7 @@ class Description(msgspec.Struct, frozen=True):
         path = folder / DESCRIPTION_FILE
         try:
             with path.open("rb") as opened:
-                found = _descriptions.decode(opened.read(_MAX_BYTES))
+                found = _descriptions.decode(opened.read(MAX_NOTE))
         except FileNotFoundError:
             raise DraftAdapterError(
                 f"{path}: the file is missing: it says {{placeholder_token_id, num_ahead}} of a draft adapter"
@@ -97,36 +99,55 @@ _descriptions, _notes = msgspec.json.Decoder(Description), msgspec.json.Decoder(
 
 def write_note(artifacts_dir: Path, adapter_digest: str, adapter: DraftAdapter) -> None:
     """Notes which draft adapter guesses for an adapter; replaces an earlier note, atomically."""
-    path = _note_path(artifacts_dir, adapter_digest)
+    keep_note(artifacts_dir, adapter_digest, encode_note(adapter))
+
+
+def keep_note(artifacts_dir: Path, adapter_digest: str, content: bytes) -> None:
+    """Writes a note that was fetched, atomically. It is checked when it is read."""
+    path = note_path(artifacts_dir, adapter_digest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    note = _Note(adapter.ref.digest, adapter.ref.rank, adapter.placeholder_id, adapter.num_ahead)
     with replacing(path, READ_BY_ALL) as file:
-        file.write(msgspec.json.encode(note))
+        file.write(content)
+
+
+def encode_note(adapter: DraftAdapter) -> bytes:
+    """Returns a note as JSON."""
+    note = _Note(adapter.ref.digest, adapter.ref.rank, adapter.placeholder_id, adapter.num_ahead)
+    return msgspec.json.encode(note)
+
+
+def decode_note(content: bytes, source: str, vocab_size: int) -> DraftAdapter:
+    """Returns the draft adapter of a note. `source` names it in errors. Raises DraftAdapterError."""
+    try:
+        note = _notes.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DraftAdapterError(f"{source}: {error}") from error
+    is_valid = _DIGEST.fullmatch(note.digest) and note.rank > 0 and 1 <= note.num_ahead <= MAX_AHEAD
+    if not is_valid or not 0 <= note.placeholder_token_id < vocab_size:
+        raise DraftAdapterError(f"{source}: it names no draft adapter of this base")
+    return DraftAdapter(AdapterRef(note.digest, note.rank), note.placeholder_token_id, note.num_ahead)
 
 
 def read_note(artifacts_dir: Path, adapter_digest: str, vocab_size: int) -> DraftAdapter | None:
     """Returns the draft adapter that is noted for an adapter; None without a note. Raises
     DraftAdapterError.
     """
-    path = _note_path(artifacts_dir, adapter_digest)
+    path = note_path(artifacts_dir, adapter_digest)
     try:
         with path.open("rb") as opened:
-            note = _notes.decode(opened.read(_MAX_BYTES))
+            content = opened.read(MAX_NOTE)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise DraftAdapterError(f"{path.name}: {error}") from error
-    is_valid = _DIGEST.fullmatch(note.digest) and note.rank > 0 and 1 <= note.num_ahead <= MAX_AHEAD
-    if not is_valid or not 0 <= note.placeholder_token_id < vocab_size:
-        raise DraftAdapterError(f"{path.name}: it names no draft adapter of this base")
-    return DraftAdapter(AdapterRef(note.digest, note.rank), note.placeholder_token_id, note.num_ahead)
+    return decode_note(content, path.name, vocab_size)
 
 
 def remove_note(artifacts_dir: Path, adapter_digest: str) -> str | None:
     """Removes the note of an adapter that is deleted. Returns the digest of its draft adapter, if no other
     note names it: that was trained on what the adapter was.
     """
-    path = _note_path(artifacts_dir, adapter_digest)
+    path = note_path(artifacts_dir, adapter_digest)
     try:
         named = _notes.decode(path.read_bytes()).digest
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -139,7 +160,8 @@ def remove_note(artifacts_dir: Path, adapter_digest: str) -> str | None:
     return None if is_shared else named
 
 
-def _note_path(artifacts_dir: Path, adapter_digest: str) -> Path:
+def note_path(artifacts_dir: Path, adapter_digest: str) -> Path:
+    """Returns where the note of an adapter is."""
     return artifact_path(artifacts_dir, adapter_digest).with_suffix(NOTE_SUFFIX)
 
 

@@ -178,8 +178,11 @@ async def test_the_draft_adapter_of_a_deleted_one_goes_with_it(place: Scene) -> 
         write_note(place.artifacts, f"{digit}b" * 32, draft)
         artifact_file(place.artifacts, draft.ref.digest).parent.mkdir(exist_ok=True)
         artifact_file(place.artifacts, draft.ref.digest).write_bytes(b"weights")
+        await place.store.put(published_key(draft.ref.digest), b"weights")
     await place.onboarding.deletion.delete(place.tenants[0], "pirate-1")
     assert await purge(place) == 1
+    published = [await place.store.head(published_key(digit * 64)) for digit in "12"]
+    assert [one is not None for one in published] == [False, True]
     assert [path.name for path in place.artifacts.rglob("*.draft")] == [f"{'2b' * 32}.draft"]
     assert [artifact_file(place.artifacts, digit * 64).exists() for digit in "12"] == [False, True]
 

@@ -71,6 +71,20 @@ async def test_each_base_has_its_engines_with_its_settings(placed: Placed, setti
     assert placed.stopped == []
 
 
+async def test_one_bases_draft_adapter_is_not_anothers(placed: Placed, settings: RaySettings) -> None:
+    of_oak = {"ROOTSTOCK_ENGINE_PACKED_DRAFTER": "oak's", "ROOTSTOCK_ENGINE_SPECULATION": "true"}
+    of_ash = {"ROOTSTOCK_ENGINE_DRAFTER": "/ash-draft"}
+    ash = FurtherBase(name="ash", path="/ash", quantization="none", drafting=of_ash)
+    bases = settings.model_copy(update={"further": (ELM, ash)})
+    await look(fleets(bases, ENVIRONMENT | of_oak, placed, Drains(placed, 10)), placed)
+    drafters = {
+        name: [value for setting, value in its.items() if setting.endswith("DRAFTER")]
+        for name, its in placed.engines.items()
+        if name.endswith("-0")
+    }
+    assert drafters == {"engine-0": ["oak's"], "engine-elm-0": [], "engine-ash-0": ["/ash-draft"]}
+
+
 async def test_one_base_is_changed_and_the_others_engines_stay(placed: Placed, settings: RaySettings) -> None:
     await look(fleets(settings, ENVIRONMENT, placed, Drains(placed, 10)), placed)
     other = settings.model_copy(update={"further": (ELM.model_copy(update={"quantization": "fp8"}),)})

@@ -14,18 +14,23 @@ from pathlib import Path
 
 import pytest
 
+from adapters.published_artifacts.publishing import published_key
+from adapters.storage import LocalStore
 from cli import up_options
 from cli.bases import publish_base
 from cli.client_key import make_client_key
 from cli.cluster import publishing
 from cli.cluster.settings import RaySettings, engine_environment
 from cli.datadir import DataDir
+from cli.draft_adapters import publish_drafter
 from cli.errors import CliError, UsageError
 from cli.main import complete_options
 from cli.programs import CHECKOUT, LocalBase, Service
 from cli.up_options import UpOptions
+from engine.lora.draft_adapters import decode_note
 from engine.registry import RegistryAddress
 from engine.transport.curve import KeyPair
+from tests.engine.runner.bases import VOCAB_SIZE, write_base, write_draft_adapter
 
 
 def options(replicas: int) -> UpOptions:
@@ -312,6 +317,59 @@ async def test_the_base_of_a_cluster_is_published_once(
     (base / "config.json").unlink()
     with pytest.raises(CliError, match=r"^a base has one config\.json"):
         await published(base)
+
+
+async def test_draft_adapters_of_a_cluster_are_packed_and_published_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, store = tmp_path / "base", LocalStore(tmp_path / "store")
+    write_base(base, num_hidden_layers=1)
+    drafter = write_draft_adapter(base, tmp_path / "draft", 1, ahead=3)
+    environment = {
+        "ROOTSTOCK_STORAGE_URL": (tmp_path / "store").as_uri(),
+        "ROOTSTOCK_ENGINE_ARTIFACTS_DIR": str(tmp_path / "artifacts"),
+        "ROOTSTOCK_ENGINE_DATA_DIR": str(tmp_path),
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    num_runs = 0
+
+    async def run_child(*command: str, environment: Mapping[str, str], failure: str) -> bytes:
+        nonlocal num_runs
+        num_runs += 1
+        assert command == ("cli.main", "base", "publish-drafter", str(base), str(drafter))
+        return (await asyncio.to_thread(publish_drafter, None, base, drafter)).encode()
+
+    monkeypatch.setattr(publishing, "run_child", run_child)
+    bases = [LocalBase("oak", base, "none", drafter), LocalBase("elm", Path("/elm"), "none")]
+
+    async def notes() -> dict[str, str]:
+        return await publishing.published_drafters(tmp_path, bases, environment)
+
+    published = await notes()
+    assert published.keys() == {"oak"}
+    found = decode_note(published["oak"].encode(), "note", VOCAB_SIZE)
+    assert found.num_ahead == 3
+    assert await store.head(published_key(found.ref.digest)) is not None
+    assert await notes() == published
+    assert num_runs == 1
+    await store.delete(published_key(found.ref.digest))
+    assert await notes() == published
+    assert num_runs == 2, "the store had lost it"
+
+    with DataDir(tmp_path / "data") as data:
+        plan = on_ray(data).chosen_ray(data.path)
+        assert plan is not None
+        here = Service(data, bases, "redis://r", ray=plan).environment()
+        assert here["ROOTSTOCK_ENGINE_DRAFTER"] == str(drafter), "at the same path on every host"
+        there = Service(data, bases, "redis://r", ray=replace(plan, drafters=published)).environment()
+        assert there["ROOTSTOCK_ENGINE_PACKED_DRAFTER"] == published["oak"]
+        assert there["ROOTSTOCK_ENGINE_SPECULATION"] == "true"
+        assert "ROOTSTOCK_ENGINE_DRAFTER" not in there
+        assert json.loads(there["ROOTSTOCK_RAY_FURTHER"])[0]["drafting"] == {}
+    (drafter / "drafter.json").unlink()
+    with pytest.raises(CliError, match=r"drafter\.json: the file is missing"):
+        await notes()
 
 
 def test_a_client_key_is_made_once(tmp_path: Path) -> None:

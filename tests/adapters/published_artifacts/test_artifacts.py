@@ -29,13 +29,16 @@ from adapters.published_artifacts.publishing import (
     publish_folder,
     publish_signature,
     published_key,
+    published_note_key,
     published_signature_key,
     withdraw,
 )
 from adapters.storage import DigestMismatch, StorageUnavailable
 from adapters.storage.locks import locked
 from engine.lora.artifact import artifact_path
+from engine.lora.draft_adapters import DraftAdapter, note_path, read_note, write_note
 from engine.lora.signatures import SignedReport, signature_path, verify_signed, write_signature
+from engine.protocol import AdapterRef
 from engine.signing.bundle import key_of, sign
 from engine.signing.keys import SigningKey, TrustedKeys
 from engine.signing.statement import encode_statement
@@ -349,6 +352,30 @@ def signed_by(path: Path, key: SigningKey) -> bytes:
     content = path.read_bytes()
     verify_signed(content, path.stem, TrustedKeys([key.public]), None)
     return content
+
+
+async def test_a_note_comes_with_its_artifact_and_goes_with_it(tmp_path: Path, store: CountingStore) -> None:
+    folder, root = tmp_path / "folder", tmp_path / "cache"
+    digest = hashlib.sha256(b"packed").hexdigest()
+    artifact_path(folder, digest).parent.mkdir(parents=True)
+    artifact_path(folder, digest).write_bytes(b"packed")
+    drafter = DraftAdapter(AdapterRef("d" * 64, 4), 7, 3)
+    write_note(folder, digest, drafter)
+    await publish_folder(store, folder)
+
+    await fetch(ArtifactCache(root, store, 1 << 30), digest)
+    assert read_note(root, digest, 100) is None, "this engine drafts nothing"
+    artifact_path(root, digest).unlink()
+    cache = ArtifactCache(root, store, len(b"packed") + 100, with_notes=True)
+    await fetch(cache, digest)
+    assert read_note(root, digest, 100) == drafter
+    other = await publish(store, size=101)
+    await fetch(cache, other)  # there is room for one
+    assert read_note(root, other, 100) is None
+    assert not note_path(root, digest).exists(), "it is removed with its artifact"
+
+    await withdraw(store, digest, datetime.now(UTC) + timedelta(minutes=1))
+    assert await store.head(published_note_key(digest)) is None
 
 
 async def test_signatures_in_the_engines_folder_are_published_with_artifacts(

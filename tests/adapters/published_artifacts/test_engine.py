@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -16,12 +16,16 @@ from adapters.published_artifacts.fetcher import StoreFetcher
 from adapters.published_artifacts.publishing import publish_folder, published_key
 from adapters.storage import LocalStore
 from benchmarks.random_llama import Shape, write_adapter, write_base
+from cli.draft_adapters import pack_drafter
 from engine.assembly import build_engine
 from engine.core import EngineCore
+from engine.lora.artifact import artifact_path
+from engine.lora.draft_adapters import encode_note, write_note
 from engine.model.config import load_config
 from engine.model.weights import base_digest
 from engine.protocol import AdapterRef, Rejected, SamplingParams, Submit
-from engine.settings import DeviceSettings, EngineSettings
+from engine.settings import DeviceSettings, EngineSettings, SchedulingSettings
+from tests.engine.runner.bases import write_draft_adapter
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -52,9 +56,12 @@ class Server:
 
 
 @contextmanager
-def engine(base: Path, folder: Path, fetcher: StoreFetcher | None = None) -> Iterator[EngineCore]:
+def engine(
+    base: Path, folder: Path, fetcher: StoreFetcher | None = None, **scheduling: Any
+) -> Iterator[EngineCore]:
     server = Server()
-    settings = EngineSettings(base=base, artifacts_dir=folder)
+    chosen = SchedulingSettings(**scheduling)
+    settings = EngineSettings(base=base, artifacts_dir=folder, scheduling=chosen)
     device = DeviceSettings(device="cpu", num_slots=2, num_blocks=64)
     server.core, _ = build_engine(settings, device, cast("EngineServer", server), "test", fetcher)
     try:
@@ -64,9 +71,11 @@ def engine(base: Path, folder: Path, fetcher: StoreFetcher | None = None) -> Ite
             close()
 
 
-def answer(core: EngineCore, name: str, ref: AdapterRef) -> list[int] | Rejected:
+def answer(
+    core: EngineCore, name: str, ref: AdapterRef | None, sampling: SamplingParams = SAMPLING
+) -> list[int] | Rejected:
     """Returns the tokens, or why there are none."""
-    core.submit(Submit(name, "acme", [5, 6, 7, 8], SAMPLING, adapter=ref, submitted_at=1.0))
+    core.submit(Submit(name, "acme", [5, 6, 7, 8], sampling, adapter=ref, submitted_at=1.0))
     tokens: list[int] = []
     while True:
         until(lambda: core.has_work, 30, "work")
@@ -109,6 +118,31 @@ def test_fetched_adapters_answer_like_those_of_a_shared_folder(
         assert (stats.adapters_fetching, stats.adapter_fetches) == (0, 6), "two slots, and two files"
         assert stats.adapter_fetch_bytes > 5 * size - 6
         core.check_integrity()
+
+
+def test_draft_adapters_are_fetched_and_guess_for_base_and_adapters(
+    packed: list[AdapterRef], tmp_path: Path
+) -> None:
+    base, shared, store = tmp_path / "base", tmp_path / "shared", LocalStore(tmp_path / "store")
+    digest = base_digest(base)
+    of_base, own = (
+        pack_drafter(write_draft_adapter(base, tmp_path / f"draft-{seed}", seed), base, digest, shared)
+        for seed in (1, 2)
+    )
+    write_note(shared, packed[0].digest, own)
+    asyncio.run(publish_folder(store, shared))
+    long = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    note = encode_note(of_base).decode()
+    for name, ref, drafter in (("base", None, of_base), ("adapter", packed[0], own)):
+        with engine(base, shared) as core:
+            expected = answer(core, name, ref, long)
+        cache = ArtifactCache(tmp_path / f"cache-{name}", store, 1 << 30, with_notes=True)
+        with engine(base, cache.root, StoreFetcher(cache), speculation=True, packed_drafter=note) as core:
+            assert answer(core, "first", ref, long) == expected
+            until(artifact_path(cache.root, drafter.ref.digest).exists, 30, "the draft adapter")
+            for turn in range(3):
+                assert answer(core, f"{turn}", ref, long) == expected
+            core.check_integrity()
 
 
 def test_a_request_ends_with_what_failed_and_the_next_one_is_served(

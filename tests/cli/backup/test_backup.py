@@ -24,7 +24,8 @@ from db.schema import assert_fit_to_serve
 from db.session import EVERY_TENANT, Database
 from engine.journal.inflight_table import InflightTable
 from engine.journal.records import encode_record
-from engine.protocol import UsageEvent
+from engine.lora.draft_adapters import DraftAdapter, read_note, write_note
+from engine.protocol import AdapterRef, UsageEvent
 from tenants.keys import KeyHasher
 from tests.billing.invoices.conftest import MICRO_A_TOKEN
 from tests.cli.backup.service import NOVEMBER, SECRET, Service, Watched, at, opened, target
@@ -79,6 +80,8 @@ async def test_a_backup_restores_everything(
     table.admit(event(service, "running", 40, reason=None))
     table.admit(event(service, "in-redis", 5, reason=None))
     table.close()
+    drafter = DraftAdapter(AdapterRef("d" * 64, 4), 7, 3)
+    write_note(service.folder / "artifacts", service.digest, drafter)
     before = await ledger(service.environment["ROOTSTOCK_DB_URL"])
     progress = Watched()
     manifest = await service.back_up(tmp_path / "backup", progress)
@@ -102,6 +105,7 @@ async def test_a_backup_restores_everything(
     assert service.file is not None
     content = b"".join([piece async for piece in place.store.get(service.file.object_key)])
     assert content == b'{"text": "to calibrate on"}\n'
+    assert read_note(place.artifacts, service.digest, 100) == drafter
     database = Database(serving_url(empty_database_url))
     await assert_fit_to_serve(database)
     async with database.read(EVERY_TENANT) as session:

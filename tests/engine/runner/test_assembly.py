@@ -17,6 +17,7 @@ from engine import assembly, device_parts
 from engine.core import EngineCore
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.lora.device_pool import DevicePool
+from engine.lora.draft_adapters import DraftAdapterError
 from engine.model.cache import KVCache
 from engine.model.config import load_config
 from engine.model.loading import load_model
@@ -234,6 +235,10 @@ def _built(settings: EngineSettings) -> tuple[EngineCore, EngineInfo]:
 def test_a_draft_adapter_needs_speculation_and_what_packs_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="set ROOTSTOCK_ENGINE_SPECULATION=true too"):
         SchedulingSettings(drafter=tmp_path)
+    with pytest.raises(ValueError, match="PACKED_DRAFTER is set and nothing is drafted"):
+        SchedulingSettings(packed_drafter="{}")
+    with pytest.raises(ValueError, match="unset one of them"):
+        SchedulingSettings(drafter=tmp_path, packed_drafter="{}", speculation=True)
     write_base(tmp_path)
     scheduling = SchedulingSettings(drafter=tmp_path, speculation=True)
     settings = EngineSettings(base=tmp_path, artifacts_dir=tmp_path, scheduling=scheduling)
@@ -243,3 +248,12 @@ def test_a_draft_adapter_needs_speculation_and_what_packs_it(tmp_path: Path) -> 
         pytest.raises(ValueError, match="start the engine by `rootstock serve-engine`"),
     ):
         assembly.build_engine(settings, DeviceSettings(device="cpu"), cast("EngineServer", Server()), "test")
+    named = scheduling.model_copy(update={"drafter": None, "packed_drafter": '{"digest": "/etc/passwd"}'})
+    with (
+        mock.patch.object(assembly.Vocabulary, "load", return_value=vocabulary),
+        pytest.raises(DraftAdapterError, match="ROOTSTOCK_ENGINE_PACKED_DRAFTER: "),
+    ):
+        assembly.build_engine(
+            settings.model_copy(update={"scheduling": named}),
+            DeviceSettings(device="cpu"), cast("EngineServer", Server()), "test",
+        )  # fmt: skip
