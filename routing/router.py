@@ -150,6 +150,8 @@ class Router:
         if view is None:
             return
         self._count_rows(view.report, -1)
+        # Those that stay are not to look slow beside one that is gone: what comes in its place would get all.
+        self._latency.forget(view.latency)
         self.placement.leave(name)
         self._available = [other for other in self._available if other is not view]
 

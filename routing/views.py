@@ -80,6 +80,14 @@ class DecayingMean:
         self.total += value
         self.weight += 1.0
 
+    def forget(self, other: DecayingMean) -> None:
+        """Takes out the values of another mean with this half-life, all of which were added here too."""
+        now = max(self._at, other._at)
+        self.decay(now)
+        other.decay(now)
+        self.total = max(0.0, self.total - other.total)
+        self.weight = max(0.0, self.weight - other.weight)
+
     def decay(self, now: float) -> None:
         """Lets `total` and `weight` decay up to `now`."""
         if now > self._at:

@@ -188,6 +188,12 @@ class Stack:
         line = r'^rootstock_engine_takes_requests\{replica="([^"]+)"\} 1\.0$'
         return set(re.findall(line, shown, re.MULTILINE))
 
+    def generating(self) -> set[str]:
+        """The engines that run requests."""
+        shown = httpx.get(f"{self.url}/metrics", timeout=5).text
+        line = r'^rootstock_requests_running\{replica="([^"]+)"\} ([1-9]\S*)$'
+        return {name for name, _ in re.findall(line, shown, re.MULTILINE)}
+
     def pid_of(self, name: str) -> int | None:
         """The process `up` runs under this name now: it writes the log of that name."""
         log = str(self.data.absolute() / "logs" / f"{name}.log")

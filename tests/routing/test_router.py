@@ -246,6 +246,23 @@ def test_neither_an_expected_wait_nor_a_restart_makes_a_replica_slow() -> None:
     assert not view.latency.weight, "it was another process that answered, or none"
 
 
+def test_a_replica_is_not_slow_beside_what_one_took_before_it_restarted() -> None:
+    made = router(2)
+    for number in range(40):
+        query = RoutingQuery("t", prompt_ids=[number] * 600)
+        choice = made.choose(query, 1.0)
+        made.first_token(choice, 1.0 if choice.replica == "engine-0" else 0.2, 1.0)
+        made.ended(choice, 1.0)
+    asked = [RoutingQuery("t", prompt_ids=[1000 + number] * 600) for number in range(16)]
+    before = Counter(made.choose(query, 2.0).replica for query in asked)
+    assert before["engine-1"] > 12, "it takes a fifth of the other's time"
+    made.join("engine-1", 3.0)
+    made.report("engine-1", idle(), 3.0)
+    made.report("engine-0", idle(), 3.0)
+    after = Counter(made.choose(query, 3.0).replica for query in asked)
+    assert min(after["engine-0"], after["engine-1"]) >= 4
+
+
 def test_a_replica_that_loads_adapters_is_not_slow_for_that() -> None:
     made = router(2)
     home = made.placement.homes(ADAPTERS[0])[0]
