@@ -208,9 +208,11 @@ class Service:
         if self.ray is None:
             return {}
         digests, notes = self.ray.base_digests, self.ray.drafters
+        operators = {_SPECULATION: os.environ[_SPECULATION]} if _SPECULATION in os.environ else {}
         listed = [
             {"name": base.name, "path": str(base.path), "quantization": base.quantization}
-            | {"digest": digests.get(base.name, ""), "drafting": base.drafting(notes.get(base.name, ""))}
+            | {"digest": digests.get(base.name, "")}
+            | {"drafting": operators | base.drafting(notes.get(base.name, ""))}
             for base in further
         ]
         return {

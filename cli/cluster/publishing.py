@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.published_artifacts.publishing import published_key
@@ -23,11 +24,12 @@ async def published_bases(
 
     Raises `CliError`.
     """
+    publishing = _Publishing(environment, "digest", manifest_key)
     digests = {}
     for number, base in enumerate(bases):
         given = environment.get("ROOTSTOCK_BASE_DIGEST") if number == 0 else None
         kept = folder / ("published-base.json" if number == 0 else f"published-base-{base.name}.json")
-        digests[base.name] = given or await _published(kept, base.path, environment)
+        digests[base.name] = given or await publishing.once(kept, "publish", base.path)
     return digests
 
 
@@ -37,42 +39,42 @@ async def published_drafters(
     """Returns the notes of the bases' draft adapters by the bases' names; packs and publishes those that are
     not in the object store. `folder` remembers them. Raises `CliError`.
     """
+    publishing = _Publishing(environment, "note", lambda note: published_key(json.loads(note)["digest"]))
     return {
-        base.name: await _drafter(folder, base, base.drafter, environment)
+        base.name: await publishing.once(
+            folder / f"published-drafter-{base.name}.json", "publish-drafter", base.path, base.drafter
+        )
         for base in bases
         if base.drafter is not None
     }
 
 
-async def _drafter(folder: Path, base: LocalBase, drafter: Path, environment: Mapping[str, str]) -> str:
-    kept = folder / f"published-drafter-{base.name}.json"
-    fingerprint = _fingerprint(base.path, environment) + _fingerprint(drafter, environment)
-    known = read_json(kept) or {}
-    if known.get("fingerprint") == fingerprint:
-        with plain_errors():
-            digest = json.loads(known["note"])["digest"]
-            if await object_store(environment).head(published_key(digest)) is not None:
-                return str(known["note"])
-    command = ("cli.main", "base", "publish-drafter", str(base.path), str(drafter))
-    failure = f"the draft adapter of {base.name} could not be published"
-    note = (await run_child(*command, environment=environment, failure=failure)).decode().strip()
-    write_private_json(kept, {"fingerprint": fingerprint, "note": note})
-    return note
+@dataclass(frozen=True)
+class _Publishing:
+    """Publishes one kind of folders."""
 
+    environment: Mapping[str, str]
+    name: str
+    """Of what the command prints, where it is kept."""
+    key: Callable[[str], str]
+    """Returns the key in the object store of what was printed."""
 
-async def _published(kept: Path, base: Path, environment: Mapping[str, str]) -> str:
-    fingerprint = _fingerprint(base, environment)
-    known = read_json(kept) or {}
-    if known.get("fingerprint") == fingerprint:
-        with plain_errors():
-            if await object_store(environment).head(manifest_key(known["digest"])) is not None:
-                return str(known["digest"])
-    # A child: a large base is hashed for minutes, and the operator may stop meanwhile.
-    command = ("cli.main", "base", "publish", str(base))
-    output = await run_child(*command, environment=environment, failure="the base could not be published")
-    digest = output.decode().strip()
-    write_private_json(kept, {"fingerprint": fingerprint, "digest": digest})
-    return digest
+    async def once(self, kept: Path, command: str, *folders: Path) -> str:
+        """Returns what `rootstock base COMMAND FOLDER...` prints; runs it unless `kept` says that it ran for
+        these files, and the store has them. Raises `CliError`.
+        """
+        fingerprint = "".join(_fingerprint(folder, self.environment) for folder in folders)
+        known = read_json(kept) or {}
+        if known.get("fingerprint") == fingerprint:
+            with plain_errors():
+                if await object_store(self.environment).head(self.key(known[self.name])) is not None:
+                    return str(known[self.name])
+        # A child: a large base is hashed for minutes, and the operator may stop meanwhile.
+        words = ("cli.main", "base", command, *map(str, folders))
+        failure = f"{folders[-1]} could not be published"
+        printed = (await run_child(*words, environment=self.environment, failure=failure)).decode().strip()
+        write_private_json(kept, {"fingerprint": fingerprint, self.name: printed})
+        return printed
 
 
 def _fingerprint(base: Path, environment: Mapping[str, str]) -> str:

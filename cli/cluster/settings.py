@@ -15,8 +15,8 @@ PASSED_ON = (
     *("ROOTSTOCK_SIGNING_PUBLIC_KEYS", "ROOTSTOCK_SIGNING_REQUIRED"),
 )
 """The settings that engines on other hosts get. Those of the database and of payments stay here."""
-OWN = ("ROOTSTOCK_ENGINE_DRAFTER", "ROOTSTOCK_ENGINE_PACKED_DRAFTER")
-"""Settings of the first base's engines that those of other bases do not share."""
+OWN = ("ROOTSTOCK_ENGINE_SPECULATION", "ROOTSTOCK_ENGINE_DRAFTER", "ROOTSTOCK_ENGINE_PACKED_DRAFTER")
+"""Settings of the first base's engines that those of other bases do not share: see `FurtherBase.drafting`."""
 _STORE = "ROOTSTOCK_STORAGE_"
 _KEY = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
 
@@ -32,7 +32,7 @@ class FurtherBase(BaseModel):
     digest: str = ""
     """In the object store, if engines fetch it."""
     drafting: dict[str, str] = Field(default_factory=dict)
-    """Settings of its draft adapter, if it has one."""
+    """Whether its engines verify guesses, and the settings of its draft adapter, if it has one."""
 
     def environment(self) -> dict[str, str]:
         """Returns the settings of its engines that are not those of the first base's."""

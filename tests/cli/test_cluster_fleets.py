@@ -78,11 +78,11 @@ async def test_one_bases_draft_adapter_is_not_anothers(placed: Placed, settings:
     bases = settings.model_copy(update={"further": (ELM, ash)})
     await look(fleets(bases, ENVIRONMENT | of_oak, placed, Drains(placed, 10)), placed)
     drafters = {
-        name: [value for setting, value in its.items() if setting.endswith("DRAFTER")]
+        name: [value for setting, value in its.items() if setting.endswith(("DRAFTER", "SPECULATION"))]
         for name, its in placed.engines.items()
         if name.endswith("-0")
     }
-    assert drafters == {"engine-0": ["oak's"], "engine-elm-0": [], "engine-ash-0": ["/ash-draft"]}
+    assert drafters == {"engine-0": ["oak's", "true"], "engine-elm-0": [], "engine-ash-0": ["/ash-draft"]}
 
 
 async def test_one_base_is_changed_and_the_others_engines_stay(placed: Placed, settings: RaySettings) -> None:
