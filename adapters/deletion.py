@@ -183,8 +183,7 @@ async def _drop_artifact(
         if not await asyncio.to_thread(artifact_path(artifacts_dir, digest).exists):
             drafter = await asyncio.to_thread(remove_note, artifacts_dir, digest)
             if drafter is not None:
-                await asyncio.to_thread(_unlink_older, artifact_path(artifacts_dir, drafter), before)
-                await withdraw(store, drafter, before)
+                await _drop_artifact(database, store, artifacts_dir, drafter, before)
         await withdraw(store, digest, before)
 
 

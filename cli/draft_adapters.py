@@ -37,15 +37,13 @@ def publish_drafter(data: Path | None, base: Path, folder: Path) -> str:
     from cli.packed_adapters import FOLDER, publish_packed
     from cli.service_access import environment_of, plain_errors, setting, silence_logs
     from engine.lora.draft_adapters import encode_note
-    from engine.model.known_digest import FILE, known_base_digest
+    from engine.model.weights import base_digest
 
     silence_logs()
     environment = environment_of(data)
     artifacts_dir = Path(setting(environment, FOLDER))
-    state_dir = Path(environment.get("ROOTSTOCK_ENGINE_DATA_DIR", "var"))
     try:
-        digest = known_base_digest(base, state_dir / FILE)
-        found = pack_drafter(folder, base, digest, artifacts_dir)
+        found = pack_drafter(folder, base, base_digest(base), artifacts_dir)
     except (ValueError, OSError) as error:
         raise CliError(str(error)) from error
     with plain_errors():

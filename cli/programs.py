@@ -51,9 +51,8 @@ class LocalBase:
         """
         if self.drafter is None:
             return {}
-        named = {"ROOTSTOCK_ENGINE_PACKED_DRAFTER": note} if note else {}
-        named = named or {"ROOTSTOCK_ENGINE_DRAFTER": str(self.drafter)}
-        return {_SPECULATION: os.environ.get(_SPECULATION, "true"), **named}
+        name, value = ("PACKED_DRAFTER", note) if note else ("DRAFTER", str(self.drafter))
+        return {_SPECULATION: os.environ.get(_SPECULATION, "true"), f"ROOTSTOCK_ENGINE_{name}": value}
 
 
 @dataclass(frozen=True)

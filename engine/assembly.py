@@ -24,12 +24,7 @@ from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import BlockPool
-from engine.lora.draft_adapters import (
-    DraftAdapter,
-    DraftAdapterChoice,
-    NotedDraftAdapters,
-    decode_note,
-)
+from engine.lora.draft_adapters import DraftAdapter, DraftAdapterChoice, NotedDraftAdapters, decode_note
 from engine.lora.fetching import ArtifactFetcher
 from engine.lora.slots import NO_SLOT, SlotTable
 from engine.model.cache import KVCache

@@ -15,7 +15,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,28 +149,30 @@ class ArtifactCache:
         """Fetches the artifact's signature unless one of an accepted key is here. Without the store, what is
         here is used: the engine decides what it loads.
         """
-        if await on_disk(_is_signed, signature_path(self.root, digest), keys):
-            return
-        key = published_signature_key(digest)
-        try:
-            content = b"".join([piece async for piece in self._store.get(key, length=MAX_SIGNED)])
-            await on_disk(write_signature, self.root, digest, content)
-        except ObjectNotFound:
-            pass
-        except (StorageUnavailable, DigestMismatch, OSError) as error:
-            log.warning("signature of a packed adapter cannot be fetched", digest=digest, reason=str(error))
+        if not await on_disk(_is_signed, signature_path(self.root, digest), keys):
+            key = published_signature_key(digest)
+            await self._bring_beside(digest, "signature", key, MAX_SIGNED, write_signature)
 
     async def _bring_note(self, digest: str) -> None:
-        """Fetches the note of the artifact's draft adapter, if it has one. Without it the base's guesses."""
+        """Fetches the note of the artifact's draft adapter. Without it the base's guesses."""
+        key = published_note_key(digest)
+        await self._bring_beside(digest, "note of the draft adapter", key, MAX_NOTE, keep_note)
+
+    async def _bring_beside(
+        self, digest: str, what: str, key: str, max_bytes: int, keep: Callable[[Path, str, bytes], None]
+    ) -> None:
+        """Fetches what may be stored beside the artifact. A failure is logged, and the artifact used
+        without it.
+        """
         try:
-            content = b"".join(
-                [piece async for piece in self._store.get(published_note_key(digest), length=MAX_NOTE)]
-            )
-            await on_disk(keep_note, self.root, digest, content)
+            content = b"".join([piece async for piece in self._store.get(key, length=max_bytes)])
+            await on_disk(keep, self.root, digest, content)
         except ObjectNotFound:
             pass
         except (StorageUnavailable, DigestMismatch, OSError) as error:
-            log.warning("note of a draft adapter cannot be fetched", digest=digest, reason=str(error))
+            log.warning(
+                "file beside a packed adapter cannot be fetched", file=what, digest=digest, reason=str(error)
+            )
 
     async def _fetch(self, digest: str, path: Path) -> HeldArtifact:
         key = published_key(digest)

@@ -12,7 +12,7 @@ import structlog
 
 from cli.cluster.loads import LoadReader
 from cli.cluster.scaling import Autoscaler, ScalingRules
-from cli.cluster.settings import OWN, RaySettings, engine_prefix
+from cli.cluster.settings import DRAFTING, RaySettings, engine_prefix
 from engine.gauges import EngineStats
 from engine.registry import RegistryAddress
 from routing.endpoints import parse_endpoints
@@ -123,7 +123,7 @@ def fleets(
     rules = ScalingRules(settings.replicas_min, settings.replicas_max)
     first = environment.get("ROOTSTOCK_ENGINE_BASE_NAME", "")
     own = {first: dict(environment)}
-    shared = {name: value for name, value in environment.items() if name not in OWN}
+    shared = {name: value for name, value in environment.items() if name not in DRAFTING}
     own |= {base.name: {**shared, **base.environment()} for base in settings.further}
     return [
         Fleet(

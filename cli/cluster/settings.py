@@ -15,7 +15,7 @@ PASSED_ON = (
     *("ROOTSTOCK_SIGNING_PUBLIC_KEYS", "ROOTSTOCK_SIGNING_REQUIRED"),
 )
 """The settings that engines on other hosts get. Those of the database and of payments stay here."""
-OWN = ("ROOTSTOCK_ENGINE_SPECULATION", "ROOTSTOCK_ENGINE_DRAFTER", "ROOTSTOCK_ENGINE_PACKED_DRAFTER")
+DRAFTING = ("ROOTSTOCK_ENGINE_SPECULATION", "ROOTSTOCK_ENGINE_DRAFTER", "ROOTSTOCK_ENGINE_PACKED_DRAFTER")
 """Settings of the first base's engines that those of other bases do not share: see `FurtherBase.drafting`."""
 _STORE = "ROOTSTOCK_STORAGE_"
 _KEY = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")

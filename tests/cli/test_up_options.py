@@ -328,7 +328,6 @@ async def test_draft_adapters_of_a_cluster_are_packed_and_published_once(
     environment = {
         "ROOTSTOCK_STORAGE_URL": (tmp_path / "store").as_uri(),
         "ROOTSTOCK_ENGINE_ARTIFACTS_DIR": str(tmp_path / "artifacts"),
-        "ROOTSTOCK_ENGINE_DATA_DIR": str(tmp_path),
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

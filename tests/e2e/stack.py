@@ -184,15 +184,16 @@ class Stack:
 
     def serving(self) -> set[str]:
         """The engines that requests are routed to, as the API process sees it that happens to answer."""
-        shown = httpx.get(f"{self.url}/metrics", timeout=5).text
-        line = r'^rootstock_engine_takes_requests\{replica="([^"]+)"\} 1\.0$'
-        return set(re.findall(line, shown, re.MULTILINE))
+        return self._engines_with("rootstock_engine_takes_requests", r"1\.0")
 
     def generating(self) -> set[str]:
         """The engines that run requests."""
-        shown = httpx.get(f"{self.url}/metrics", timeout=5).text
-        line = r'^rootstock_requests_running\{replica="([^"]+)"\} ([1-9]\S*)$'
-        return {name for name, _ in re.findall(line, shown, re.MULTILINE)}
+        return self._engines_with("rootstock_requests_running", r"[1-9]\S*")
+
+    def _engines_with(self, metric: str, value: str) -> set[str]:
+        """The engines whose figure matches a pattern."""
+        line = rf'^{metric}\{{replica="([^"]+)"\}} {value}$'
+        return set(re.findall(line, self._metrics(), re.MULTILINE))
 
     def pid_of(self, name: str) -> int | None:
         """The process `up` runs under this name now: it writes the log of that name."""
