@@ -25,7 +25,7 @@ from billing.settling import ReservationSettlement
 from db.session import EVERY_TENANT, Database
 from tenants.actors import OPERATOR
 from tenants.quotas.journal import JournalSettling
-from tenants.quotas.scripts import tag_of
+from tenants.quotas.scripts import Timing, tag_of
 from tenants.service import account_services
 from tests.api.conftest import base_dir
 from tests.api.test_process import SECRET, Processes, processes
@@ -39,6 +39,10 @@ USED_UP = (429, "insufficient_quota", "false")
 HELD_BY_OTHERS = (429, "rate_limit_exceeded", "true")
 """What others have reserved and may not use: it is worth asking again."""
 CROWD = 500
+LEASE = Timing().lifetime + Timing().grace + 10
+"""Seconds within which a reservation is returned whose process was killed before it had sent the request to
+the engine: no journal settles it, its lease ends.
+"""
 NUM_PROCESSES = 4
 _USAGE = text(
     "SELECT count(*), coalesce(sum(prompt_tokens + completion_tokens), 0) FROM usage_records "
@@ -229,7 +233,7 @@ async def test_a_budget_against_a_crowd_over_four_processes(
             _, held = await bereft.budget(client, living)
             return held == 0 and requests >= len(crowd.answered) + crowd.begun[dead]
 
-        await eventually(settled)
+        await eventually(settled, LEASE)
         charged, _ = await bereft.budget(client, living)
         requests, metered = await journal.tokens_of(bereft.tenant_id)
         assert await num_open(redis_client, bereft) == 0
