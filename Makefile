@@ -27,7 +27,7 @@ PIP_FILES := $(foreach path,$(wildcard $(PIP_FIND_LINKS) $(PIP_CERT)),--volume $
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores
 GPU_RESULTS ?= benchmarks/results/h200
 
-.PHONY: help demo test quick thorough check compile lint fmt types contracts browser node helm unit ordinary quiet kernels e2e image image-test docs mutants gpu-test bench kernel-bench constraints clean release-migrations
+.PHONY: help demo test quick thorough check compile lint fmt types contracts browser node helm unit ordinary computing quiet kernels e2e image image-test docs mutants gpu-test bench kernel-bench constraints clean release-migrations
 .DEFAULT_GOAL := help
 
 help:
@@ -70,9 +70,11 @@ docs: .venv/.installed
 demo: .venv/.installed $(SITE)
 	@$(BIN)/rootstock up --demo --showcase $(if $(ONCE),--once) --port $(DEMO_PORT) --data $(DEMO_DATA)
 
-# The tests leave a tenth of two processors idle while they wait: mypy and the interpreted kernels take that.
+# The tests leave a tenth of two processors idle while they wait: mypy, the interpreted kernels and the tests that
+# only compute take that.
 test: .venv/.installed
-	@$(MAKE) --no-print-directory -j7 BESIDE="nice -n 19" FIRST="lint contracts browser node helm" types kernels ordinary
+	@$(MAKE) --no-print-directory -j8 BESIDE="nice -n 19" FIRST="lint contracts browser node helm" \
+		types kernels computing ordinary
 	@$(MAKE) --no-print-directory quiet
 
 check: lint types contracts
@@ -102,12 +104,23 @@ helm: .venv/.installed
 
 unit: .venv/.installed
 	@$(MAKE) --no-print-directory ordinary
+	@$(MAKE) --no-print-directory computing
 	@$(MAKE) --no-print-directory quiet
 
+# Tests of these start no service and wait for nobody: they pass at any speed.
+COMPUTING := $(addprefix tests/,architecture cli/capacity contracts kernels sapling tokenization \
+	$(addprefix engine/,model plain reasoning runner speculation))
+
 # Most tests wait more than they work: four processes keep two cores busy.
-ordinary: export TRITON_CACHE_DIR ?= $(TRITON_TEST_CACHE)
 ordinary: .venv/.installed | $(FIRST)
-	$(BIN)/python -m pytest -m "not gpu and not quiet" -n $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu and not quiet" -n $(TEST_PROCESSES) --dist loadfile \
+		$(foreach place,$(COMPUTING),--ignore $(place))
+
+# Beside other tests they run at the lowest priority: a test may take very long there.
+computing: export TRITON_CACHE_DIR ?= $(TRITON_TEST_CACHE)
+computing: .venv/.installed | $(FIRST)
+	$(BESIDE) $(BIN)/python -m pytest -m "not gpu and not quiet" -q -n 2 --dist loadfile \
+		$(if $(BESIDE),--timeout 1800) $(COMPUTING)
 
 # Those that measure time come last and have the machine to themselves; only files with that word are loaded.
 quiet: .venv/.installed
@@ -134,7 +147,6 @@ thorough: .venv/.installed
 	$(BIN)/python -m pytest -m "not gpu" --timeout 3600 $$(grep -rlw given tests --include='test_*.py')
 
 # A process of its own: Triton decides for good when a kernel is defined.
-# Beside other tests they run at the lowest priority: a test may take very long there.
 kernels: .venv/.installed
 	TRITON_INTERPRET=1 $(BESIDE) $(BIN)/python -m pytest tests/interpreted -q -n 2 $(if $(BESIDE),--timeout 1800)
 

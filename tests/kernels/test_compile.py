@@ -126,7 +126,7 @@ def recorded() -> dict[str, str]:
     return json.loads(RECORD.read_text()) if RECORD.exists() else {}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("op", OPS)
 def test_every_kernel_compiles_and_fits(op):
     listed = compilations(importlib.import_module(f"kernels.{op}.kernel"))
