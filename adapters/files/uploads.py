@@ -27,6 +27,7 @@ from adapters.files.ingestion import FileIngestion, FileInspector, now
 from adapters.files.models import Purpose, StoredFile, Upload, UploadPart, UploadStatus
 from adapters.files.repository import FileRepository
 from adapters.inspection.errors import InspectionRefused
+from adapters.storage.errors import ObjectNotFound
 from adapters.storage.objects import ObjectStore, joined
 from adapters.storage.receiving import Received
 from db.base import new_id
@@ -217,22 +218,27 @@ class UploadService:
         self, tenant_id: str, upload_id: str, part_ids: Sequence[str], md5: str | None, by: Actor
     ) -> UploadState:
         async with self._one_at_a_time(upload_id):
-            state = await self.get(tenant_id, upload_id)
+            state = await self._unless_ended(tenant_id, upload_id)
             if state.upload.status == UploadStatus.COMPLETED:
                 return state
-            if state.upload.status != UploadStatus.PENDING:
-                raise UploadNotPending(upload_id, state.upload.status)
             parts = _chosen(state, part_ids)
             said = FileDescription(
                 Purpose(state.upload.purpose), state.upload.filename, state.upload.file_expires_after
             )
             keys = [part.object_key for part in parts]
-            received = await self._ingestion.receive(
-                joined(self._ingestion.store, keys),
-                max_bytes=state.upload.size,
-                field="part_ids",
-                md5=md5 is not None,
-            )
+            try:
+                received = await self._ingestion.receive(
+                    joined(self._ingestion.store, keys),
+                    max_bytes=state.upload.size,
+                    field="part_ids",
+                    md5=md5 is not None,
+                )
+            except ObjectNotFound:
+                # Another process may have ended the upload meanwhile: then its parts are gone.
+                state = await self._unless_ended(tenant_id, upload_id)
+                if state.upload.status == UploadStatus.COMPLETED:
+                    return state
+                raise
             if md5 is not None and received.md5 != md5.lower():
                 await self._ingestion.discard(received)
                 raise InvalidFile("md5", f"the parts' MD5 in this order is {received.md5}")
@@ -242,6 +248,13 @@ class UploadService:
                 await self._cancel(tenant_id, upload_id, by, refused)
                 raise
             return await self._completed(tenant_id, upload_id, file, by)
+
+    async def _unless_ended(self, tenant_id: str, upload_id: str) -> UploadState:
+        """Returns an upload that is pending or completed. Raises UploadNotPending for others."""
+        state = await self.get(tenant_id, upload_id)
+        if state.upload.status not in (UploadStatus.PENDING, UploadStatus.COMPLETED):
+            raise UploadNotPending(upload_id, state.upload.status)
+        return state
 
     async def cancel(self, tenant_id: str, upload_id: str, *, by: Actor = SYSTEM) -> UploadState:
         """Cancels an upload and drops its parts. Cancelling again changes nothing. Raises UploadNotFound,

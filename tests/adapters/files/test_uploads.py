@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 
 import pytest
@@ -20,6 +20,7 @@ from adapters.files.errors import (
 )
 from adapters.files.uploads import MAX_PART_BYTES, UploadState
 from adapters.inspection import InspectionRefused
+from adapters.storage.local import LocalStore
 from tests.adapters.files.conftest import Place
 from tests.adapters.files.test_files import travel
 
@@ -85,6 +86,43 @@ async def test_many_complete_at_once_and_make_one_file(place: Place) -> None:
     assert len((await place.files.list("ten_one")).files) == 1
     assert place.uploads._completing == {}
     assert len(place.inspector.seen) <= 2  # once per process
+
+
+class Overtaken(LocalStore):
+    """Something happens before its first read."""
+
+    happens: Callable[[], Awaitable[object]] | None = None
+
+    async def get(self, key: str) -> AsyncIterator[bytes]:
+        if self.happens is not None:
+            happens, self.happens = self.happens, None
+            await happens()
+        async for piece in super().get(key):
+            yield piece
+
+
+async def test_completed_by_another_process_while_its_parts_are_read(place: Place) -> None:
+    upload = (await create(place)).upload
+    parts = await add_all(place, upload.id)
+    store = Overtaken(place.root)
+    store.happens = lambda: place.uploads.complete("ten_one", upload.id, parts)
+    elsewhere = type(place.uploads)(place.database, store, place.inspector)
+    done = await elsewhere.complete("ten_one", upload.id, parts)
+    assert done.file is not None
+    assert await place.keys() == {done.file.object_key}
+    assert place.scratch() == []
+
+
+async def test_cancelled_by_another_process_while_its_parts_are_read(place: Place) -> None:
+    upload = (await create(place)).upload
+    parts = await add_all(place, upload.id)
+    store = Overtaken(place.root)
+    store.happens = lambda: place.uploads.cancel("ten_one", upload.id)
+    elsewhere = type(place.uploads)(place.database, store, place.inspector)
+    with pytest.raises(UploadNotPending) as refused:
+        await elsewhere.complete("ten_one", upload.id, parts)
+    assert refused.value.status == "cancelled"
+    assert await place.is_empty()
 
 
 async def test_a_part_may_come_again(place: Place) -> None:
