@@ -31,15 +31,15 @@ from tests.support.waiting import eventually, until
 
 __all__ = ["base_dir", "processes"]
 
-COUNT = int(os.environ.get("IDLE_STREAMS", "100"))
+COUNT = int(os.environ.get("IDLE_STREAMS", "50"))
 pytestmark = [pytest.mark.quiet, pytest.mark.timeout(180 + COUNT // 5)]
 MAX_TOKENS = 800
 """More than fits what kernel and API keep for one that does not read."""
 PATIENCE = float(os.environ.get("IDLE_PATIENCE", "0"))
 MAX_BYTES_PER_STREAM = 192 * 1024
 READER_TOKENS = 50
-STEP_S = 0.02
-"""A hundred streams come at a quarter of what the API can send: were it slower than the engine, tokens would
+STEP_S = 0.01
+"""Fifty streams come at a quarter of what the API can send: were it slower than the engine, tokens would
 go out together, and an answer could fit into what is kept.
 """
 HELLO = [{"role": "user", "content": "Hello there"}]

@@ -11,7 +11,7 @@ from tests.e2e.stack import Stack
 from tests.e2e.streams import Crowd, Stream, read_stream
 
 NUM_STREAMS = 16
-MAX_TOKENS = 160
+MAX_TOKENS = 100
 
 
 async def one_good_answer(stack: Stack) -> None:

@@ -10,7 +10,7 @@ from tests.e2e.stack import Stack, eventually
 from tests.e2e.streams import Crowd
 
 NUM_STREAMS = 16
-MAX_TOKENS = 160
+MAX_TOKENS = 100
 
 
 @pytest.mark.parametrize("store", ["Redis", "PostgreSQL"])
