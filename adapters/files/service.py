@@ -14,6 +14,7 @@ from adapters.files.ingestion import FileIngestion, FileInspector, now
 from adapters.files.models import Purpose, StoredFile
 from adapters.files.repository import FileRepository
 from adapters.files.uploads import UploadService, UploadState
+from adapters.storage.errors import ObjectNotFound
 from adapters.storage.objects import ObjectStore
 from adapters.storage.receiving import Received
 from db.session import Database
@@ -153,8 +154,16 @@ class FileService:
         await self._ingestion.withdraw(key)
 
     async def content(self, tenant_id: str, file_id: str) -> tuple[StoredFile, AsyncIterator[bytes]]:
-        """Returns the file and its bytes, verified as they are read. Raises FileNotFound; StorageUnavailable
-        and DigestMismatch while they are read.
+        """Returns the file and its bytes, verified as they are read. Raises FileNotFound; also while they are
+        read, as StorageUnavailable and DigestMismatch.
         """
         row = await self.get(tenant_id, file_id)
-        return row, self._store.get(row.object_key)
+        return row, self._read(tenant_id, row)
+
+    async def _read(self, tenant_id: str, row: StoredFile) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._store.get(row.object_key):
+                yield piece
+        except ObjectNotFound:
+            await self.get(tenant_id, row.id)  # raises FileNotFound if it was deleted meanwhile
+            raise

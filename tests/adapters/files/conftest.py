@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,19 @@ from adapters.inspection import InspectionRefused
 from adapters.storage import LocalStore
 from db.session import EVERY_TENANT, Database
 from tenants.models import Tenant
+
+
+class Overtaken(LocalStore):
+    """Something happens before its first read."""
+
+    happens: Callable[[], Awaitable[object]] | None = None
+
+    async def get(self, key: str) -> AsyncIterator[bytes]:
+        if self.happens is not None:
+            happens, self.happens = self.happens, None
+            await happens()
+        async for piece in super().get(key):
+            yield piece
 
 
 @dataclass

@@ -17,10 +17,10 @@ from adapters.files.errors import FileNotFound, FileTooLarge, InvalidFile, Unsup
 from adapters.files.models import StoredFile
 from adapters.files.service import FileService
 from adapters.inspection import InspectionRefused
-from adapters.storage import DigestMismatch, StorageUnavailable
+from adapters.storage import DigestMismatch, ObjectNotFound, StorageUnavailable
 from db.errors import DatabaseUnavailable
 from db.session import Database
-from tests.adapters.files.conftest import Place
+from tests.adapters.files.conftest import Overtaken, Place
 
 LIMIT = 1_000_000
 PICKLES_AND_ARCHIVES = (
@@ -230,6 +230,23 @@ async def test_a_row_goes_even_when_its_bytes_cannot(place: Place) -> None:
     await place.files.delete("ten_one", made.id)
     with pytest.raises(FileNotFound):
         await place.files.get("ten_one", made.id)
+
+
+async def test_a_file_deleted_before_its_first_byte_is_read_is_not_found(place: Place) -> None:
+    made = await create(place)
+    store = Overtaken(place.root)
+    store.happens = lambda: place.files.delete("ten_one", made.id)
+    _, pieces = await FileService(place.database, store, place.inspector).content("ten_one", made.id)
+    with pytest.raises(FileNotFound):
+        await anext(pieces)
+
+
+async def test_bytes_that_the_store_has_lost_are_no_missing_file(place: Place) -> None:
+    made = await create(place)
+    (place.root / made.object_key).unlink()
+    _, pieces = await place.files.content("ten_one", made.id)
+    with pytest.raises(ObjectNotFound):
+        await anext(pieces)
 
 
 async def test_damaged_bytes_are_never_handed_out_whole(place: Place, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
@@ -20,8 +20,7 @@ from adapters.files.errors import (
 )
 from adapters.files.uploads import MAX_PART_BYTES, UploadState
 from adapters.inspection import InspectionRefused
-from adapters.storage.local import LocalStore
-from tests.adapters.files.conftest import Place
+from tests.adapters.files.conftest import Overtaken, Place
 from tests.adapters.files.test_files import travel
 
 DATA = random.Random(3).randbytes(2_500_000)
@@ -86,19 +85,6 @@ async def test_many_complete_at_once_and_make_one_file(place: Place) -> None:
     assert len((await place.files.list("ten_one")).files) == 1
     assert place.uploads._completing == {}
     assert len(place.inspector.seen) <= 2  # once per process
-
-
-class Overtaken(LocalStore):
-    """Something happens before its first read."""
-
-    happens: Callable[[], Awaitable[object]] | None = None
-
-    async def get(self, key: str) -> AsyncIterator[bytes]:
-        if self.happens is not None:
-            happens, self.happens = self.happens, None
-            await happens()
-        async for piece in super().get(key):
-            yield piece
 
 
 async def test_completed_by_another_process_while_its_parts_are_read(place: Place) -> None:
