@@ -20,7 +20,7 @@ from adapters.inspection.sandbox import Sandbox
 from adapters.models import Adapter
 from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE, source_key
 from adapters.signing.uploads import UploadSignatures
-from adapters.storage import ObjectNotFound, ObjectStore, StorageUnavailable, StoredObject
+from adapters.storage import ObjectStore, StorageUnavailable, StoredObject
 from db.base import new_id
 from db.errors import DatabaseUnavailable
 
@@ -101,12 +101,8 @@ class SourceCopies:
         await self._remove([*kept, *([copies.calibration["key"]] if copies.calibration else [])])
 
     async def _copy(self, file: StoredFile, key: str) -> StoredObject:
-        try:
+        async with self._files.reading(file):
             return await self._store.copy(file.object_key, key)
-        except ObjectNotFound:
-            # It may have been deleted since: raises FileNotFound, unless the row exists without its object.
-            await self._files.get(file.tenant_id, file.id)
-            raise
 
     async def _remove(self, keys: Iterable[str]) -> None:
         for key in keys:

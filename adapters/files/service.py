@@ -6,6 +6,7 @@ No database connection is held while bytes are transferred.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from adapters.files.description import FileDescription, describe
@@ -158,12 +159,20 @@ class FileService:
         read, as StorageUnavailable and DigestMismatch.
         """
         row = await self.get(tenant_id, file_id)
-        return row, self._read(tenant_id, row)
+        return row, self._read(row)
 
-    async def _read(self, tenant_id: str, row: StoredFile) -> AsyncIterator[bytes]:
+    @asynccontextmanager
+    async def reading(self, file: StoredFile) -> AsyncIterator[None]:
+        """Surrounds what reads a file's object. Raises FileNotFound if the file was deleted meanwhile;
+        ObjectNotFound if its row exists without its object.
+        """
         try:
-            async for piece in self._store.get(row.object_key):
-                yield piece
+            yield
         except ObjectNotFound:
-            await self.get(tenant_id, row.id)  # raises FileNotFound if it was deleted meanwhile
+            await self.get(file.tenant_id, file.id)
             raise
+
+    async def _read(self, file: StoredFile) -> AsyncIterator[bytes]:
+        async with self.reading(file):
+            async for piece in self._store.get(file.object_key):
+                yield piece

@@ -218,7 +218,7 @@ class UploadService:
         self, tenant_id: str, upload_id: str, part_ids: Sequence[str], md5: str | None, by: Actor
     ) -> UploadState:
         async with self._one_at_a_time(upload_id):
-            state = await self._unless_ended(tenant_id, upload_id)
+            state = await self._pending_or_completed(tenant_id, upload_id)
             if state.upload.status == UploadStatus.COMPLETED:
                 return state
             parts = _chosen(state, part_ids)
@@ -235,7 +235,7 @@ class UploadService:
                 )
             except ObjectNotFound:
                 # Another process may have ended the upload meanwhile: then its parts are gone.
-                state = await self._unless_ended(tenant_id, upload_id)
+                state = await self._pending_or_completed(tenant_id, upload_id)
                 if state.upload.status == UploadStatus.COMPLETED:
                     return state
                 raise
@@ -249,8 +249,8 @@ class UploadService:
                 raise
             return await self._completed(tenant_id, upload_id, file, by)
 
-    async def _unless_ended(self, tenant_id: str, upload_id: str) -> UploadState:
-        """Returns an upload that is pending or completed. Raises UploadNotPending for others."""
+    async def _pending_or_completed(self, tenant_id: str, upload_id: str) -> UploadState:
+        """Returns an upload. Raises UploadNotFound, UploadNotPending: it was cancelled or has expired."""
         state = await self.get(tenant_id, upload_id)
         if state.upload.status not in (UploadStatus.PENDING, UploadStatus.COMPLETED):
             raise UploadNotPending(upload_id, state.upload.status)
