@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
-from psycopg.errors import UntranslatableCharacter
-from sqlalchemy.exc import DataError, InterfaceError, OperationalError
+from psycopg.errors import IdleInTransactionSessionTimeout, UntranslatableCharacter
+from sqlalchemy.exc import DataError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 _OF_THE_DRIVER = (psycopg.OperationalError, psycopg.InterfaceError)
@@ -47,9 +47,17 @@ def translated_errors() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError, PoolTimeout, *_OF_THE_DRIVER) as error:
-        reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
-        raise DatabaseUnavailable(f"database unavailable: {reason}") from error
+        raise _unavailable(error) from error
+    except InternalError as error:
+        if isinstance(error.orig, IdleInTransactionSessionTimeout):
+            raise _unavailable(error) from error
+        raise
     except DataError as error:
         if isinstance(error.orig, UntranslatableCharacter) or "NUL (0x00)" in str(error.orig):
             raise UnstorableText from error
         raise
+
+
+def _unavailable(error: Exception) -> DatabaseUnavailable:
+    reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
+    return DatabaseUnavailable(f"database unavailable: {reason}")

@@ -32,15 +32,15 @@ EVERY_TENANT = "*"
 # transaction another connection.
 _SETTINGS: LiteralString = (
     "SET LOCAL rootstock.tenant = {tenant}; SET LOCAL statement_timeout = {timeout}; "
-    "SET LOCAL timezone = 'UTC'"
+    "SET LOCAL idle_in_transaction_session_timeout = {idle}; SET LOCAL timezone = 'UTC'"
 )
 _WRITE: LiteralString = f"BEGIN; {_SETTINGS}"
 _READ: LiteralString = f"BEGIN READ ONLY; {_SETTINGS}"
 
 
 @functools.lru_cache(maxsize=4096)
-def _filled(statements: LiteralString, tenant: str, timeout: int) -> bytes:
-    return sql.SQL(statements).format(tenant=tenant, timeout=timeout).as_bytes()
+def _filled(statements: LiteralString, tenant: str, timeout: int, idle: int) -> bytes:
+    return sql.SQL(statements).format(tenant=tenant, timeout=timeout, idle=idle).as_bytes()
 
 
 class ReadSession(AsyncSession):
@@ -65,6 +65,10 @@ class Database:
     Every use raises `db.errors.DatabaseUnavailable` when the server is away, overloaded, or took too long.
 
     Args:
+        statement_timeout: seconds after which PostgreSQL cancels a statement.
+        idle_transaction_timeout: seconds without a statement after which PostgreSQL ends a transaction and
+            its connection. Else a process that is stopped, or whose host is lost, would keep its row locks
+            for hours.
         prepared_statements: lets the server keep statements that run often. Not behind a PgBouncer before
             1.21 that pools transactions: it may run a statement on a connection where it was not prepared.
     """
@@ -77,9 +81,11 @@ class Database:
         pool_overflow: int = 5,
         pool_timeout: float = 5.0,
         statement_timeout: float = 30.0,
+        idle_transaction_timeout: float = 60.0,
         prepared_statements: bool = False,
     ) -> None:
         self._timeout = round(statement_timeout * 1000)
+        self._idle_timeout = round(idle_transaction_timeout * 1000)
         self.engine: AsyncEngine = create_async_engine(
             url,
             pool_size=pool_size,
@@ -121,7 +127,7 @@ class Database:
 
     async def _begin(self, session: AsyncSession, statements: LiteralString, tenant: str) -> None:
         """Starts a transaction, on another connection if the server has closed the one that was kept."""
-        filled = _filled(statements, tenant, self._timeout)
+        filled = _filled(statements, tenant, self._timeout, self._idle_timeout)
         while True:
             connection = await session.connection()
             driver = connection.sync_connection.connection.driver_connection  # type: ignore[union-attr]

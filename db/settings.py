@@ -27,5 +27,9 @@ class DatabaseSettings(BaseSettings):
     """Seconds to wait for a free connection before giving up."""
     statement_timeout: float = Field(default=30.0, gt=0)
     """Seconds after which PostgreSQL cancels a statement."""
+    idle_transaction_timeout: float = Field(default=60.0, gt=0)
+    """Seconds without a statement after which PostgreSQL ends a transaction, whose process has stopped or is
+    lost.
+    """
     prepared_statements: bool = True
     """False behind a PgBouncer that pools transactions without keeping prepared statements."""

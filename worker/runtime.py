@@ -127,6 +127,7 @@ class Runtime:
             pool_overflow=2,
             pool_timeout=self._database_settings.pool_timeout,
             statement_timeout=self._database_settings.statement_timeout,
+            idle_transaction_timeout=self._database_settings.idle_transaction_timeout,
             prepared_statements=self._database_settings.prepared_statements,
         )
         self.redis = redis.asyncio.Redis.from_url(

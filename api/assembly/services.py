@@ -193,6 +193,7 @@ async def _open_stores(
         pool_overflow=database.pool_overflow,
         pool_timeout=database.pool_timeout,
         statement_timeout=database.statement_timeout,
+        idle_transaction_timeout=database.idle_transaction_timeout,
         prepared_statements=database.prepared_statements,
     )
     opened.push_async_callback(rows.close)

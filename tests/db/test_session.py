@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 
 import psycopg
 import pytest
@@ -101,6 +105,56 @@ async def test_a_statement_past_its_timeout_is_ended(database_url: str) -> None:
     await database.close()
 
 
+STOPS_IN_A_TRANSACTION = """
+import asyncio, os, signal, sys
+from sqlalchemy import text
+from db.errors import DatabaseUnavailable
+from db.session import EVERY_TENANT, Database
+
+async def main() -> None:
+    database = Database(sys.argv[1], pool_size=1, idle_transaction_timeout=0.5)
+    try:
+        async with database.write(EVERY_TENANT) as session:
+            await session.execute(text("UPDATE t SET x = 2"))
+            os.kill(os.getpid(), signal.SIGSTOP)
+    except DatabaseUnavailable as error:
+        print(error)
+    async with database.write(EVERY_TENANT) as session:
+        await session.execute(text("UPDATE t SET x = x + 10"))
+    await database.close()
+
+asyncio.run(main())
+"""
+
+
+def start_stopping(database_url: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", STOPS_IN_A_TRANSACTION, database_url]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+async def test_a_process_that_stops_in_a_transaction_does_not_keep_its_locks(
+    table: Database, database_url: str
+) -> None:
+    async with table.write(EVERY_TENANT) as session:
+        await session.execute(text("INSERT INTO t VALUES (1)"))
+    stopping = start_stopping(database_url)
+    try:
+        _, status = await asyncio.to_thread(os.waitpid, stopping.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        async with table.write(EVERY_TENANT) as session:
+            changed = await session.execute(text("UPDATE t SET x = 3 RETURNING x"))
+            assert changed.scalar_one() == 3
+        stopping.send_signal(signal.SIGCONT)
+        output, _ = await asyncio.to_thread(stopping.communicate, timeout=60)
+    finally:
+        stopping.kill()
+    assert output.startswith("database unavailable: "), output
+    assert "idle-in-transaction timeout" in output
+    assert stopping.returncode == 0
+    async with table.read(EVERY_TENANT) as session:
+        assert (await session.execute(text("SELECT x FROM t"))).scalars().all() == [13]
+
+
 async def test_a_pool_that_is_empty_gives_up_after_its_timeout(database_url: str) -> None:
     database = Database(database_url, pool_size=1, pool_overflow=0, pool_timeout=0.05)
     async with database.read(EVERY_TENANT):
@@ -160,16 +214,17 @@ async def test_an_error_in_the_query_is_not_the_servers_absence(table: Database)
 
 async def test_settings_come_with_each_transaction_not_with_the_connection(database_url: str) -> None:
     """A pooler may give every transaction another connection, and refuses start-up options."""
-    database = Database(database_url, statement_timeout=7)
-    query = text("SELECT current_setting('statement_timeout'), current_setting('timezone')")
+    database = Database(database_url, statement_timeout=7, idle_transaction_timeout=8)
+    names = ("statement_timeout", "idle_in_transaction_session_timeout", "timezone")
+    query = text("SELECT " + ", ".join(f"current_setting('{name}')" for name in names))
     try:
         for open_session in (database.read, database.write):
             async with open_session(EVERY_TENANT) as session:
-                assert (await session.execute(query)).one() == ("7s", "UTC")
+                assert (await session.execute(query)).one() == ("7s", "8s", "UTC")
         async with database.engine.connect() as connection:
             raw = await connection.get_raw_connection()
             assert "options" not in raw.driver_connection.info.get_parameters()
-            assert (await connection.execute(query)).one()[0] == "0"
+            assert (await connection.execute(query)).one()[:2] == ("0", "0")
     finally:
         await database.close()
 

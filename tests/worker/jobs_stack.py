@@ -25,6 +25,7 @@ from tests.support.waiting import eventually
 from tests.support.workers import start_worker
 
 LEASE = 3.0
+IDLE_TRANSACTION = 6.0
 BASE = "sapling"
 
 
@@ -60,6 +61,7 @@ class JobsStack:
             "ROOTSTOCK_JOBS_ARTIFACTS_DIR": str(self.directory / "artifacts"),
             "ROOTSTOCK_STORAGE_URL": f"file://{self.directory / 'objects'}",
             "ROOTSTOCK_JOBS_LEASE_SECONDS": str(LEASE),
+            "ROOTSTOCK_DB_IDLE_TRANSACTION_TIMEOUT": str(IDLE_TRANSACTION),
             "ROOTSTOCK_JOBS_MAX_ATTEMPTS": "3",
         }
         process = start_worker(

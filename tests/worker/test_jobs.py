@@ -7,13 +7,17 @@ import os
 import signal
 
 import pytest
+from sqlalchemy import update
 
+from adapters.jobs.models import Job
 from benchmarks.otlp_receiver import receiving_spans
+from db.errors import DatabaseUnavailable
+from db.session import EVERY_TENANT, Database
 from db.tasks import JOBS_QUEUE, RUN_JOB
 from telemetry.trace_context import TraceContext, in_trace
 from tests.support.jobs_worker import STEPS
 from tests.support.waiting import eventually
-from tests.worker.jobs_stack import JobsStack, kill
+from tests.worker.jobs_stack import IDLE_TRANSACTION, JobsStack, kill
 
 
 async def test_a_job_runs_through_all_steps_and_its_version_serves(
@@ -122,6 +126,24 @@ async def test_a_worker_that_slept_while_another_took_over_changes_nothing(
     await eventually(lambda: "is lost" in jobs.log.read_text(), 60)
     assert await jobs.assert_done_once(job_id) == before
     assert (await jobs.job(job_id)).fence == fence
+
+
+async def test_a_worker_that_stopped_in_a_transaction_does_not_keep_its_job(jobs: JobsStack) -> None:
+    jobs.start(beat="false")
+    jobs.tell("hold-calibrate")
+    job_id = await jobs.make_job()
+    stopped = await jobs.arrival(job_id, "calibrate")
+    os.kill(stopped, signal.SIGSTOP)
+    # Its heartbeat's transaction, as it is left by a worker that stops between the statement and the commit.
+    heartbeat = Database(jobs.database_url, idle_transaction_timeout=IDLE_TRANSACTION)
+    with pytest.raises(DatabaseUnavailable, match="idle-in-transaction"):  # noqa: PT012  what happens meanwhile is the point
+        async with heartbeat.write(EVERY_TENANT) as session:
+            await session.execute(update(Job).where(Job.id == job_id).values(phase="calibrate"))
+            jobs.start()
+            jobs.untell("hold-calibrate")
+            await jobs.until(job_id, "succeeded")
+    await heartbeat.close()
+    assert (await jobs.events(job_id)).count("job.started") == 2
 
 
 async def test_a_worker_told_to_end_gives_its_job_to_another_at_once(jobs: JobsStack) -> None:
