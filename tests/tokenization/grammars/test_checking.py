@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.protocol import Grammar
-from tokenization.grammars import checking
+from tokenization.grammars import checking, locating
 from tokenization.grammars.checking import MAX_NESTING, check
 from tokenization.grammars.fork_server import load
 from tokenization.grammars.messages import Accepted, Check, Refused
@@ -51,6 +51,23 @@ def inside(schema: Any, **definitions: Any) -> dict[str, Any]:
     middle = {"type": "array", "items": schema}
     properties = {"fine": {"type": "string", "minLength": 1}, "list": middle, "last": {"$ref": "#"}}
     return {"type": "object", "properties": properties, "$defs": definitions}
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine, a place is searched to the end."""
+    monkeypatch.setattr(locating, "SECONDS", 300.0)
+
+
+def test_a_search_that_takes_too_long_names_the_place_it_came_to(
+    tokenizer: LLTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = inside({"type": "array", "uniqueItems": True})
+    monkeypatch.setattr(locating, "SECONDS", -1.0)
+    refused = checked(tokenizer, schema)
+    assert isinstance(refused, Refused)
+    assert refused.path == ()
+    assert "uniqueItems" in refused.reason
 
 
 @pytest.mark.parametrize(
