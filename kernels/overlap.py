@@ -5,9 +5,9 @@ kernel is launched, its first loads travel. Programmatic dependent launch lets a
 as all blocks of the kernel before it have started or ended; it then does what needs nothing of that kernel
 (read weights), waits (`gdc_wait`), and continues. Rules, because a mistake here is a race that shows once a
 week: a kernel launched with `launch_pdl=True` calls `gdc_wait` in every block, before it reads or writes
-anything that another kernel touches; what it reads before the wait is not written while the engine runs; and
+anything that another kernel of the step writes; what it reads before the wait is written between steps; and
 it may call `gdc_launch_dependents` at any time, because a kernel that starts early waits for its end all the
-same.
+same. When it does is a question of speed: kernels that start early take bandwidth from those that still run.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from kernels.attention.kernels.decode import decode_kernel
 from kernels.attention.kernels.prefill import prefill_kernel
 from kernels.attention.kernels.rows import quantize_rows_kernel
 from kernels.backend import INTERPRETING
-from kernels.compilation import Compilation
+from kernels.compilation import ARCHITECTURES, Compilation
+from kernels.overlap import starts_early
 
 MIN_DOT_ROWS = 16
 """Fewest rows that the tensor cores multiply."""
@@ -86,6 +87,8 @@ def launch_attention(
     geometry = num_heads, num_kv_heads, head_dim, block_size
     sizes = scale / math.log(2), q_THD.stride(0), out_THD.stride(0), step.tables_RB.shape[1]
     tile = decode_tile(head_dim)
+    early = starts_early(q_THD)
+    options: dict[str, Any] = {"launch_pdl": True} if early else {}
     decode_kernel[(step.decode_programs,)](
         q_THD,
         cache_N2HBD,
@@ -98,7 +101,9 @@ def launch_attention(
         out_THD,
         *sizes,
         **_decode_constants(*geometry, tile, product),
+        STARTS_EARLY=early,
         num_warps=tile.num_warps,
+        **options,
     )
     if step.prefill_tiles:
         tile = prefill_tile(head_dim, cache_N2HBD.element_size())
@@ -122,7 +127,9 @@ def launch_attention(
             step.positions_T,
             out_THD.stride(0),
             **_row_constants(num_heads * head_dim),
+            STARTS_EARLY=early,
             num_warps=QUANTIZE_WARPS,
+            **options,
         )
 
 
@@ -198,21 +205,23 @@ def _compilations(num_heads: int, num_kv_heads: int, head_dim: int, fp8: bool) -
     product = tl.float16 if fp8 else tl.bfloat16
     geometry = num_heads, num_kv_heads, head_dim, 16
     signature = _SIGNATURE | {"cache_ptr": f"*{cache}"}
-    older = (90,) if fp8 else (80, 90)
     decode, prefill = decode_tile(head_dim), prefill_tile(head_dim, element_size)
-    return [
-        Compilation(kernel, pointers, constants, tile.num_warps, tile.num_stages, architectures, local_bytes)
-        for kernel, pointers, constants, tile in (
-            (decode_kernel, signature | _DECODE, _decode_constants(*geometry, decode, product), decode),
-            (
-                prefill_kernel,
-                signature | {"tiles_ptr": "*i32"},
-                _prefill_constants(*geometry, prefill, product),
-                prefill,
-            ),
-        )
-        for architectures, local_bytes in ((older, 0), ((100,), SM_100_SPILLS))
-    ]
+    decode_constants = _decode_constants(*geometry, decode, product)
+    prefill_constants = _prefill_constants(*geometry, prefill, product)
+    found: list[Compilation] = []
+    for architecture in (90, 100) if fp8 else ARCHITECTURES:
+        local_bytes = SM_100_SPILLS if architecture == 100 else 0
+        early = {"STARTS_EARLY": architecture >= 90}
+        found += [
+            Compilation(
+                kernel, pointers, constants, tile.num_warps, tile.num_stages, (architecture,), local_bytes
+            )
+            for kernel, pointers, constants, tile in (
+                (decode_kernel, signature | _DECODE, decode_constants | early, decode),
+                (prefill_kernel, signature | {"tiles_ptr": "*i32"}, prefill_constants, prefill),
+            )
+        ]
+    return found
 
 
 COMPILATIONS = [
@@ -220,7 +229,11 @@ COMPILATIONS = [
     *(one for fp8 in (False, True) for one in _compilations(8, 4, 32, fp8)),
     *(
         Compilation(
-            quantize_rows_kernel, _ROWS, _row_constants(width), QUANTIZE_WARPS, architectures=(90, 100)
+            quantize_rows_kernel,
+            _ROWS,
+            _row_constants(width) | {"STARTS_EARLY": True},
+            QUANTIZE_WARPS,
+            architectures=(90, 100),
         )
         for width in (4096, 256)
     ),

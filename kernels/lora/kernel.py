@@ -33,10 +33,11 @@ COMPUTE = tl.float32 if INTERPRETING else tl.bfloat16
 """What tensor cores multiply; the interpreter's bf16 products are wrong."""
 MAX_PARTS = 48
 """A row of A each, of three modules of rank 16."""
+ROWS_OF_A_TOGETHER = {2048: 8, 4096: 4, 8192: 2}
+"""By their length, rounded up to a power of two: what is in flight is as much as fits the registers."""
+
 WIDE_OUTPUT = 8192
 """Columns of a module from which a unit of a block is two tiles: looking a slot up takes a tile's time."""
-
-
 NARROW_OUTPUT = 4096
 """Columns of all modules up to which 32 adapters have no more units of 128 columns than programs run."""
 
@@ -52,13 +53,13 @@ class Plan:
     max_registers: int | None = None
 
 
-def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int, num_ranks: int = 1) -> Plan:
+def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int) -> Plan:
     """A whole row of A at a time where that fits the registers, 16 or 32 of its columns a thread.
 
-    In a group the rows are short, and their time is that of one program after another: they are to run beside
-    the base product's programs, which leave 27 KB of shared memory, all at once.
+    Up to `MEDIUM_BUCKET` rows the programs are to run beside the base product's, which leave 19 KB of shared
+    memory: no row is asked for ahead; where there are more than `SMALL_BUCKET`, several are read together.
     """
-    step, medium = triton.next_power_of_2(width_in), bucket <= tiling.MEDIUM_BUCKET
+    step = triton.next_power_of_2(width_in)
     constants = {
         "K": width_in,
         "RANK_STRIDE": rank_stride,
@@ -74,13 +75,15 @@ def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int, num_ranks: in
         "FETCHES": bucket <= tiling.SMALL_BUCKET and width_in % 16 == 0,
         "WITH_PAIRS": not pairs_are_wide(width_in, bucket),
     }
-    if num_ranks > 1 and tiling.SMALL_BUCKET < bucket <= tiling.MEDIUM_BUCKET and step <= 8192:
-        together = 8 if step <= 2048 else 4 if step <= 4096 else 2
-        constants |= {"TOGETHER": together, "MAX_PARTS": MAX_PARTS // together, "BLOCK_K": 64}
-        return Plan(constants, 8, 2, 2, 80 if step <= 4096 else 96)
-    if step <= 4096:
-        return Plan(constants, 8, 3, 3, 80) if medium else Plan(constants, 4, 3, 4, 128)
-    if not constants["WITH_PAIRS"]:
+    if bucket <= tiling.MEDIUM_BUCKET:
+        constants |= {"AHEAD": 1, "BLOCK_R": 16 if step >= 2048 else 32}
+        together = ROWS_OF_A_TOGETHER.get(step, 1)
+        if bucket > tiling.SMALL_BUCKET and together > 1:
+            constants |= {"TOGETHER": together, "MAX_PARTS": MAX_PARTS // together}
+        else:
+            constants["STEP"] = min(step, 4096)
+        return Plan(constants, 8, 2, 2, 80 if constants["STEP"] <= 4096 else 96)
+    if step <= 4096 or not constants["WITH_PAIRS"]:
         return Plan(constants, 4, 3, 4, 128)
     return Plan(constants, 16, 3, 1, 128) if step == 16384 else Plan(constants, 8, 3, 2, 128)
 
@@ -214,7 +217,7 @@ def shrink_triton(
     where = (work.order.device, place, table.num_slots)
     stride = {"X_STRIDE": x_TK.stride(0)}
     sized = stride | {"SIZE": size}
-    plan = plan_shrink_rows(width_in, bucket, scratch.rank_stride, size)
+    plan = plan_shrink_rows(width_in, bucket, scratch.rank_stride)
     units = limits.pairs * MAX_PARTS + limits.blocks * plan.constants["CHUNKS"]
     lists = (work.pairs.device, work.blocks.device)
     _launch(shrink_rows, plan, units, early, (*given, *lists, *where, number), **sized)
@@ -351,7 +354,7 @@ def _launches(
         yield shrink_tiles, plan_shrink_tiles(width_in, bucket, stride)
         yield expand_tiles, plan_expand_tiles(widths, stride)
         return
-    yield shrink_rows, plan_shrink_rows(width_in, bucket, stride, num_ranks)
+    yield shrink_rows, plan_shrink_rows(width_in, bucket, stride)
     if pairs_are_wide(width_in, bucket):
         yield shrink_wide_pairs, plan_shrink_wide_pairs(width_in, stride)
     yield expand_rows, plan_expand_rows(widths, bucket, stride, num_ranks)

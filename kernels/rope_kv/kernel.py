@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.compilation import Compilation
+from kernels.overlap import starts_early
 
 if TYPE_CHECKING:
     from kernels.rope_kv import Placement
@@ -48,6 +49,7 @@ def rope_kv_kernel(
     SCALED: tl.constexpr,
     NORMED: tl.constexpr,
     FP8: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):
     """Semantics: q[t, h] = turn(norm(qkv[t, h] * scale[t])), in place; the same for k and without turn and
     norm for v, into cache[tables[rows[t], p // B], plane, g, p % B], p = positions[t]; nothing where p < 0.
@@ -56,6 +58,8 @@ def rope_kv_kernel(
     positions_T, rows_T, tables_RB int32. One program turns BLOCK_HEADS heads of one token.
     Source: Su et al., arXiv 2104.09864; Kwon et al., arXiv 2309.06180.
     """
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0)
     position = tl.load(positions_ptr + token)
     row = tl.load(rows_ptr + token)
@@ -65,15 +69,19 @@ def rope_kv_kernel(
     is_q = (head < NUM_HEADS)[:, None]
     is_v = (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
 
-    # The heads do not depend on the position: their load is in flight while it arrives.
+    # Where a token goes is known before the projection ends.
+    there = position >= 0
+    at = tl.maximum(position, 0)
+    block = tl.load(tables_ptr + row.to(tl.int64) * max_blocks + at // BLOCK_SIZE, mask=there, other=0)
+    rotary = rotary_ptr + at.to(tl.int64) * (4 * HALF) + i
+    cos = tl.load(rotary, mask=i < HALF, other=0.0)[None, :]
+    sin = tl.load(rotary + 3 * HALF, mask=i < HALF, other=0.0)[None, :]
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
     x_ptr = qkv_ptr + token.to(tl.int64) * qkv_stride + head[:, None] * (2 * HALF) + i[None, :]
     first = tl.load(x_ptr, mask=within, other=0.0).to(tl.float32)
     second = tl.load(x_ptr + HALF, mask=within, other=0.0).to(tl.float32)
-    if position >= 0:
-        block = tl.load(tables_ptr + row.to(tl.int64) * max_blocks + position // BLOCK_SIZE)
-        rotary = rotary_ptr + position.to(tl.int64) * (4 * HALF) + i
-        cos = tl.load(rotary, mask=i < HALF, other=0.0)[None, :]
-        sin = tl.load(rotary + 3 * HALF, mask=i < HALF, other=0.0)[None, :]
+    if there:
         if SCALED:
             scale = tl.load(scale_ptr + token)
             first *= scale
@@ -126,6 +134,8 @@ def launch_rope_kv(
     assert where.tables_RB.is_contiguous(), "block tables are one array"
     block_half = triton.next_power_of_2(head_dim // 2)
     block_heads = max(1, PROGRAM_ELEMENTS // (2 * block_half))
+    early = starts_early(qkv_TN)
+    options = {"launch_pdl": True} if early else {}
     grid = (len(qkv_TN), triton.cdiv(num_heads + 2 * num_kv_heads, block_heads))
     rope_kv_kernel[grid](
         qkv_TN,
@@ -149,12 +159,16 @@ def launch_rope_kv(
         SCALED=scale_T is not None,
         NORMED=q_norm_D is not None,
         FP8=cache_N2HBD.dtype == torch.float8_e4m3fn,
+        STARTS_EARLY=early,
         num_warps=NUM_WARPS,
+        **options,
     )
     return qkv_TN[:, : num_heads * head_dim].unflatten(1, (num_heads, head_dim))
 
 
-def _compilation(num_heads: int, num_kv_heads: int, head_dim: int, cache: str, normed: bool) -> Compilation:
+def _compilation(
+    num_heads: int, num_kv_heads: int, head_dim: int, cache: str, normed: bool, early: bool = True
+) -> Compilation:
     return Compilation(
         rope_kv_kernel,
         {
@@ -181,16 +195,20 @@ def _compilation(num_heads: int, num_kv_heads: int, head_dim: int, cache: str, n
             "SCALED": True,
             "NORMED": normed,
             "FP8": cache == "fp8e4nv",
+            "STARTS_EARLY": early,
         },
         num_warps=NUM_WARPS,
-        architectures=(90, 100) if cache == "fp8e4nv" else (80, 90, 100),
+        architectures=(90, 100) if early else (80,),
     )
 
 
 COMPILATIONS = [
     _compilation(32, 8, 128, "bf16", normed=False),
+    _compilation(32, 8, 128, "bf16", normed=False, early=False),
     _compilation(32, 8, 128, "bf16", normed=True),
+    _compilation(32, 8, 128, "bf16", normed=True, early=False),
     _compilation(32, 8, 128, "fp8e4nv", normed=False),
     _compilation(8, 4, 32, "bf16", normed=False),
+    _compilation(8, 4, 32, "bf16", normed=False, early=False),
     _compilation(8, 4, 32, "fp8e4nv", normed=True),
 ]

@@ -100,6 +100,7 @@ def decode_kernel(
     BLOCK_SPLITS: tl.constexpr,
     PRODUCT: tl.constexpr,
     STAGES: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):
     """Semantics: out[t, h] = sum_p softmax_p(q[t, h] . K[s, p, g] * scale) V[s, p, g] for p < total_len[s].
 
@@ -121,6 +122,10 @@ def decode_kernel(
     count = tl.load(counts_ptr) * NUM_KV_HEADS
     # What to do first is read together with how much there is, and later items one turn ahead.
     place, first_key, last_key, share = load_item(items_ptr, tl.program_id(0) // NUM_KV_HEADS)
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
+        # Not before: the next product would read its weights while the last one still waits for its own.
+        tl.extra.cuda.gdc_launch_dependents()
     for work in range(tl.program_id(0), count, tl.num_programs(0)):
         index = work // NUM_KV_HEADS
         kv_head = work % NUM_KV_HEADS
