@@ -1,15 +1,17 @@
 """Profiles a step kernel by kernel with torch's profiler.
 
-Lists kernels by name with their calls, time and share, and the time in which no kernel ran. On a CPU the
-operators take the kernels' place.
+Lists kernels by name with their parts of the step, their calls and durations, and the time in which no
+kernel ran. Kernels that begin before others have ended mostly wait, so that durations say little: `shares_us`
+divides the time between them. On a CPU the operators take the kernels' place.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import torch
 from torch.autograd import DeviceType
@@ -51,34 +53,51 @@ def profile_steps(step: Callable[[], object], num_steps: int, device: torch.devi
 def table(spans: list[Span], num_steps: int, wall_us: float) -> str:
     """`wall_us`: of all steps together."""
     by_name: defaultdict[str, list[float]] = defaultdict(list)
-    for span in spans:
+    parts: defaultdict[str, float] = defaultdict(float)
+    for span, share in zip(spans, shares_us(spans), strict=True):
         by_name[span.name].append(span.end - span.start)
+        parts[span.name] += share
     total = sum(sum(times) for times in by_name.values())
-    busy = busy_us(spans)
+    busy = sum(parts.values())
     window = max((span.end for span in spans), default=0.0) - min((span.start for span in spans), default=0.0)
     lines = [
         f"{num_steps} steps, {wall_us / num_steps:.1f} us each on the clock",
         f"kernels {total / num_steps:.1f} us per step; device busy {busy / num_steps:.1f} us, "
         f"idle between the first kernel and the last {(window - busy) / num_steps:.1f} us",
         "",
-        f"{'us/step':>10} {'share':>7} {'calls/step':>11} {'us/call':>9}  kernel",
+        f"{'us/step':>10} {'share':>7} {'calls/step':>11} {'us/call':>9} {'duration':>9}  kernel",
     ]
-    ordered = sorted(by_name.items(), key=lambda item: -sum(item[1]))
-    for name, times in ordered[:TOP]:
+    ordered = sorted(by_name, key=lambda name: -parts[name])
+    for name in ordered[:TOP]:
+        times, part = by_name[name], parts[name]
         lines.append(
-            f"{sum(times) / num_steps:>10.1f} {sum(times) / total:>7.1%} {len(times) / num_steps:>11.1f} "
-            f"{sum(times) / len(times):>9.2f}  {name[:120]}"
+            f"{part / num_steps:>10.1f} {part / busy:>7.1%} {len(times) / num_steps:>11.1f} "
+            f"{part / len(times):>9.2f} {sum(times) / len(times):>9.2f}  {name[:120]}"
         )
     if len(ordered) > TOP:
-        rest = sum(sum(times) for _, times in ordered[TOP:])
-        lines.append(f"{rest / num_steps:>10.1f} {rest / total:>7.1%}  {len(ordered) - TOP} more kernels")
+        rest = sum(parts[name] for name in ordered[TOP:])
+        lines.append(f"{rest / num_steps:>10.1f} {rest / busy:>7.1%}  {len(ordered) - TOP} more kernels")
     return "\n".join(lines) + "\n"
 
 
-def busy_us(spans: Iterable[Span]) -> float:
-    """Time in which at least one ran: those that overlap, on several streams, count once."""
-    busy, until = 0.0, float("-inf")
-    for span in sorted(spans, key=lambda span: span.start):
-        busy += max(0.0, span.end - max(span.start, until))
-        until = max(until, span.end)
-    return busy
+def shares_us(spans: Sequence[Span]) -> list[float]:
+    """Each span's part of the time in which any ran: every moment belongs to the one that ends first of those
+    that run then, for which the others may wait.
+    """
+    shares = [0.0] * len(spans)
+    starts = sorted(range(len(spans)), key=lambda index: spans[index].start, reverse=True)
+    running: list[tuple[float, int]] = []
+    now = float("-inf")
+    while starts or running:
+        if not running:
+            now = spans[starts[-1]].start
+        while starts and spans[starts[-1]].start <= now:
+            index = starts.pop()
+            heappush(running, (spans[index].end, index))
+        end, index = running[0]
+        until = min(end, spans[starts[-1]].start) if starts else end
+        shares[index] += max(0.0, until - now)
+        now = max(now, until)
+        if until == end:
+            heappop(running)
+    return shares

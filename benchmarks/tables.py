@@ -154,6 +154,25 @@ def prefill_table(name: str) -> Callable[[Results], str]:
     return render
 
 
+def step_shares_table(name: str) -> Callable[[Results], str]:
+    """Parts of decode steps by kernel."""
+    parts = ("products", "head", "attention", "shrink", "expand", "norms", "silu", "rope", "quantise", "idle")
+
+    def render(results: Results) -> str:
+        report = results(name)
+        if report is None:
+            return MISSING
+        rows = [
+            [row["batch"], row["distinct"], round(row["step_us"] / 1e3, 2)]
+            + [round(row["us"].get(part, 0.0) / 1e3, 2) or None for part in parts]
+            for row in report["rows"]
+        ]
+        table = _markdown(("batch", "adapters", "step ms", *parts), rows)
+        return f"{table}\n\n`{name.rpartition('/')[2]}`, {report['hardware']['gpu']}"
+
+    return render
+
+
 def tensor_parallel_table(name: str) -> Callable[[Results], str]:
     """Decode steps of one model on several GPUs."""
 
@@ -350,6 +369,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "summary": summary_table,
     "decode": decode_table(DECODE, barred=True),
     "decode-h100": decode_table("../h100/decode-llama-3.1-8b-fp8-r16.json"),
+    "decode-h100-before": decode_table("../h100/decode-llama-3.1-8b-fp8-r16-before.json"),
+    "decode-shares-h100": step_shares_table("../h100/decode-shares.json"),
     "decode-ranks": decode_table("decode-llama-3.1-8b-fp8-ranks.json"),
     "decode-fp8-adapters": decode_table("decode-llama-3.1-8b-fp8-adapters-fp8.json"),
     "decode-fp8-kv": decode_table("decode-llama-3.1-8b-fp8-kv-fp8.json"),
@@ -368,6 +389,10 @@ TABLES: dict[str, Callable[[Results], str]] = {
         "../h100-x4/tensor-parallel-llama-3.1-70b-fp8-before.json"
     ),
     "tensor-parallel-8b": tensor_parallel_table("../h200-x2/tensor-parallel-llama-3.1-8b-fp8.json"),
+    "tensor-parallel-8b-h100": tensor_parallel_table("../h100-x2/tensor-parallel-llama-3.1-8b-fp8.json"),
+    "tensor-parallel-8b-h100-before": tensor_parallel_table(
+        "../h100-x2/tensor-parallel-llama-3.1-8b-fp8-before.json"
+    ),
     "peer-sums": peer_sum_table,
     "prefill-apart": prefill_apart_table,
     "kernels": kernel_table,

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import decode, floor
 from benchmarks.decode import main, parse, with_ratios
 from benchmarks.shapes import shape
-from benchmarks.step_profile import Span, busy_us, table
+from benchmarks.step_profile import Span, shares_us, table
 
 TINY = ["--shape", "tiny", "--quantization", "none", "--device", "cpu", "--repeats", "1"]
 
@@ -95,11 +95,18 @@ def test_what_cannot_be_measured_is_refused(wrong: list[str], capsys: pytest.Cap
     assert wrong[1] in capsys.readouterr().err
 
 
+def test_a_moment_of_a_profile_belongs_to_the_kernel_that_ends_first() -> None:
+    spans = [Span("norm", 2, 11), Span("gemm", 0, 10), Span("shrink", 4, 8), Span("gemm", 12, 20)]
+    assert shares_us(spans) == [1, 6, 4, 8]
+    assert shares_us([Span("gemm", 0, 10), Span("gemm", 0, 10), Span("norm", 10, 10)]) == [10, 0, 0]
+    assert shares_us([]) == []
+
+
 def test_a_profile_counts_overlapping_kernels_once_as_busy() -> None:
     spans = [Span("gemm", 0, 10), Span("shrink", 4, 8), Span("gemm", 12, 20), Span("norm", 18, 22)]
-    assert busy_us(spans) == 20
+    assert sum(shares_us(spans)) == 20
     text = table(spans, num_steps=2, wall_us=50)
     assert "2 steps, 25.0 us each" in text
     assert "device busy 10.0 us, idle between the first kernel and the last 1.0 us" in text
     first = text.splitlines()[4].split()
-    assert first == ["9.0", "69.2%", "1.0", "9.00", "gemm"]
+    assert first == ["7.0", "70.0%", "1.0", "7.00", "9.00", "gemm"]
