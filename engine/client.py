@@ -43,6 +43,7 @@ from engine.protocol import (
 from engine.transport.connection import Connection
 from engine.transport.curve import Address
 from engine.transport.generation import EngineError, EngineGone, Generation, ReaderStalled, RequestRejected
+from engine.transport.open_generations import MAX_UNREAD_IN_ALL, MAX_UNREAD_TOKENS, OpenGenerations
 from engine.transport.start_estimate import StartEstimate
 
 __all__ = ["EngineClient", "EngineError", "EngineGone", "Generation", "ReaderStalled", "RequestRejected"]
@@ -56,11 +57,6 @@ CONNECT_LIMIT = 2.0
 TICK = 0.1
 BURST = 64
 """Messages handled before other tasks of the event loop have their turn."""
-MAX_UNREAD_TOKENS = 65_536
-"""Of one generation."""
-MAX_UNREAD_IN_ALL = 2_097_152
-"""Of all generations together; beyond it, those with more than their share unread are aborted. Unread tokens
-take some 36 bytes each."""
 
 _decoder = msgspec.msgpack.Decoder(EngineMessage)
 _encoder = msgspec.msgpack.Encoder()
@@ -91,12 +87,9 @@ class EngineClient:
         self._view: asyncio.Future[EngineView] | None = None
         self._spooled: asyncio.Queue[Spooled] = asyncio.Queue()
         self._name = name
-        self._max_unread_tokens = max_unread_tokens
-        self._max_unread_in_all = max_unread_in_all
-        self._num_unread = 0
         self._estimate = StartEstimate(time.monotonic())
         self._ready = asyncio.Event()
-        self._generations: dict[str, Generation] = {}
+        self._generations = OpenGenerations(self._send_abort, max_unread_tokens, max_unread_in_all)
         self._on_changed: Callable[[], None] = lambda: None
         self._on_drained: Callable[[Generation], bool] = lambda generation: False
         self._context: zmq.Context | None = None
@@ -150,8 +143,7 @@ class EngineClient:
             if self._connection.is_connected:
                 self._connection.socket.send(_encoder.encode(Goodbye()), zmq.NOBLOCK)
             self._ready.clear()
-            for generation in self._generations.values():
-                generation._end_callback = None
+            self._generations.forget_callbacks()
             self._disconnect("the client is closing", linger=200)
         await asyncio.to_thread(self._context.term)
 
@@ -166,7 +158,7 @@ class EngineClient:
 
         Raises EngineGone when not ready, RequestRejected when its id is already open here.
         """
-        generation = Generation(self, request.request_id)
+        generation = Generation(self._generations, request.request_id)
         self.resubmit(request, generation)
         return generation
 
@@ -177,10 +169,7 @@ class EngineClient:
         """
         if not self.ready:
             raise EngineGone(f"engine at {self.endpoint} is not connected", self.ready_in)
-        if request.request_id in self._generations:
-            raise RequestRejected("duplicate", f"request_id {request.request_id!r} is already open")
-        generation._client = self
-        self._generations[request.request_id] = generation
+        self._generations.add(generation)
         self._send(request)
 
     def prefetch(self, adapter: AdapterRef, pinned: bool | None = None) -> None:
@@ -248,8 +237,8 @@ class EngineClient:
             raise EngineGone(f"engine at {self.endpoint} was restarted")
         return found
 
-    def _abort(self, request_id: str) -> None:
-        if self.ready and request_id in self._generations:
+    def _send_abort(self, request_id: str) -> None:
+        if self.ready:
             self._send(Abort(request_id))
 
     def _send(self, message: ClientMessage) -> None:
@@ -285,10 +274,9 @@ class EngineClient:
                 "engine is gone", endpoint=self.endpoint, reason=reason, open_requests=len(self._generations)
             )
             self._on_changed()
-        generations, self._generations = self._generations, {}
-        for generation in generations.values():
-            gone = EngineGone(f"engine at {self.endpoint} is gone: {reason}", self.ready_in)
-            generation._close(None, gone)
+        self._generations.fail(
+            lambda: EngineGone(f"engine at {self.endpoint} is gone: {reason}", self.ready_in)
+        )
 
     async def _keep_connected(self) -> None:
         while True:
@@ -317,7 +305,7 @@ class EngineClient:
             if self._connection is not None:
                 self._disconnect("it closed the connection")
             for generation in gained:
-                generation._wake()
+                generation.wake()
 
     # Messages ---------------------------------------------------------------------------------------------
 
@@ -332,7 +320,7 @@ class EngineClient:
                 self._on_readable
             )  # the descriptor is edge-triggered: it will not signal again that there is more
         for generation in gained:
-            generation._wake()
+            generation.wake()
 
     def _take_message(self, gained: set[Generation]) -> bool:
         """Returns whether there was a message, and it could be decoded."""
@@ -361,40 +349,13 @@ class EngineClient:
         return True
 
     def _on_outputs(self, outputs: Outputs, gained: set[Generation]) -> None:
-        generations = self._generations
-        for begun in outputs.begun:
-            generation = generations.get(begun.request_id)
-            if generation is not None:
-                generation.held_for = begun.seconds
-        for scores in outputs.scores:
-            generation = generations.get(scores.request_id)
-            if generation is not None:
-                generation.scores += scores.logprobs
-        for chunk in outputs.chunks:
-            generation = generations.get(chunk.request_id)
-            if generation is None:
-                continue
-            gained.add(generation)
-            num_unread = generation._receive(chunk)
-            if num_unread > self._max_unread_tokens or (
-                self._num_unread > self._max_unread_in_all
-                and num_unread * len(generations) > self._max_unread_in_all
-            ):
-                self._send(Abort(chunk.request_id))
-                generation._stall(
-                    ReaderStalled(f"the client left {num_unread} tokens unread; the request was aborted")
-                )
-        for finished in outputs.finished:
-            generation = generations.pop(finished.request_id, None)
-            if generation is not None:
-                generation._close(finished.usage, None)
-        for rejected in outputs.rejected:
-            generation = generations.pop(rejected.request_id, None)
-            if generation is not None and not (rejected.code == "draining" and self._on_drained(generation)):
-                retry_after = rejected.retry_after
-                if retry_after is None and rejected.code == "draining":
-                    retry_after = self.ready_in
-                generation._close(None, RequestRejected(rejected.code, rejected.message, retry_after))
+        for generation, rejected in self._generations.receive(outputs, gained):
+            retry_after = rejected.retry_after
+            if rejected.code == "draining":
+                if self._on_drained(generation):
+                    continue
+                retry_after = self.ready_in if retry_after is None else retry_after
+            generation.end(None, RequestRejected(rejected.code, rejected.message, retry_after))
 
     def _on_info(self, info: EngineInfo) -> None:
         if self.ready and self.info is not None and info.incarnation != self.info.incarnation:

@@ -19,12 +19,12 @@ from engine.protocol import RejectCode, TokenChunk, TokenLogprob, Usage
 
 
 class GenerationSource(Protocol):
-    """The client that a generation belongs to."""
+    """What a generation belongs to."""
 
-    _num_unread: int
+    num_unread: int
     """Tokens, of all its generations together."""
 
-    def _abort(self, request_id: str) -> None: ...
+    def abort(self, request_id: str) -> None: ...
 
 
 class EngineError(Exception):
@@ -70,7 +70,6 @@ class Generation:
     """
 
     __slots__ = (
-        "_client",
         "_closed",
         "_end_callback",
         "_listener",
@@ -83,10 +82,12 @@ class Generation:
         "on_first",
         "request_id",
         "scores",
+        "source",
         "usage",
     )
 
-    def __init__(self, client: GenerationSource, request_id: str) -> None:
+    def __init__(self, source: GenerationSource, request_id: str) -> None:
+        self.source = source
         self.request_id = request_id
         self.usage: Usage | None = None
         """Set once the engine has sent its last message."""
@@ -100,7 +101,6 @@ class Generation:
         """Called once, at the first chunk; like `on_closed`, for the code that chose the engine."""
         self.on_closed: Callable[[Generation], None] | None = None
         """Called once, when nothing more will arrive."""
-        self._client = client
         self._unread: list[TokenChunk] = []
         self._num_unread = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -132,7 +132,7 @@ class Generation:
         """Returns every chunk that arrived since the last call; an empty list does not mean the end."""
         chunks = self._unread
         if chunks:
-            self._client._num_unread -= self._num_unread
+            self.source.num_unread -= self._num_unread
             self._unread, self._num_unread = [], 0
         return chunks
 
@@ -158,7 +158,7 @@ class Generation:
         Returns at once, may be called at any time and repeatedly; tokens generated are billed.
         """
         if not self._closed:
-            self._client._abort(self.request_id)
+            self.source.abort(self.request_id)
 
     def when_ended(self, callback: Callable[[Generation], None]) -> None:
         """Calls `callback` once nothing more will arrive: `usage` is set then, or `error`, or (of a stalled
@@ -170,7 +170,12 @@ class Generation:
         if self._closed:
             callback(self)
 
-    def _receive(self, chunk: TokenChunk) -> int:
+    def __del__(self) -> None:
+        self.source.num_unread -= self._num_unread
+
+    # For the owner of the connection ----------------------------------------------------------------------
+
+    def receive(self, chunk: TokenChunk) -> int:
         """Keeps a chunk for the reader. Returns how many tokens are unread. Chunks of a stalled generation
         are dropped.
         """
@@ -186,29 +191,32 @@ class Generation:
         else:
             unread.append(chunk)
         self._num_unread += num_tokens
-        self._client._num_unread += num_tokens
+        self.source.num_unread += num_tokens
         return self._num_unread
 
-    def __del__(self) -> None:
-        self._client._num_unread -= self._num_unread
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Tells the reader to look."""
         if self._listener is not None:
             self._listener()
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _stall(self, error: ReaderStalled) -> None:
+    def stall(self, error: ReaderStalled) -> None:
         """Gives the reader up; the engine's last message, with the usage, will still come."""
         self.error = error
-        self._wake()
+        self.wake()
 
-    def _close(self, usage: Usage | None, error: EngineError | None) -> None:
+    def forget_callback(self) -> None:
+        """Makes no call at the end."""
+        self._end_callback = None
+
+    def end(self, usage: Usage | None, error: EngineError | None) -> None:
+        """Nothing more will arrive: the engine has sent its last message, or why there is none."""
         self.usage, self._closed = usage, True
         self.error = self.error or error
         if self.on_closed is not None:
             on_closed, self.on_closed = self.on_closed, None
             on_closed(self)
-        self._wake()
+        self.wake()
         if self._end_callback is not None:
             self._end_callback(self)

@@ -101,7 +101,7 @@ class FakeEngine:
         """What the ledger would have, by request."""
         self.script: Callable[[Submit], Script] = lambda submit: self.says(submit, "Hello world")
         self._open: dict[str, asyncio.Task[None]] = {}
-        self._num_unread = 0
+        self.num_unread = 0
         """Kept by the generations."""
 
     # What ReplicaSet offers ---------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class FakeEngine:
         self._open[request.request_id] = asyncio.create_task(self._play(request, generation))
         return generation
 
-    def _abort(self, request_id: str) -> None:
+    def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
         task = self._open.get(request_id)
         if task is not None:
@@ -203,7 +203,7 @@ class FakeEngine:
         try:
             await asyncio.sleep(0)
             if script.reject is not None:
-                generation._close(None, RequestRejected(*script.reject))
+                generation.end(None, RequestRejected(*script.reject))
                 return
             asked = request.sampling
             scored = _logprobs(request.prompt_ids[asked.score_from :], asked.prompt_logprobs) or []
@@ -211,18 +211,18 @@ class FakeEngine:
             generation.held_for = script.held_for
             for number, step in enumerate(script.steps):
                 if number == script.gone_after:
-                    generation._close(None, EngineGone("engine at ipc:///secret/path is gone"))
+                    generation.end(None, EngineGone("engine at ipc:///secret/path is gone"))
                     return
                 if number == script.hang_after:
                     await asyncio.sleep(3600)
                 await asyncio.sleep(step.delay)
                 for chunk in step.chunks:
-                    generation._receive(chunk)
+                    generation.receive(chunk)
                     completion_tokens += len(chunk.token_ids)
-                generation._wake()
-            generation._close(usage(), None)
+                generation.wake()
+            generation.end(usage(), None)
         except asyncio.CancelledError:
-            generation._close(usage(), None)
+            generation.end(usage(), None)
 
 
 def _logprobs(token_ids: Iterable[int], wanted: int | None) -> list[TokenLogprob] | None:

@@ -14,10 +14,10 @@ class Client:
     """Where generations come from."""
 
     def __init__(self) -> None:
-        self._num_unread = 0
+        self.num_unread = 0
         self.aborted: list[str] = []
 
-    def _abort(self, request_id: str) -> None:
+    def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
 
@@ -35,24 +35,24 @@ def test_who_listens_is_told_at_once_and_takes_all_there_is() -> None:
         )
     )
     assert generation.take() == []
-    generation._receive(chunk(1, 2))
-    generation._receive(chunk(3))
-    assert client._num_unread == 3
-    generation._wake()
-    generation._receive(chunk(4))
-    generation._close(Usage(1, 0, 4), None)
+    generation.receive(chunk(1, 2))
+    generation.receive(chunk(3))
+    assert client.num_unread == 3
+    generation.wake()
+    generation.receive(chunk(4))
+    generation.end(Usage(1, 0, 4), None)
     assert told == [([1, 2, 3], False), ([4], True)]
-    assert client._num_unread == 0
+    assert client.num_unread == 0
     generation.listen(None)
-    generation._wake()
+    generation.wake()
     assert len(told) == 2
 
 
 def test_what_came_before_the_end_is_there_after_it() -> None:
     client = Client()
     generation = Generation(client, "r")
-    generation._receive(chunk(1))
-    generation._close(None, EngineGone("away"))
+    generation.receive(chunk(1))
+    generation.end(None, EngineGone("away"))
     assert generation.ended
     assert [one.token_ids for one in generation.take()] == [[1]]
     assert isinstance(generation.error, EngineGone)
@@ -63,9 +63,9 @@ def test_a_stalled_reader_is_told_and_what_comes_later_is_dropped() -> None:
     generation = Generation(client, "r")
     told: list[bool] = []
     generation.listen(lambda: told.append(generation.ended))
-    generation._receive(chunk(1))
-    generation._stall(ReaderStalled("too much"))
-    assert generation._receive(chunk(2)) == 0
+    generation.receive(chunk(1))
+    generation.stall(ReaderStalled("too much"))
+    assert generation.receive(chunk(2)) == 0
     assert told == [True]
     assert [one.token_ids for one in generation.take()] == [[1]]
 
@@ -78,11 +78,11 @@ async def test_a_reader_that_waits_is_woken_and_reads_to_the_end() -> None:
 
     reading = asyncio.create_task(read())
     await asyncio.sleep(0)
-    generation._receive(chunk(1))
-    generation._wake()
+    generation.receive(chunk(1))
+    generation.wake()
     await asyncio.sleep(0)
-    generation._receive(chunk(2))
-    generation._close(Usage(1, 0, 2), None)
+    generation.receive(chunk(2))
+    generation.end(Usage(1, 0, 2), None)
     assert await reading == [1, 2]
 
 
