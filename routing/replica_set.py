@@ -21,6 +21,7 @@ import structlog
 
 from engine.client import EngineClient, EngineGone, Generation, RequestRejected
 from engine.protocol import AdapterRef, EngineInfo, EngineStats, Submit
+from routing.admission import why_left_out
 from routing.endpoints import registry_in
 from routing.membership import Membership
 from routing.pins import PinChange, PinnedAdapters
@@ -320,7 +321,12 @@ class ReplicaSet:
     def _begin_to_join(self, replica: _Replica, info: EngineInfo) -> None:
         if info.role == "prefill":
             return  # other engines have it compute prompts; it takes no requests
-        reason = self._reason_to_leave_out(replica, info)
+        serving = {
+            one.client.endpoint: one.client.info
+            for one in self._replicas
+            if one is not replica and one.name is not None and one.client.info is not None
+        }
+        reason = why_left_out(info, self._base, serving)
         replica.left_out = reason
         if reason is not None:
             log.error("an engine is left out", endpoint=replica.client.endpoint, reason=reason)
@@ -333,30 +339,6 @@ class ReplicaSet:
         replica.joining = asyncio.get_running_loop().create_task(
             self._join_warm(replica, info), name=f"join of {info.engine_id}"
         )
-
-    def _reason_to_leave_out(self, replica: _Replica, info: EngineInfo) -> str | None:
-        """Returns why an engine may not join those that serve; None if it may."""
-        if self._base is not None and info.base != self._base:
-            return (
-                f"the engine {info.engine_id} serves {info.base!r}, and engines of {self._base!r} are "
-                "expected: set its ROOTSTOCK_ENGINE_BASE_NAME, or name its endpoint with its own base"
-            )
-        for other in self._replicas:
-            theirs = other.client.info
-            if other is replica or other.name is None or theirs is None:
-                continue
-            if other.name == info.engine_id:
-                return (
-                    f"its id {info.engine_id} is that of the engine at {other.client.endpoint}: "
-                    "give each a ROOTSTOCK_ENGINE_ENGINE_ID of its own"
-                )
-            if (theirs.base_digest, theirs.quantization) != (info.base_digest, info.quantization):
-                return (
-                    f"it serves {info.base} {info.base_digest[:12]} as {info.quantization}, "
-                    f"{other.name} serves {theirs.base} {theirs.base_digest[:12]} as {theirs.quantization}: "
-                    "start both on one base with one quantization"
-                )
-        return None
 
     async def _join_warm(self, replica: _Replica, info: EngineInfo) -> None:
         """Lets a replica load the adapters that it will be a home of, then gives it requests."""
