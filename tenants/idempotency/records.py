@@ -92,10 +92,12 @@ class IdempotencyRecords:
     @asynccontextmanager
     async def held(self, claim: Claim) -> AsyncIterator[None]:
         """Renews the claim's lease until the block ends."""
-        renewing = asyncio.create_task(self._renew(claim), name="idempotency lease")
+        is_over = asyncio.Event()
+        renewing = asyncio.create_task(self._renew(claim, is_over), name="idempotency lease")
         try:
             yield
         finally:
+            is_over.set()  # a cancellation alone can end in the Redis client, as an error of its connection
             renewing.cancel()
             await asyncio.wait([renewing])
 
@@ -116,8 +118,8 @@ class IdempotencyRecords:
     def _lease(self) -> int:
         return int(self._bounds.lease * 1000)
 
-    async def _renew(self, claim: Claim) -> None:
-        while True:
+    async def _renew(self, claim: Claim, is_over: asyncio.Event) -> None:
+        while not is_over.is_set():
             await asyncio.sleep(self._bounds.lease / 4)
             try:
                 await self._run(_RENEW, [_key(claim.tenant_id, claim.record_id)], [claim.token, self._lease])

@@ -15,7 +15,7 @@ import redis.asyncio
 from api import idempotency
 from api.app import create_app
 from tenants.errors import InvalidApiKey
-from tenants.idempotency.records import Bounds, IdempotencyRecords
+from tenants.idempotency.records import Bounds, Claim, IdempotencyRecords
 from tests.api.conftest import World, build, serving
 from tests.api.fakes import KEY, OTHER_KEY, Script
 from tests.api.test_routes import INVALID, USER, assert_error
@@ -194,6 +194,23 @@ async def test_a_tenant_keeps_so_many_bytes(redis_client: redis.asyncio.Redis) -
         await records.finish(claim, b"x" * 40)  # type: ignore[arg-type]
     assert sorted(await redis_client.hkeys("rootstock:idempotency:{ten_a}:sizes")) == [b"b", b"c", b"total"]
     assert await redis_client.hget("rootstock:idempotency:{ten_a}:sizes", "total") == b"80"
+
+
+class LosesCancellations:
+    """A Redis client that is cancelled in the middle of a command, and says that the connection broke."""
+
+    async def eval(self, *_: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise redis.exceptions.ConnectionError("the connection was closed") from None
+
+
+async def test_a_request_ends_though_its_lease_was_being_renewed() -> None:
+    records = IdempotencyRecords(LosesCancellations(), Bounds(lease=0.04))  # type: ignore[arg-type]
+    async with asyncio.timeout(30):
+        async with records.held(Claim("ten_a", "a", "token")):
+            await asyncio.sleep(0.1)
 
 
 async def test_a_killed_process_holds_a_key_until_its_lease_ends(redis_client: redis.asyncio.Redis) -> None:
