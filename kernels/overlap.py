@@ -4,9 +4,9 @@ Between two kernels of one stream the memory is idle for a microsecond or two: t
 kernel is launched, its first loads travel. Programmatic dependent launch lets a kernel's blocks start as soon
 as all blocks of the kernel before it have started or ended; it then does what needs nothing of that kernel
 (read weights), waits (`gdc_wait`), and continues. Rules, because a mistake here is a race that shows once a
-week: a kernel launched with `launch_pdl=True` calls `gdc_wait` in every block, before it reads or writes
-anything that another kernel of the step writes; what it reads before the wait is written between steps; and
-it may call `gdc_launch_dependents` at any time, because a kernel that starts early waits for its end all the
+week: a kernel launched with `launch_pdl=True` calls `gdc_wait` in every block, before it writes anything and
+before it reads what another kernel of the step writes; what it reads before is written between steps; and it
+may call `gdc_launch_dependents` at any time, because a kernel that starts early waits for its end all the
 same. When it does is a question of speed: kernels that start early take bandwidth from those that still run.
 """
 
