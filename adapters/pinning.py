@@ -20,6 +20,7 @@ from adapters.repository import AdapterDirectory, AdapterRepository
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
 from engine.protocol import AdapterRef, EngineInfo
+from telemetry.tasks import cancel
 from tenants.repository import TenantDirectory
 
 log = structlog.get_logger(__name__)
@@ -65,9 +66,7 @@ class Pinning:
 
     async def close(self) -> None:
         watch, self._watch = self._watch, None
-        while watch is not None and not watch.done():
-            watch.cancel()
-            await asyncio.wait({watch}, timeout=0.2)
+        await cancel(watch)
 
     async def changed(
         self,

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from admin.operator.engines.report import EngineReport, EngineState
 from engine.client import EngineClient
+from telemetry.tasks import cancel
 
 log = structlog.get_logger(__name__)
 
@@ -57,18 +58,13 @@ class EngineWatch:
         self._cache = cache
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
-        self._closing = False
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._keep_reporting(), name="engine watch")
 
     async def close(self) -> None:
-        self._closing = True  # a cancellation may end no more than a wait for Redis
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        task, self._task = self._task, None
+        await cancel(task)
 
     async def look(self) -> list[EngineReport]:
         """Returns all engines' reports, and keeps them coming. Raises RedisError."""
@@ -97,7 +93,7 @@ class EngineWatch:
         return (now if began is None else float(began)), bool(is_first)
 
     async def _keep_reporting(self) -> None:
-        while not self._closing:
+        while True:
             await asyncio.sleep(INTERVAL)
             try:
                 if await self._cache.exists(LOOKED):

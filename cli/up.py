@@ -19,7 +19,6 @@ from typing import TypeVar
 
 from cli import health
 from cli.cluster.publishing import published_bases, published_drafters
-from cli.concurrency import cancel, run_together
 from cli.datadir import DataDir, write_private_json
 from cli.demo import SAPLING, Demo
 from cli.display import Display, Welcome, closing_display, open_display
@@ -39,6 +38,7 @@ from engine.protocol import EngineInfo
 from routing.endpoints import parse_endpoints, registry_in
 from routing.replica_set import ReplicaSet
 from telemetry.disk import DiskSettings, start_problem
+from telemetry.tasks import cancel, run_together
 
 T = TypeVar("T")
 _START_S = 600.0

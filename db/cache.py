@@ -20,6 +20,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from db.errors import DatabaseUnavailable
+from telemetry.tasks import cancel
 
 log = structlog.get_logger(__name__)
 
@@ -113,13 +114,8 @@ class RowCache(Generic[V]):
     async def close(self) -> None:
         if self._renewal is not None:
             self._renewal.cancel()
-        tasks = {task for task in (self._listener, *self._loading.values()) if task is not None}
-        self._listener = None
-        while tasks:
-            # Repeated: a timeout that expires inside the task at the same moment swallows a cancel.
-            for task in tasks:
-                task.cancel()
-            _, tasks = await asyncio.wait(tasks, timeout=0.2)
+        listener, self._listener = self._listener, None
+        await cancel(listener, *self._loading.values())
 
     async def get(self, group: str, key: str) -> V | None:
         """Returns the value, or None when there is no such row. Raises DatabaseUnavailable when the row is

@@ -45,6 +45,7 @@ from engine.transport.curve import Address
 from engine.transport.generation import EngineError, EngineGone, Generation, ReaderStalled, RequestRejected
 from engine.transport.open_generations import MAX_UNREAD_IN_ALL, MAX_UNREAD_TOKENS, OpenGenerations
 from engine.transport.start_estimate import StartEstimate
+from telemetry.tasks import cancel
 
 __all__ = ["EngineClient", "EngineError", "EngineGone", "Generation", "ReaderStalled", "RequestRejected"]
 
@@ -135,9 +136,7 @@ class EngineClient:
         """Sends Goodbye; the engine aborts what is open. Open generations fail with EngineGone."""
         if self._watch is None or self._context is None:
             return
-        self._watch.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._watch
+        await cancel(self._watch)
         self._watch = None
         if self._connection is not None:
             if self._connection.is_connected:

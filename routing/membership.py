@@ -7,7 +7,6 @@ empty Redis that has just restarted says nothing about the engines.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 
 import redis.asyncio
@@ -15,6 +14,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from engine.registry import RegistryAddress, read_registry
+from telemetry.tasks import cancel
 
 log = structlog.get_logger(__name__)
 
@@ -49,9 +49,7 @@ class Membership:
     async def close(self) -> None:
         if self._task is None:
             return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await cancel(self._task)
         self._task = None
         await self._redis.aclose()
 

@@ -11,7 +11,6 @@ had computed by then, and would bill next to the replica that runs the request a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +28,7 @@ from routing.reports import report_of
 from routing.router import Choice, NoReplica, Reason, Router, RoutingQuery
 from routing.served_elsewhere import ServedElsewhere
 from routing.warming import KnownAdapters, warm
+from telemetry.tasks import cancel
 
 __all__ = ["ReplicaSet"]
 
@@ -397,7 +397,4 @@ class ReplicaSet:
 
     async def _stop_joining(self, replica: _Replica) -> None:
         task, replica.joining = replica.joining, None
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await cancel(task)

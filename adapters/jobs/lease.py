@@ -11,7 +11,6 @@ while another took over can no longer change anything.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -26,6 +25,7 @@ from adapters.jobs.models import Job, JobStatus
 from adapters.jobs.repository import Beat, JobLeases, record_job_event
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database, WriteSession
+from telemetry.tasks import discard
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -137,10 +137,8 @@ class Lease:
             keeping.result()
             raise AssertionError("keeping a lease ends by an exception only")
         finally:
-            for task in (doing, keeping):
-                task.cancel()
-            with contextlib.suppress(Exception, asyncio.CancelledError):
-                await keeping
+            doing.cancel()
+            await discard(keeping)
 
     async def _unwind(self, doing: asyncio.Task[T]) -> None:
         doing.cancel()

@@ -18,6 +18,7 @@ import structlog
 
 from billing.request_metadata.content import MetadataSealer, RequestMetadata
 from db.stream import StreamProducer
+from telemetry.tasks import cancel
 
 log = structlog.get_logger(__name__)
 
@@ -71,9 +72,7 @@ class MetadataRecorder:
     async def close(self) -> None:
         """Sends what is left, if Redis is available."""
         sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.cancel()
-            await asyncio.wait({sender})
+        await cancel(sender)
         while self._waiting and await self._send():
             pass
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from adapters.storage import DigestMismatch, ObjectNotFound, ObjectStore, StoredObject
 from cli.backup.archive import ARTIFACTS, OBJECTS, Backup, BackupWriter
 from cli.backup.errors import TargetNotEmpty
-from cli.concurrency import run_together
 from engine.lora.artifact import SUFFIX
 from engine.lora.draft_adapters import NOTE_SUFFIX
 from engine.lora.signatures import SIGNATURE_SUFFIX
+from telemetry.tasks import run_together
 
 BASES = "bases/"
 """Published bases (`adapters.published_bases`)."""

@@ -18,6 +18,7 @@ import redis.asyncio
 import structlog
 from redis.asyncio import SSLConnection, UnixDomainSocketConnection
 
+from telemetry.tasks import cancel
 from tenants.quotas.scripts import command
 
 log = structlog.get_logger(__name__)
@@ -68,10 +69,8 @@ class RedisConnection:
         self._keeper = asyncio.create_task(self._keep_connected(), name="quotas' protocol to redis")
 
     async def close(self) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
-            self._keeper = None
+        keeper, self._keeper = self._keeper, None
+        await cancel(keeper)
         protocol, self._protocol = self._protocol, None
         if protocol is not None:
             protocol.drop("closed")

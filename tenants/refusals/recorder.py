@@ -18,6 +18,7 @@ import redis.asyncio
 import structlog
 
 from db.stream import StreamProducer
+from telemetry.tasks import cancel
 
 log = structlog.get_logger(__name__)
 
@@ -98,9 +99,7 @@ class RefusalRecorder:
     async def close(self) -> None:
         """Sends what is left, if Redis is available."""
         flusher, self._flusher = self._flusher, None
-        if flusher is not None:
-            flusher.cancel()
-            await asyncio.wait({flusher})
+        await cancel(flusher)
         await self.flush()
 
     def record(self, call: RefusedRequest) -> None:

@@ -1,0 +1,39 @@
+"""Awaits and cancels groups of asyncio tasks, so that none is left running after a failure or a close."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+AGAIN_SECONDS = 0.5
+
+
+async def run_together(*work: Coroutine[None, None, None]) -> None:
+    """Awaits all of it; at the first failure cancels the rest and raises that failure."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        await discard(*tasks)
+
+
+async def discard(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels tasks until they end, and drops what they return or raise."""
+    await cancel(*tasks)
+    await asyncio.gather(*tasks, return_exceptions=True)  # retrieved, so that asyncio does not log them
+
+
+async def cancel(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancels tasks repeatedly until they end. One cancellation can be lost: where it arrives together with a
+    timeout's result (`asyncio.wait_for` in Python 3.11), or as an error of a client library's connection.
+
+    Not for tasks that take longer than `AGAIN_SECONDS` to tidy up: a cancellation would end that, too.
+    """
+    pending = {task for task in tasks if task is not None and not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=AGAIN_SECONDS)
