@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from api.metrics.restarts import RESTARTS_KEY
+from telemetry.tasks import discard
 
 _RETRY_S = 1.0
 
@@ -38,9 +39,7 @@ class RestartCounter:
 
     async def close(self) -> None:
         """Drops counts that could not be sent."""
-        if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
+        await discard(self._sending)
 
     def _add(self, process: str, count: int) -> None:
         self._pending[process] += count

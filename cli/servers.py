@@ -16,6 +16,7 @@ from cli.errors import CliError
 from cli.local.postgres import serving_url, start_postgres
 from cli.local.redis import start_redis
 from cli.local.server import LocalServer, LocalServerError
+from telemetry.tasks import discard
 
 OWNER_URL = "ROOTSTOCK_DB_OWNER_URL"
 WAL_ARCHIVE = "ROOTSTOCK_WAL_ARCHIVE"
@@ -95,9 +96,7 @@ class Stores:
         self._watch = asyncio.create_task(self._keep_alive(), name="watch private servers")
 
     async def stop(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        await discard(self._watch)
         self.redis.stop()
         self.postgres.stop()
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from telemetry.tasks import discard
+
 _LOG_LIMIT_BYTES = 16 << 20
 _LOG_CHECK_S = 30.0
 _TAIL_BYTES = 16 << 10
@@ -184,10 +186,8 @@ class Child:
                 )
                 self._kill_group(process.pid)
                 await process.wait()
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
-            self._watcher = None
+        watcher, self._watcher = self._watcher, None
+        await discard(watcher)
         if process is not None:
             self._kill_group(process.pid)
 
@@ -292,10 +292,8 @@ class Supervisor:
         """Stops the children that are left, last started first."""
         for name in reversed(list(self.children)):
             await self.stop(name)
-        if self._rotation is not None:
-            self._rotation.cancel()
-            await asyncio.gather(self._rotation, return_exceptions=True)
-            self._rotation = None
+        rotation, self._rotation = self._rotation, None
+        await discard(rotation)
 
     async def _rotate_logs(self) -> None:
         while True:

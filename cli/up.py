@@ -38,7 +38,7 @@ from engine.protocol import EngineInfo
 from routing.endpoints import parse_endpoints, registry_in
 from routing.replica_set import ReplicaSet
 from telemetry.disk import DiskSettings, start_problem
-from telemetry.tasks import cancel, run_together
+from telemetry.tasks import discard, run_together
 
 T = TypeVar("T")
 _START_S = 600.0
@@ -156,7 +156,7 @@ class _Up:
                 raise _Stopped
             return task.result()
         finally:
-            await cancel(task, stop)
+            await discard(task, stop)
 
     # Start --------------------------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class _Up:
                 raise CliError(f"not ready after {_START_S:.0f} s: see the logs in {self._data.logs}")
             return task.result()
         finally:
-            await cancel(task, *deaths)
+            await discard(task, *deaths)
 
     def _welcome(self, service: Service, demo: Demo | None) -> None:
         document = {"pid": os.getpid(), "base_url": f"{self._url}/v1", "environment": service.environment()}
@@ -314,7 +314,7 @@ class _Up:
         """Stops everything: the API first, so that no new request comes in; jobs before the engines they
         measure on; the worker after these, so that it meters the last usage.
         """
-        await cancel(*self._watching)
+        await discard(*self._watching)
         await self._restarts.close()
         self._data.serving_file.unlink(missing_ok=True)
         for listener in (self._listener, *self._own):

@@ -20,10 +20,10 @@ async def run_together(*work: Coroutine[None, None, None]) -> None:
         await discard(*tasks)
 
 
-async def discard(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels tasks until they end, and drops what they return or raise."""
+async def discard(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancels tasks as `cancel` does, and drops what they return or raise; asyncio would log it."""
     await cancel(*tasks)
-    await asyncio.gather(*tasks, return_exceptions=True)  # retrieved, so that asyncio does not log them
+    await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
 
 
 async def cancel(*tasks: asyncio.Task[Any] | None) -> None:
