@@ -2,8 +2,9 @@
 
 FP8 products are fastest with one constant scale for the whole tensor, but a scale that depends on the batch
 lets one tenant's row move another's. So every row is divided by its own scale before the product, and the
-product is left divided: the op that reads it multiplies the row back (rms_norm, silu_mul, rope_kv), and what
-is added to it is divided first (lora). Rows never mix.
+product is left divided: the op that reads it multiplies the row back (rms_norm, silu_mul, rope_kv). What
+adapters add in place is divided first (lora); what they add in memory of its own is not: the op that reads
+the row adds it once the row is multiplied back. Rows never mix.
 """
 
 from __future__ import annotations
@@ -37,14 +38,52 @@ class Activation:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterDelta:
+    """What adapters add to a projection, in memory of its own."""
+
+    y_TN: Tensor
+    """fp32, contiguous: the true value, not divided by the row's scale."""
+    has_adapter_T: Tensor
+    """int32, written between steps. 0 for a row of the base alone: its y is unspecified and not read."""
+
+    def check(self, op: str, rows_TN: Tensor) -> None:
+        """Raises ValueError where this is no delta of the rows that an op reads."""
+        y_TN, has_adapter_T = self.y_TN, self.has_adapter_T
+        if rows_TN.dim() != 2 or y_TN.shape != rows_TN.shape:
+            raise ValueError(f"{op}: delta {tuple(y_TN.shape)} for rows {tuple(rows_TN.shape)}")
+        if y_TN.dtype != torch.float32 or not y_TN.is_contiguous():
+            raise ValueError(f"{op}: delta is {y_TN.dtype} with strides {y_TN.stride()}, not contiguous fp32")
+        if has_adapter_T.shape != rows_TN.shape[:1] or has_adapter_T.dtype != torch.int32:
+            raise ValueError(
+                f"{op}: has_adapter_T {tuple(has_adapter_T.shape)} of {has_adapter_T.dtype}"
+                f" for {len(rows_TN)} rows, not int32"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Projection:
-    """Output of a linear layer: the true value is y * scale, row by row."""
+    """Output of a linear layer: the true value is y * scale + delta, row by row."""
 
     y_TN: Tensor
     scale_T: Tensor | None = None
     """fp32; None where y is the true value already."""
     is_part: bool = False
     """The true value is the sum over the ranks of a group, which the op that reads it computes."""
+    delta: AdapterDelta | None = None
+    """None where y holds what adapters add already. Rows without an adapter have none."""
+
+
+def true_rows(y_TN: Tensor, scale_T: Tensor | None, delta: AdapterDelta | None) -> Tensor:
+    """Defines the true value of a projection in torch, in fp32: kernels that read one are tested against it.
+
+    Semantics: y[t] * scale[t] + delta[t]; y[t] * scale[t] for a row without an adapter
+    """
+    y_TN = y_TN.float()
+    if scale_T is not None:
+        y_TN = y_TN * scale_T[:, None]
+    if delta is not None:
+        y_TN = y_TN + delta.y_TN.masked_fill(delta.has_adapter_T[:, None] == 0, 0.0)
+    return y_TN
 
 
 def quantize_rows(x_TK: Tensor, quantized_TK: Tensor, scale_T: Tensor) -> None:

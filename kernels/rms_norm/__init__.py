@@ -1,13 +1,14 @@
 """Root-mean-square normalisation, with the residual addition before it and the quantisation after it.
 
-Semantics: residual[t] += x[t] * scale[t]; out[t] = y[t] / sqrt(mean(y[t]^2) + eps) * weight;
-    quantized[t] = out[t] / s[t], s[t] = max |out[t]| / 448; y = residual, or x * scale without one
+Semantics: residual[t] += x[t] * scale[t] + delta[t]; out[t] = y[t] / sqrt(mean(y[t]^2) + eps) * weight;
+    quantized[t] = out[t] / s[t], s[t] = max |out[t]| / 448; y = residual, or x * scale + delta without one
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.activation import AdapterDelta
 from kernels.backend import uses_triton
 from kernels.rms_norm.reference import rms_norm_reference
 
@@ -22,6 +23,7 @@ def rms_norm(
     scale_T: Tensor | None = None,
     quantized: Tensor | None = None,
     quantized_scale_T: Tensor | None = None,
+    delta: AdapterDelta | None = None,
 ) -> Tensor | None:
     """Semantics: see the module. Arithmetic in fp32 whatever the storage type; `out` is returned.
 
@@ -33,14 +35,15 @@ def rms_norm(
         scale_T: fp32 `[T]`, what the rows of `x` were divided by.
         quantized: e4m3 `[T, H]`, contiguous.
         quantized_scale_T: fp32 `[T]`, overwritten with what the rows of `quantized` were divided by.
+        delta: `[T, H]`, what adapters add to the rows of `x`; not for `[T, heads, H]`.
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
     """
-    _check(x, weight, out, residual, scale_T, quantized, quantized_scale_T)
+    _check(x, weight, out, residual, scale_T, quantized, quantized_scale_T, delta)
     if uses_triton(x):
         from kernels.rms_norm.kernel import rms_norm_triton
 
-        rms_norm_triton(x, weight, eps, out, residual, scale_T, quantized, quantized_scale_T)
+        rms_norm_triton(x, weight, eps, out, residual, scale_T, quantized, quantized_scale_T, delta)
         return out
     return rms_norm_reference(
         x,
@@ -51,6 +54,7 @@ def rms_norm(
         scale_T=scale_T,
         quantized=quantized,
         quantized_scale_T=quantized_scale_T,
+        delta=delta,
     )
 
 
@@ -62,6 +66,7 @@ def _check(
     scale_T: Tensor | None,
     quantized: Tensor | None,
     quantized_scale_T: Tensor | None,
+    delta: AdapterDelta | None,
 ) -> None:
     if weight.shape != x.shape[-1:] or (out is not None and out.shape != x.shape):
         shape = None if out is None else tuple(out.shape)
@@ -77,3 +82,5 @@ def _check(
     for name, scale in (("scale_T", scale_T), ("quantized_scale_T", quantized_scale_T)):
         if scale is not None and (x.dim() != 2 or scale.shape != x.shape[:1]):
             raise ValueError(f"rms_norm: {name} {tuple(scale.shape)} for rows of x {tuple(x.shape)}")
+    if delta is not None:
+        delta.check("rms_norm", x)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from kernels.activation import AdapterDelta
+from kernels.delta_cases import adapter_delta, added
 
 E4M3 = torch.float8_e4m3fn
 L2_BYTES = 256 << 20
@@ -19,6 +23,7 @@ class Case:
     num_rows: int
     hidden: int
     with_residual: bool
+    with_delta: bool = False
 
     def inputs(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> dict[str, Tensor | None]:
         generator = torch.Generator().manual_seed(self.num_rows * 7919 + self.hidden)
@@ -31,12 +36,23 @@ class Case:
             "residual": residual.to(device, dtype) if self.with_residual else None,
         }
 
+    def delta(self, device: str = "cpu") -> AdapterDelta | None:
+        return adapter_delta(self.num_rows, self.hidden, device) if self.with_delta else None
+
+    def expected(self, inputs: dict[str, Tensor | None], eps: float) -> tuple[Tensor, Tensor]:
+        """(norm, residual) in double precision."""
+        x, weight, residual = inputs["x"], inputs["weight"], inputs["residual"]
+        assert x is not None
+        assert weight is not None
+        summed = x.double() + added(self.delta()) + (0.0 if residual is None else residual.double())
+        return summed / (summed.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double(), summed
+
 
 CASES = [
     Case(rows, hidden, residual)
     for rows, hidden in ((1, 256), (32, 256), (3, 100), (128, 4096))
     for residual in (False, True)
-]
+] + [Case(5, 256, residual, with_delta=True) for residual in (False, True)]
 
 
 @dataclass(frozen=True)
@@ -48,10 +64,11 @@ class ScaledCase:
     with_residual: bool = True
     with_scale: bool = True
     with_out: bool = True
+    with_delta: bool = False
 
     def inputs(
         self, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Any]:
         """Rows of very different size; the second is zero throughout where there is one."""
         generator = torch.Generator().manual_seed(self.num_rows * 31 + self.hidden)
         size = 10.0 ** torch.randint(-3, 4, (self.num_rows, 1), generator=generator)
@@ -59,15 +76,17 @@ class ScaledCase:
         residual = torch.randn(self.num_rows, self.hidden, generator=generator)
         for rows in (x, residual):
             rows[1:2] = 0
-        inputs = {"x": x, "weight": torch.randn(self.hidden, generator=generator)}
+        rows_of = {"x": x, "weight": torch.randn(self.hidden, generator=generator)}
         if self.with_residual:
-            inputs["residual"] = residual
-        inputs = {name: rows.to(device, dtype) for name, rows in inputs.items()}
+            rows_of["residual"] = residual
+        inputs: dict[str, Any] = {name: rows.to(device, dtype) for name, rows in rows_of.items()}
         if self.with_scale:
             inputs["scale_T"] = torch.rand(self.num_rows, generator=generator).to(device) + 0.01
+        if self.with_delta:
+            inputs["delta"] = adapter_delta(self.num_rows, self.hidden, device)
         return inputs
 
-    def outputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor | None]:
+    def outputs(self, inputs: dict[str, Any]) -> dict[str, Tensor | None]:
         """Memory full of NaN."""
         x = inputs["x"]
         out = torch.full_like(x, float("nan"))
@@ -77,10 +96,11 @@ class ScaledCase:
             "quantized_scale_T": torch.full((len(x),), float("nan"), device=x.device),
         }
 
-    def expected(self, inputs: dict[str, Tensor], eps: float) -> tuple[Tensor, Tensor]:
+    def expected(self, inputs: dict[str, Any], eps: float) -> tuple[Tensor, Tensor]:
         """(norm, residual) in double precision."""
-        wide = {name: rows.double() for name, rows in inputs.items()}
+        wide = {name: rows.double() for name, rows in inputs.items() if name != "delta"}
         x = wide["x"] * wide["scale_T"][:, None] if self.with_scale else wide["x"]
+        x = x + added(inputs.get("delta"))
         summed = x + wide["residual"] if self.with_residual else x
         # What the next norm finds is what was stored.
         stored = summed.to(inputs["x"].dtype).double() if self.with_residual else summed
@@ -95,6 +115,9 @@ SCALED_CASES = [
     ScaledCase(3, 256, with_residual=False, with_scale=False),
     ScaledCase(3, 96, with_scale=False),
     ScaledCase(2, 1000, with_residual=False, with_out=False),
+    ScaledCase(5, 256, with_delta=True),
+    ScaledCase(4, 100, with_scale=False, with_out=False, with_delta=True),
+    ScaledCase(3, 320, with_residual=False, with_delta=True),
 ]
 
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.activation import FP8_MAX, SMALLEST_SCALE
+from kernels.activation import FP8_MAX, SMALLEST_SCALE, AdapterDelta
 from kernels.backend import e4m3_output
 from kernels.compilation import Compilation
 from kernels.overlap import starts_early
@@ -61,6 +61,8 @@ def rms_norm_kernel(
     x_ptr,
     residual_ptr,
     scale_ptr,
+    delta_ptr,
+    has_adapter_ptr,
     weight_ptr,
     out_ptr,
     quantized_ptr,
@@ -81,13 +83,15 @@ def rms_norm_kernel(
     FP8_MAX: tl.constexpr,
     SMALLEST_SCALE: tl.constexpr,
 ):
-    """Semantics: residual[t] += x[t] * scale[t]; out[t] = y[t] / sqrt(mean(y[t]^2) + eps) * weight;
-        quantized[t] = out[t] / s[t], s[t] = max |out[t]| / 448, y = residual or x * scale
+    """Semantics: residual[t] += x[t] * scale[t] + delta[t];
+        out[t] = y[t] / sqrt(mean(y[t]^2) + eps) * weight, y = residual or x * scale + delta;
+        quantized[t] = out[t] / s[t], s[t] = max |out[t]| / 448
 
     Args:
         x_ptr, residual_ptr, out_ptr: bf16 or fp32; row t is (t // heads, t % heads) with an outer and an
-            inner stride, in elements. residual_ptr, scale_ptr, out_ptr, quantized_ptr may be None.
+            inner stride, in elements. residual_ptr, scale_ptr, delta_ptr, out_ptr, quantized_ptr may be None.
         scale_ptr, quantized_scale_ptr: fp32 [num_rows].
+        delta_ptr: fp32 [num_rows, H], contiguous; read where has_adapter_ptr, int32 [num_rows], is not 0.
         quantized_ptr: e4m3 [num_rows, H], contiguous.
         H: row length; a constant, so that full rows are read without masks.
         BLOCK_T, BLOCK_H: rows per program and the power of two that holds a row.
@@ -101,18 +105,28 @@ def rms_norm_kernel(
     valid_T = rows_T < num_rows
     mask = valid_T[:, None] & (columns_H < H)[None, :]
     weight_H = tl.load(weight_ptr + columns_H, mask=columns_H < H, other=0.0).to(tl.float32)
+    if delta_ptr is not None:
+        has_adapter_T = tl.load(has_adapter_ptr + rows_T, mask=valid_T, other=0) != 0
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
 
     outer_T, inner_T = rows_T // heads, rows_T % heads
     x_at = x_ptr + (outer_T * x_outer + inner_T * x_inner)[:, None] + columns_H[None, :]
     y = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
+    if delta_ptr is not None:
+        delta_at = delta_ptr + rows_T[:, None] * H + columns_H[None, :]
+        delta = tl.load(delta_at, mask=mask & has_adapter_T[:, None], other=0.0)
+        # Without it the compiler saves registers: it loads the delta only once x is there.
+        tl.debug_barrier()
     if scale_ptr is not None:
         y *= tl.load(scale_ptr + rows_T, mask=valid_T, other=0.0)[:, None]
     if residual_ptr is not None:
         row_at = residual_ptr + (outer_T * residual_outer + inner_T * residual_inner)[:, None]
         residual_at = row_at + columns_H[None, :]
         y += tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
+    if delta_ptr is not None:
+        y += delta  # last: a row of the base alone keeps the bits that it has without a delta
+    if residual_ptr is not None:
         stored = y.to(residual_ptr.dtype.element_ty)
         tl.store(residual_at, stored, mask=mask)
         y = stored.to(tl.float32)  # what the next norm will find there
@@ -158,6 +172,7 @@ def rms_norm_triton(
     scale_T: Tensor | None,
     quantized: Tensor | None,
     quantized_scale_T: Tensor | None,
+    delta: AdapterDelta | None,
 ) -> None:
     """Launches `rms_norm_kernel`; shapes have been checked."""
     hidden = x.shape[-1]
@@ -173,6 +188,8 @@ def rms_norm_triton(
             x,
             residual,
             scale_T,
+            None if delta is None else delta.y_TN,
+            None if delta is None else delta.has_adapter_T,
             weight,
             out,
             written,
@@ -205,12 +222,16 @@ def _strides(rows: Tensor) -> tuple[int, int]:
     raise ValueError(f"rms_norm: [T, H] or [T, heads, H], not {tuple(rows.shape)}")
 
 
-def _compilation(hidden: int, quantizes: bool, keeps: bool, residual: bool) -> Compilation:
+def _compilation(
+    hidden: int, quantizes: bool, keeps: bool, residual: bool, adapted: bool = False
+) -> Compilation:
     block_t, block_h, num_warps = tile(hidden)
     pointers = {
         "x_ptr": "*bf16",
         "residual_ptr": "*bf16" if residual else None,
         "scale_ptr": "*fp32" if quantizes else None,
+        "delta_ptr": "*fp32" if adapted else None,
+        "has_adapter_ptr": "*i32" if adapted else None,
         "weight_ptr": "*bf16",
         "out_ptr": "*bf16" if keeps else None,
         "quantized_ptr": "*fp8e4nv" if quantizes else None,
@@ -246,4 +267,4 @@ COMPILATIONS = [
         (True, False, True),
         (True, True, False),
     )
-] + [_compilation(128, False, True, False)]
+] + [_compilation(128, False, True, False), _compilation(4096, True, True, True, adapted=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.activation import quantize_rows
+from kernels.activation import AdapterDelta, quantize_rows, true_rows
 
 
 def rms_norm_reference(
@@ -18,12 +18,14 @@ def rms_norm_reference(
     scale_T: Tensor | None = None,
     quantized: Tensor | None = None,
     quantized_scale_T: Tensor | None = None,
+    delta: AdapterDelta | None = None,
 ) -> Tensor | None:
-    """Semantics: residual[t] += x[t] * scale[t]; out[t] = y[t] * rsqrt(mean(y[t]^2) + eps) * weight;
+    """Semantics: residual[t] += x[t] * scale[t] + delta[t];
+    out[t] = y[t] * rsqrt(mean(y[t]^2) + eps) * weight;
     quantized[t] = out[t] / s[t], where s[t] = max |out[t]| / 448.
     """
-    if scale_T is not None:
-        x = x.float() * scale_T[:, None]
+    if scale_T is not None or delta is not None:
+        x = true_rows(x, scale_T, delta)
         if residual is not None:
             residual.copy_(x.add_(residual))
             x = residual

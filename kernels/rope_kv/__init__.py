@@ -1,7 +1,7 @@
 """From the fused projection to what attention reads: q rotated, k rotated and v in the paged cache.
 
-Semantics: with y[t] = qkv[t] * scale[t], split into heads q, k, v of D numbers, for token t at position p of
-the sequence whose block table is `table`:
+Semantics: with y[t] = qkv[t] * scale[t] + delta[t], split into heads q, k, v of D numbers, for token t at
+position p of the sequence whose block table is `table`:
     q[t, h], k[t, g] = y / sqrt(mean(y^2) + eps) * norm          each head, where the model has q/k norms
     x[i] = x[i] * rotary[p, 0, i] + x[(i + D/2) mod D] * rotary[p, 1, i]       x each head of q and k
     cache[table[p // B], 0, g, p % B] = k[t, g]        cache[table[p // B], 1, g, p % B] = v[t, g]
@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.activation import AdapterDelta
 from kernels.rope_kv.reference import kv_rows, rope_kv_reference
 
 __all__ = ["CacheRows", "Placement", "kv_rows", "rope_kv"]
@@ -59,6 +60,7 @@ def rope_kv(
     k_norm_D: Tensor | None = None,
     eps: float = 0.0,
     scale_T: Tensor | None = None,
+    delta: AdapterDelta | None = None,
 ) -> Tensor:
     """Semantics: see the module. Arithmetic in fp32 on a GPU whatever the storage type, one rounding at the
     end.
@@ -75,6 +77,7 @@ def rope_kv(
         num_heads: of q.
         q_norm_D, k_norm_D: weights of the per-head RMSNorm (Qwen3), both or neither.
         scale_T: fp32, the rows' scales where the projection left them divided.
+        delta: `[T, N]`, what adapters add to the rows of `qkv_TN`.
 
     Returns:
         [T, Hq, D], a view of `qkv_TN`.
@@ -90,6 +93,8 @@ def rope_kv(
         )
     if (q_norm_D is None) != (k_norm_D is None):
         raise ValueError("rope_kv: q and k have norms, or neither has")
+    if delta is not None:
+        delta.check("rope_kv", qkv_TN)
     if isinstance(where, CacheRows):
         if rotary.shape != (num_tokens, 2, head_dim):
             raise ValueError(
@@ -99,7 +104,7 @@ def rope_kv(
             raise ValueError(f"rope_kv: rows {tuple(where.rows_T2H.shape)} do not fit {num_tokens} tokens")
         rows = where.rows_T2H
         return rope_kv_reference(
-            qkv_TN, rotary, cache_N2HBD, rows, num_heads, q_norm_D, k_norm_D, eps, scale_T
+            qkv_TN, rotary, cache_N2HBD, rows, num_heads, q_norm_D, k_norm_D, eps, scale_T, delta
         )
     if rotary.shape[1:] != (2, head_dim) or rotary.dtype != torch.float32:
         raise ValueError(f"rope_kv: rotary {tuple(rotary.shape)} of {rotary.dtype} for heads of {head_dim}")
@@ -107,4 +112,6 @@ def rope_kv(
         raise ValueError(f"rope_kv: {len(where.positions_T)} positions for {num_tokens} tokens")
     from kernels.rope_kv.kernel import launch_rope_kv  # Triton: the CPU engine never imports it
 
-    return launch_rope_kv(qkv_TN, rotary, cache_N2HBD, where, num_heads, q_norm_D, k_norm_D, eps, scale_T)
+    return launch_rope_kv(
+        qkv_TN, rotary, cache_N2HBD, where, num_heads, q_norm_D, k_norm_D, eps, scale_T, delta
+    )

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.delta_cases import adapter_delta
 from kernels.rope_kv import CacheRows, kv_rows, rope_kv
 
 
@@ -42,6 +43,7 @@ class Case:
     head_dim: int
     normed: bool = False
     scaled: bool = False
+    adapted: bool = False
     block_size: int = 16
 
     @property
@@ -82,6 +84,7 @@ class Case:
             "k_norm_D": k_norm.to(device, dtype) if self.normed else None,
             "eps": 1e-6,
             "scale_T": scale.to(device) if self.scaled else None,
+            "delta": adapter_delta(len(self.positions), self.width, device) if self.adapted else None,
         }
         table = rotary_table(max(self.positions) + 1, self.head_dim)
         return qkv.to(device, dtype), table.to(device), options
@@ -108,9 +111,12 @@ def naive_rope_kv(
     for token, position in enumerate(where.positions_T[: len(qkv)].tolist()):
         if position < 0:
             continue
-        scale, eps = options["scale_T"], options["eps"]
-        heads = qkv[token].double().view(-1, case.head_dim)
-        heads = heads if scale is None else heads * scale[token].double()
+        scale, delta, eps = options["scale_T"], options["delta"], options["eps"]
+        y = qkv[token].double()
+        y = y if scale is None else y * scale[token].double()
+        if delta is not None and delta.has_adapter_T[token]:
+            y = y + delta.y_TN[token].double()
+        heads = y.view(-1, case.head_dim)
         block = int(where.tables_RB[int(where.rows_T[token]), position // case.block_size])
         for head, x in enumerate(heads):
             plane, kv_head = divmod(head - case.num_heads, case.num_kv_heads)
@@ -134,6 +140,8 @@ CASES = [
     Case((3, -1, 8, -1), 6, 3, 48, scaled=True, block_size=8),
     Case((5, 31, 2), 3, 3, 128, normed=True),
     Case((9, 1), 2, 1, 256),
+    Case((17, 0, 15, 16, 40), 4, 1, 64, normed=True, scaled=True, adapted=True),
+    Case((3, -1, 8, -1, 20), 6, 3, 48, adapted=True, block_size=8),
 ]
 
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.activation import AdapterDelta
 from kernels.compilation import Compilation
 from kernels.overlap import starts_early
 
@@ -30,6 +31,8 @@ NUM_WARPS = 4
 def rope_kv_kernel(
     qkv_ptr,
     scale_ptr,
+    delta_ptr,
+    has_adapter_ptr,
     q_norm_ptr,
     k_norm_ptr,
     rotary_ptr,
@@ -51,11 +54,13 @@ def rope_kv_kernel(
     FP8: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
 ):
-    """Semantics: q[t, h] = turn(norm(qkv[t, h] * scale[t])), in place; the same for k and without turn and
-    norm for v, into cache[tables[rows[t], p // B], plane, g, p % B], p = positions[t]; nothing where p < 0.
+    """Semantics: q[t, h] = turn(norm(qkv[t, h] * scale[t] + delta[t, h])), in place; the same for k and
+    without turn and norm for v, into cache[tables[rows[t], p // B], plane, g, p % B], p = positions[t];
+    nothing where p < 0.
 
-    qkv_TN bf16 or fp32, scale_T fp32, norms_D like qkv, rotary_P2D fp32, cache_N2HBD like qkv or e4m3,
-    positions_T, rows_T, tables_RB int32. One program turns BLOCK_HEADS heads of one token.
+    qkv_TN bf16 or fp32, scale_T fp32, delta_TN fp32, contiguous, or None, read where has_adapter_T is not 0,
+    norms_D like qkv, rotary_P2D fp32, cache_N2HBD like qkv or e4m3, has_adapter_T, positions_T, rows_T,
+    tables_RB int32. One program turns BLOCK_HEADS heads of one token.
     Source: Su et al., arXiv 2104.09864; Kwon et al., arXiv 2309.06180.
     """
     if STARTS_EARLY:
@@ -76,16 +81,26 @@ def rope_kv_kernel(
     rotary = rotary_ptr + at.to(tl.int64) * (4 * HALF) + i
     cos = tl.load(rotary, mask=i < HALF, other=0.0)[None, :]
     sin = tl.load(rotary + 3 * HALF, mask=i < HALF, other=0.0)[None, :]
+    if delta_ptr is not None:
+        has_adapter = tl.load(has_adapter_ptr + token) != 0
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
     x_ptr = qkv_ptr + token.to(tl.int64) * qkv_stride + head[:, None] * (2 * HALF) + i[None, :]
     first = tl.load(x_ptr, mask=within, other=0.0).to(tl.float32)
     second = tl.load(x_ptr + HALF, mask=within, other=0.0).to(tl.float32)
+    if delta_ptr is not None:
+        line_of_heads = token.to(tl.int64) * (NUM_HEADS + 2 * NUM_KV_HEADS) + head
+        delta_at = delta_ptr + line_of_heads[:, None] * (2 * HALF) + i[None, :]
+        first_delta = tl.load(delta_at, mask=within & has_adapter, other=0.0)
+        second_delta = tl.load(delta_at + HALF, mask=within & has_adapter, other=0.0)
     if there:
         if SCALED:
             scale = tl.load(scale_ptr + token)
             first *= scale
             second *= scale
+        if delta_ptr is not None:
+            first += first_delta
+            second += second_delta
         turned_first, turned_second = first, second
         if NORMED:
             mean = (tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF)
@@ -127,6 +142,7 @@ def launch_rope_kv(
     k_norm_D: Tensor | None,
     eps: float,
     scale_T: Tensor | None,
+    delta: AdapterDelta | None,
 ) -> Tensor:
     """See `kernels.rope_kv.rope_kv`."""
     num_kv_heads, block_size, head_dim = cache_N2HBD.shape[2:]
@@ -140,6 +156,8 @@ def launch_rope_kv(
     rope_kv_kernel[grid](
         qkv_TN,
         qkv_TN if scale_T is None else scale_T,
+        None if delta is None else delta.y_TN,
+        None if delta is None else delta.has_adapter_T,
         qkv_TN if q_norm_D is None else q_norm_D,
         qkv_TN if k_norm_D is None else k_norm_D,
         rotary_P2D,
@@ -167,8 +185,15 @@ def launch_rope_kv(
 
 
 def _compilation(
-    num_heads: int, num_kv_heads: int, head_dim: int, cache: str, normed: bool, early: bool = True
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    cache: str,
+    normed: bool,
+    early: bool = True,
+    adapted: bool = False,
 ) -> Compilation:
+    delta = {"delta_ptr": "*fp32", "has_adapter_ptr": "*i32"}
     return Compilation(
         rope_kv_kernel,
         {
@@ -184,8 +209,10 @@ def _compilation(
             "qkv_stride": "i32",
             "max_blocks": "i32",
             "eps": "fp32",
-        },
-        {
+        }
+        | (delta if adapted else {}),
+        ({} if adapted else dict.fromkeys(delta))
+        | {
             "NUM_HEADS": num_heads,
             "NUM_KV_HEADS": num_kv_heads,
             "HALF": head_dim // 2,
@@ -208,6 +235,7 @@ COMPILATIONS = [
     _compilation(32, 8, 128, "bf16", normed=True),
     _compilation(32, 8, 128, "bf16", normed=True, early=False),
     _compilation(32, 8, 128, "fp8e4nv", normed=False),
+    _compilation(32, 8, 128, "bf16", normed=False, adapted=True),
     _compilation(8, 4, 32, "bf16", normed=False),
     _compilation(8, 4, 32, "bf16", normed=False, early=False),
     _compilation(8, 4, 32, "fp8e4nv", normed=True),

@@ -7,6 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.activation import AdapterDelta, true_rows
+
 
 def kv_rows(slot_mapping_T: Tensor, num_heads: int, block_size: int) -> Tensor:
     """int64 [T, 2, H]: where each token's keys and values go, in the cache seen as `[N * 2 * H * B, D]`."""
@@ -26,10 +28,11 @@ def rope_kv_reference(
     k_norm_D: Tensor | None,
     eps: float,
     scale_T: Tensor | None,
+    delta: AdapterDelta | None,
 ) -> Tensor:
     """Semantics: see the package. q and k are turned in place; returns q as [T, Hq, D]."""
-    if scale_T is not None:
-        qkv_TN.mul_(scale_T[:, None])
+    if scale_T is not None or delta is not None:
+        qkv_TN.copy_(true_rows(qkv_TN, scale_T, delta))
     num_kv_heads, head_dim = cache_N2HBD.shape[2], cache_N2HBD.shape[4]
     heads = qkv_TN.unflatten(1, (-1, head_dim))
     q, k = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]

@@ -1,6 +1,6 @@
 """The gate of a SwiGLU feed-forward layer, with the quantisation of the rows that the down projection reads.
 
-Semantics: g, u = gate_up[t, :F] * scale[t], gate_up[t, F:] * scale[t]; out[t] = silu(g) * u;
+Semantics: g, u = y[t, :F], y[t, F:], y[t] = gate_up[t] * scale[t] + delta[t]; out[t] = silu(g) * u;
     quantized[t] = out[t] / s[t], s[t] = max |out[t]| / 448; silu(z) = z / (1 + exp(-z))
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.activation import AdapterDelta
 from kernels.backend import uses_triton
 from kernels.silu_mul.reference import silu_mul_reference
 
@@ -19,6 +20,7 @@ def silu_mul(
     scale_T: Tensor | None = None,
     quantized: Tensor | None = None,
     quantized_scale_T: Tensor | None = None,
+    delta: AdapterDelta | None = None,
 ) -> Tensor | None:
     """Semantics: see the module. `out_TF` is returned.
 
@@ -28,6 +30,7 @@ def silu_mul(
         scale_T: fp32, what the rows of `gate_up_T2F` were divided by.
         quantized: e4m3 `[T, F]`, contiguous.
         quantized_scale_T: fp32 `[T]`, overwritten with what the rows of `quantized` were divided by.
+        delta: `[T, 2F]`, what adapters add to the rows of `gate_up_T2F`.
 
     Source: Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202.
     """
@@ -47,11 +50,18 @@ def silu_mul(
     for name, scale in (("scale_T", scale_T), ("quantized_scale_T", quantized_scale_T)):
         if scale is not None and scale.shape != (num_tokens,):
             raise ValueError(f"silu_mul: {name} {tuple(scale.shape)} for {num_tokens} rows")
+    if delta is not None:
+        delta.check("silu_mul", gate_up_T2F)
     if uses_triton(gate_up_T2F):
         from kernels.silu_mul.kernel import silu_mul_triton
 
-        silu_mul_triton(gate_up_T2F, out_TF, scale_T, quantized, quantized_scale_T)
+        silu_mul_triton(gate_up_T2F, out_TF, scale_T, quantized, quantized_scale_T, delta)
         return out_TF
     return silu_mul_reference(
-        gate_up_T2F, out_TF, scale_T=scale_T, quantized=quantized, quantized_scale_T=quantized_scale_T
+        gate_up_T2F,
+        out_TF,
+        scale_T=scale_T,
+        quantized=quantized,
+        quantized_scale_T=quantized_scale_T,
+        delta=delta,
     )

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from kernels.activation import AdapterDelta
+from kernels.delta_cases import adapter_delta, added
 
 E4M3 = torch.float8_e4m3fn
 L2_BYTES = 256 << 20
@@ -18,13 +22,17 @@ L2_BYTES = 256 << 20
 class Case:
     num_rows: int
     inner: int
+    with_delta: bool = False
 
     def inputs(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
         generator = torch.Generator().manual_seed(self.num_rows + self.inner)
         return torch.randn(self.num_rows, 2 * self.inner, generator=generator).to(device, dtype)
 
+    def delta(self, device: str = "cpu") -> AdapterDelta | None:
+        return adapter_delta(self.num_rows, 2 * self.inner, device) if self.with_delta else None
 
-CASES = [Case(1, 704), Case(32, 704), Case(5, 50), Case(64, 14336)]
+
+CASES = [Case(1, 704), Case(32, 704), Case(5, 50), Case(64, 14336), Case(5, 704, with_delta=True)]
 
 
 @dataclass(frozen=True)
@@ -35,21 +43,24 @@ class ScaledCase:
     inner: int
     with_scale: bool = True
     with_out: bool = True
+    with_delta: bool = False
 
     def inputs(
         self, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Any]:
         """Rows of very different size; the second is zero throughout where there is one."""
         generator = torch.Generator().manual_seed(self.num_rows * 31 + self.inner)
         size = 10.0 ** torch.randint(-3, 3, (self.num_rows, 1), generator=generator)
         gate_up = torch.randn(self.num_rows, 2 * self.inner, generator=generator) * size
         gate_up[1:2] = 0
-        inputs = {"gate_up_T2F": gate_up.to(device, dtype)}
+        inputs: dict[str, Any] = {"gate_up_T2F": gate_up.to(device, dtype)}
         if self.with_scale:
             inputs["scale_T"] = torch.rand(self.num_rows, generator=generator).to(device) + 0.01
+        if self.with_delta:
+            inputs["delta"] = adapter_delta(self.num_rows, 2 * self.inner, device)
         return inputs
 
-    def outputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor | None]:
+    def outputs(self, inputs: dict[str, Any]) -> dict[str, Tensor | None]:
         """Memory full of NaN."""
         out = torch.full_like(inputs["gate_up_T2F"][:, : self.inner], float("nan")).contiguous()
         return {
@@ -58,12 +69,12 @@ class ScaledCase:
             "quantized_scale_T": torch.full((len(out),), float("nan"), device=out.device),
         }
 
-    def expected(self, inputs: dict[str, Tensor]) -> Tensor:
+    def expected(self, inputs: dict[str, Any]) -> Tensor:
         """In double precision."""
         rows = inputs["gate_up_T2F"].double()
         if self.with_scale:
             rows = rows * inputs["scale_T"].double()[:, None]
-        gate, up = rows.chunk(2, -1)
+        gate, up = (rows + added(inputs.get("delta"))).chunk(2, -1)
         return gate / (1 + torch.exp(-gate)) * up
 
 
@@ -72,6 +83,8 @@ SCALED_CASES = [
     ScaledCase(5, 50),
     ScaledCase(3, 700, with_out=False),
     ScaledCase(4, 100, with_scale=False),
+    ScaledCase(5, 256, with_delta=True),
+    ScaledCase(4, 50, with_scale=False, with_out=False, with_delta=True),
 ]
 
 

@@ -6,12 +6,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.activation import FP8_MAX, SMALLEST_SCALE
+from kernels.activation import FP8_MAX, SMALLEST_SCALE, AdapterDelta
 from kernels.backend import e4m3_output
 from kernels.compilation import Compilation
 from kernels.overlap import starts_early
 
 MAX_WARPS = 32
+MAX_HELD = tl.constexpr(16384)
+"""Columns whose loads may all be in flight: with twice as many and a delta, registers spill."""
 PLAIN_BLOCK = 2048
 """Columns of a program that quantises nothing: no row is waited for, so rows are cut."""
 
@@ -20,6 +22,8 @@ PLAIN_BLOCK = 2048
 def silu_mul_kernel(
     gate_up_ptr,
     scale_ptr,
+    delta_ptr,
+    has_adapter_ptr,
     out_ptr,
     quantized_ptr,
     quantized_scale_ptr,
@@ -31,13 +35,14 @@ def silu_mul_kernel(
     FP8_MAX: tl.constexpr,
     SMALLEST_SCALE: tl.constexpr,
 ):
-    """Semantics: g, u = gate_up[t, :F] * scale[t], gate_up[t, F:] * scale[t]; out[t] = g / (1 + exp(-g)) * u;
-        quantized[t] = out[t] / s[t], s[t] = max |out[t]| / 448
+    """Semantics: g, u = y[t, :F], y[t, F:], y[t] = gate_up[t] * scale[t] + delta[t];
+        out[t] = g / (1 + exp(-g)) * u; quantized[t] = out[t] / s[t], s[t] = max |out[t]| / 448
 
     Args:
-        gate_up_ptr, out_ptr: bf16 or fp32, rows of 2F and F numbers. scale_ptr, out_ptr, quantized_ptr may be
-            None.
+        gate_up_ptr, out_ptr: bf16 or fp32, rows of 2F and F numbers. scale_ptr, delta_ptr, out_ptr,
+            quantized_ptr may be None.
         scale_ptr, quantized_scale_ptr: fp32 [T].
+        delta_ptr: fp32 [T, 2F], contiguous; read where has_adapter_ptr, int32 [T], is not 0.
         quantized_ptr: e4m3 [T, F], contiguous.
         BLOCK_F: columns of one program; where rows are quantised it holds a row.
 
@@ -48,16 +53,29 @@ def silu_mul_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns_F = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     mask = columns_F < F
+    if delta_ptr is not None:
+        has_adapter = tl.load(has_adapter_ptr + row) != 0
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
 
     gate_at = gate_up_ptr + row * gate_up_stride + columns_F
     gate = tl.load(gate_at, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_at + F, mask=mask, other=0.0).to(tl.float32)
+    if delta_ptr is not None:
+        delta_at = delta_ptr + row * (2 * F) + columns_F
+        gate_delta = tl.load(delta_at, mask=mask & has_adapter, other=0.0)
+        if BLOCK_F <= MAX_HELD:
+            # Without it the compiler saves registers: it loads a few columns at a time, and waits each time.
+            # After the last load instead it makes registers spill.
+            tl.debug_barrier()
+        up_delta = tl.load(delta_at + F, mask=mask & has_adapter, other=0.0)
     if scale_ptr is not None:
         scale = tl.load(scale_ptr + row)
         gate *= scale
         up *= scale
+    if delta_ptr is not None:
+        gate += gate_delta
+        up += up_delta
     out_type = gate_up_ptr.dtype.element_ty
     rounded = (gate / (1.0 + tl.exp(-gate)) * up).to(out_type)
     if out_ptr is not None:
@@ -87,6 +105,7 @@ def silu_mul_triton(
     scale_T: Tensor | None,
     quantized_TF: Tensor | None,
     quantized_scale_T: Tensor | None,
+    delta: AdapterDelta | None,
 ) -> None:
     """Launches `silu_mul_kernel`; shapes have been checked."""
     num_rows, inner = gate_up_T2F.shape[0], gate_up_T2F.shape[1] // 2
@@ -99,6 +118,8 @@ def silu_mul_triton(
         silu_mul_kernel[(num_rows, triton.cdiv(inner, block_f))](
             gate_up_T2F,
             scale_T,
+            None if delta is None else delta.y_TN,
+            None if delta is None else delta.has_adapter_T,
             out_TF,
             written,
             quantized_scale_T,
@@ -114,11 +135,13 @@ def silu_mul_triton(
         )
 
 
-def _compilation(inner: int, quantizes: bool, keeps: bool) -> Compilation:
+def _compilation(inner: int, quantizes: bool, keeps: bool, adapted: bool = False) -> Compilation:
     block_f, num_warps = tile(inner, quantizes)
     pointers = {
         "gate_up_ptr": "*bf16",
         "scale_ptr": "*fp32" if quantizes else None,
+        "delta_ptr": "*fp32" if adapted else None,
+        "has_adapter_ptr": "*i32" if adapted else None,
         "out_ptr": "*bf16" if keeps else None,
         "quantized_ptr": "*fp8e4nv" if quantizes else None,
         "quantized_scale_ptr": "*fp32" if quantizes else None,
@@ -144,4 +167,4 @@ COMPILATIONS = [
     _compilation(inner, quantizes, keeps)
     for inner in (640, 14336)
     for quantizes, keeps in ((False, True), (True, True), (True, False))
-]
+] + [_compilation(14336, True, True, adapted=True)]

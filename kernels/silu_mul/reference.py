@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.activation import quantize_rows
+from kernels.activation import AdapterDelta, quantize_rows, true_rows
 
 
 def silu_mul_reference(
@@ -16,13 +16,14 @@ def silu_mul_reference(
     scale_T: Tensor | None = None,
     quantized: Tensor | None = None,
     quantized_scale_T: Tensor | None = None,
+    delta: AdapterDelta | None = None,
 ) -> Tensor | None:
-    """Semantics: out[t, i] = silu(gate_up[t, i] * scale[t]) * (gate_up[t, F + i] * scale[t]);
+    """Semantics: out[t, i] = silu(y[t, i]) * y[t, F + i], where y[t] = gate_up[t] * scale[t] + delta[t];
     quantized[t] = out[t] / s[t], where s[t] = max |out[t]| / 448.
     """
     kind = gate_up_T2F.dtype
-    if scale_T is not None:
-        gate_up_T2F = gate_up_T2F.float() * scale_T[:, None]
+    if scale_T is not None or delta is not None:
+        gate_up_T2F = true_rows(gate_up_T2F, scale_T, delta)
     gate, up = gate_up_T2F.chunk(2, dim=-1)
     if out_TF is None or gate.dtype != out_TF.dtype:
         inner = (F.silu(gate) * up).to(kind)

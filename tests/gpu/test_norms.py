@@ -1,6 +1,8 @@
 """RMSNorm and SiLU-and-multiply on the device: against double precision, in graphs, rows apart from rows."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,6 @@ from kernels.silu_mul import cases as silu_cases
 from kernels.silu_mul import silu_mul
 
 pytestmark = pytest.mark.gpu
-Tensors = dict[str, torch.Tensor]
 
 NORM_CASES = [
     *norm_cases.SCALED_CASES,
@@ -19,6 +20,7 @@ NORM_CASES = [
     norm_cases.ScaledCase(257, 4096, with_out=False),
     norm_cases.ScaledCase(33, 3072),
     norm_cases.ScaledCase(9, 8192, with_residual=False),
+    norm_cases.ScaledCase(9, 4096, with_delta=True),
 ]
 SILU_CASES = [
     *silu_cases.SCALED_CASES,
@@ -26,14 +28,15 @@ SILU_CASES = [
     silu_cases.ScaledCase(257, 14336, with_out=False),
     silu_cases.ScaledCase(9, 28672),
     silu_cases.ScaledCase(33, 11008),
+    silu_cases.ScaledCase(33, 14336, with_delta=True),
 ]
 
 
-def norm(inputs: Tensors, outputs: dict[str, torch.Tensor | None]) -> None:
+def norm(inputs: dict[str, Any], outputs: dict[str, torch.Tensor | None]) -> None:
     rms_norm(eps=1e-5, **inputs, **outputs)
 
 
-def silu(inputs: Tensors, outputs: dict[str, torch.Tensor | None]) -> None:
+def silu(inputs: dict[str, Any], outputs: dict[str, torch.Tensor | None]) -> None:
     silu_mul(**inputs, **outputs)
 
 
@@ -105,20 +108,24 @@ def test_one_tenants_row_never_moves_anothers(
 
 
 @pytest.mark.parametrize(
-    ("run", "make"),
+    ("run", "case"),
     [
-        (norm, lambda kept: norm_cases.ScaledCase(40, 4096, with_out=kept)),
-        (silu, lambda kept: silu_cases.ScaledCase(40, 14336, with_out=kept)),
+        (norm, norm_cases.ScaledCase(40, 4096)),
+        (norm, norm_cases.ScaledCase(40, 4096, with_delta=True)),
+        (silu, silu_cases.ScaledCase(40, 14336)),
+        (silu, silu_cases.ScaledCase(40, 14336, with_delta=True)),
     ],
-    ids=["rms_norm", "silu_mul"],
+    ids=["rms_norm", "rms_norm-delta", "silu_mul", "silu_mul-delta"],
 )
-def test_same_bits_kept_or_not_and_replayed(run: Callable, make: Callable, device: torch.device) -> None:
+def test_same_bits_kept_or_not_and_replayed(
+    run: Callable, case: norm_cases.ScaledCase | silu_cases.ScaledCase, device: torch.device
+) -> None:
     """What the base reads does not depend on whether adapters read too; nor on being in a graph."""
     bits = []
     for kept in (True, False):
-        case = make(kept)
+        case = replace(case, with_out=kept)
         inputs = case.inputs(torch.bfloat16, device)
-        first = {name: rows.clone() for name, rows in inputs.items()}
+        first = {name: rows.clone() for name, rows in inputs.items() if name != "delta"}
         outputs = case.outputs(inputs)
         run(inputs, outputs)
         bits.append((outputs["quantized"].view(torch.uint8).clone(), outputs["quantized_scale_T"].clone()))
@@ -137,6 +144,34 @@ def test_same_bits_kept_or_not_and_replayed(run: Callable, make: Callable, devic
             )
     for other in bits[1:]:
         assert all(torch.equal(*both) for both in zip(bits[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("run", "case"),
+    [
+        (norm, norm_cases.ScaledCase(40, 4096, with_delta=True)),
+        (norm, norm_cases.ScaledCase(40, 4096, with_residual=False, with_delta=True)),
+        (silu, silu_cases.ScaledCase(40, 14336, with_delta=True)),
+    ],
+    ids=["rms_norm", "rms_norm-no-residual", "silu_mul"],
+)
+def test_rows_of_the_base_alone_have_the_bits_of_a_step_without_adapters(
+    run: Callable, case: norm_cases.ScaledCase | silu_cases.ScaledCase, device: torch.device
+) -> None:
+    inputs = case.inputs(torch.bfloat16, device)
+    plain = {name: rows.clone() for name, rows in inputs.items() if name != "delta"}
+    outputs, plain_outputs = case.outputs(inputs), case.outputs(plain)
+    run(inputs, outputs)
+    run(plain, plain_outputs)
+    alone = inputs["delta"].has_adapter_T == 0
+    for name, rows in (outputs | inputs).items():
+        if name != "delta":
+            expected = (plain_outputs | plain)[name]
+            if rows.dtype == torch.float8_e4m3fn:
+                rows, expected = rows.view(torch.uint8), expected.view(torch.uint8)
+            if len(rows) == len(alone):
+                rows, expected = rows[alone], expected[alone]
+            assert torch.equal(rows, expected), name
 
 
 def test_no_rows(device: torch.device) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.activation import AdapterDelta
 from kernels.attention import AttentionPlan, paged_attention
 from kernels.attention import cases as attention_cases
 from kernels.linear_int8 import Int8Weight, linear_int8
@@ -63,15 +64,16 @@ def test_linear_int8(case: int8_cases.Case, device: torch.device) -> None:
 @each_type
 @pytest.mark.parametrize("case", norm_cases.CASES, ids=str)
 def test_rms_norm(case: norm_cases.Case, dtype: torch.dtype, device: torch.device) -> None:
-    def run(inputs: dict[str, torch.Tensor | None]) -> list[torch.Tensor]:
+    def run(inputs: dict[str, torch.Tensor | None], delta: AdapterDelta | None) -> list[torch.Tensor]:
         x, weight, residual = inputs["x"], inputs["weight"], inputs["residual"]
         assert x is not None
         assert weight is not None
-        out = rms_norm(x, weight, 1e-6, poisoned_like(x), residual)
+        out = rms_norm(x, weight, 1e-6, poisoned_like(x), residual, delta=delta)
         return [out] if residual is None else [out, residual]
 
     wide = {name: None if x is None else x.float() for name, x in case.inputs(dtype).items()}
-    for got, expected in zip(run(case.inputs(dtype, str(device))), run(wide), strict=True):
+    there = run(case.inputs(dtype, str(device)), case.delta(str(device)))
+    for got, expected in zip(there, run(wide, case.delta()), strict=True):
         assert_near(got, expected, RATIO[dtype])
 
 
@@ -89,5 +91,5 @@ def test_rms_norm_of_strided_heads_in_place(device: torch.device) -> None:
 def test_silu_mul(case: silu_cases.Case, dtype: torch.dtype, device: torch.device) -> None:
     gate_up = case.inputs(dtype)
     out = torch.full((case.num_rows, case.inner), float("nan"))
-    got = silu_mul(gate_up.to(device), out.to(device, dtype))
-    assert_near(got, silu_mul(gate_up.float(), out), RATIO[dtype])
+    got = silu_mul(gate_up.to(device), out.to(device, dtype), delta=case.delta(str(device)))
+    assert_near(got, silu_mul(gate_up.float(), out, delta=case.delta()), RATIO[dtype])

@@ -13,6 +13,8 @@ WIDE = [
     Case((0, 191, -1, 130_000, 7), 32, 8, 128, normed=True, scaled=True),
     Case(tuple(range(64)), 32, 8, 128, scaled=True),
     Case((100, 3), 8, 4, 32),
+    Case((0, 191, -1, 130_000, 7), 32, 8, 128, normed=True, scaled=True, adapted=True),
+    Case(tuple(range(64)), 32, 8, 128, scaled=True, adapted=True),
 ]
 
 
@@ -49,7 +51,7 @@ def test_magnitudes_beyond_e4m3_are_clamped_and_nan_stays(device: torch.device) 
 
 
 def test_one_graph_serves_any_placement(device: torch.device) -> None:
-    case = Case((5, 200, 17, 64), 8, 2, 128, normed=True)
+    case = Case((5, 200, 17, 64), 8, 2, 128, normed=True, adapted=True)
     original, table, options = case.inputs(BF16, device)
     qkv, where, cache = original.clone(), case.where(device), case.cache(BF16, device)
     rope_kv(qkv, table, cache, where, 8, **options)
@@ -81,3 +83,17 @@ def test_a_row_has_the_same_bits_in_any_company(device: torch.device) -> None:
     where.positions_T[41:] = -1
     got = rope_kv(alone, table, case.cache(BF16, device), where, 32, **options)
     assert torch.equal(got[40], together[40])
+
+
+def test_a_token_of_the_base_alone_has_the_bits_of_a_step_without_adapters(device: torch.device) -> None:
+    case = Case(tuple(range(64)), 32, 8, 128, normed=True, scaled=True, adapted=True)
+    qkv, table, options = case.inputs(BF16, device)
+    where = case.where(device)
+    alone = options["delta"].has_adapter_T == 0
+    results = []
+    for delta in (options["delta"], None):
+        cache = case.cache(BF16, device)
+        q = rope_kv(qkv.clone(), table, cache, where, 32, **(options | {"delta": delta}))
+        blocks = where.tables_RB[where.rows_T.long()].amax(1).long()
+        results.append((q[alone], cache[blocks[alone]].view(torch.int16)))
+    assert all(torch.equal(*both) for both in zip(*results, strict=True))

@@ -15,10 +15,9 @@ HALF_STEP = 1.01 * 2.0**-4
 def test_matches_the_formula(case: Case) -> None:
     inputs = case.inputs()
     x, weight, residual = inputs["x"], inputs["weight"], inputs["residual"]
-    summed = x.double() + (residual.double() if residual is not None else 0)
-    expected = summed / (summed.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    expected, summed = case.expected(inputs, 1e-5)
     out = torch.full_like(x, float("nan"))
-    rms_norm(x, weight, 1e-5, out, residual)
+    rms_norm(x, weight, 1e-5, out, residual, delta=case.delta())
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
     if residual is not None:
         torch.testing.assert_close(residual.double(), summed, rtol=1e-6, atol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.delta_cases import added
 from kernels.silu_mul import silu_mul
 from kernels.silu_mul.cases import Case, ScaledCase
 
@@ -14,9 +15,9 @@ HALF_STEP = 1.01 * 2.0**-4
 def run_case(case: Case) -> None:
     """Near the formula."""
     gate_up = case.inputs()
-    gate, up = gate_up.double().chunk(2, -1)
+    gate, up = (gate_up.double() + added(case.delta())).chunk(2, -1)
     out = torch.full((case.num_rows, case.inner), float("nan"))
-    silu_mul(gate_up, out)
+    silu_mul(gate_up, out, delta=case.delta())
     torch.testing.assert_close(out.double(), gate / (1 + torch.exp(-gate)) * up, rtol=1e-5, atol=1e-6)
 
 

@@ -1,8 +1,11 @@
 """RMSNorm against its formula in double precision."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from kernels.delta_cases import adapter_delta
 from kernels.rms_norm import rms_norm
 from kernels.rms_norm.cases import CASES, SCALED_CASES, Case, ScaledCase
 from kernels.rms_norm.reference import rms_norm_reference
@@ -12,10 +15,9 @@ from kernels.rms_norm.reference import rms_norm_reference
 def test_matches_the_formula(case: Case) -> None:
     inputs = case.inputs()
     x, weight, residual = inputs["x"], inputs["weight"], inputs["residual"]
-    summed = x.double() + (residual.double() if residual is not None else 0)
-    expected = summed / (summed.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    expected, summed = case.expected(inputs, 1e-5)
     out = torch.full_like(x, float("nan"))
-    rms_norm(x, weight, 1e-5, out, residual)
+    rms_norm(x, weight, 1e-5, out, residual, delta=case.delta())
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
     if residual is not None:
         torch.testing.assert_close(residual.double(), summed, rtol=1e-6, atol=1e-6)
@@ -56,6 +58,23 @@ def test_refuses_shapes_that_do_not_fit() -> None:
         rms_norm(x, torch.ones(4), 1e-6, torch.empty(2, 8))
     with pytest.raises(ValueError, match="residual"):
         rms_norm(x, torch.ones(8), 1e-6, torch.empty(2, 8), torch.zeros(1, 8))
+
+
+def test_refuses_a_delta_that_does_not_fit() -> None:
+    x, weight, fits = torch.zeros(2, 8), torch.ones(8), adapter_delta(2, 8)
+    wrong = {
+        "delta .* for rows": adapter_delta(3, 8),
+        "not contiguous fp32": replace(fits, y_TN=fits.y_TN.double()),
+        "with strides": replace(fits, y_TN=torch.zeros(8, 2).T),
+        "has_adapter_T .* for 2 rows": replace(fits, has_adapter_T=fits.has_adapter_T[:1]),
+        "torch.bool": replace(fits, has_adapter_T=fits.has_adapter_T.bool()),
+    }
+    for match, delta in wrong.items():
+        with pytest.raises(ValueError, match=f"rms_norm: .*{match}"):
+            rms_norm(x, weight, 1e-6, x, delta=delta)
+    heads = torch.zeros(2, 3, 8)
+    with pytest.raises(ValueError, match="delta"):
+        rms_norm(heads, weight, 1e-6, heads, delta=replace(fits, y_TN=heads))
 
 
 @pytest.mark.parametrize("case", SCALED_CASES, ids=str)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.delta_cases import adapter_delta
 from kernels.rope_kv import CacheRows, rope_kv
 from kernels.rope_kv.cases import CASES, Case, naive_rope_kv
 from kernels.rope_kv.reference import rope_reference
@@ -51,6 +52,8 @@ def test_refuses_what_does_not_fit() -> None:
         rope_kv(qkv, rotary[:1], cache, rows, 4)
     with pytest.raises(ValueError, match="rows"):
         rope_kv(qkv, rotary, cache, CacheRows(rows.rows_T2H[:1]), 4)
+    with pytest.raises(ValueError, match="delta"):
+        rope_kv(qkv, rotary, cache, rows, 4, delta=adapter_delta(2, 128))
     with pytest.raises(ValueError, match="positions"):
         rope_kv(qkv[:1], table, cache, where, 4)
     with pytest.raises(ValueError, match="rotary"):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.delta_cases import adapter_delta
 from kernels.silu_mul import silu_mul
 from kernels.silu_mul.cases import CASES, SCALED_CASES, Case, ScaledCase
 from tests.kernels.silu_mul_rows import run_case, run_scaled_case
@@ -16,6 +17,11 @@ def test_matches_the_formula(case: Case) -> None:
 def test_refuses_an_output_of_another_shape() -> None:
     with pytest.raises(ValueError, match="silu_mul"):
         silu_mul(torch.zeros(2, 8), torch.zeros(2, 8))
+
+
+def test_refuses_a_delta_of_another_shape() -> None:
+    with pytest.raises(ValueError, match="silu_mul: delta"):
+        silu_mul(torch.zeros(2, 16), torch.zeros(2, 8), delta=adapter_delta(2, 8))
 
 
 @pytest.mark.parametrize("case", SCALED_CASES, ids=str)
