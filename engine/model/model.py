@@ -7,7 +7,7 @@ implementation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -179,15 +179,15 @@ class Model:
         """
         num_tokens = len(ids_T)
         residual = self._take("residual", (num_tokens, self.config.hidden_size))
-        delta: Projection | None = None
+        update: Projection | None = None
         if self.exchange is None:
             embed(ids_T, plan.rows_T, next_ids_R, self._embedding_VH, residual)
         else:
             self.exchange.begin()
-            embedded_TH, delta = self.exchange.embedded(residual)
+            embedded_TH, update = self.exchange.embedded(residual)
             first = self.exchange.first_id
             embed(ids_T, plan.rows_T, next_ids_R, self._embedding_VH, embedded_TH, first)
-            if delta is None:
+            if update is None:
                 self.exchange.sum(residual)
         step = Step(
             num_tokens=num_tokens,
@@ -198,7 +198,7 @@ class Model:
             cache=kv.layers,
             lora=lora,
         )
-        return self._decode(step, residual, delta, num_layers)
+        return self._decode(step, residual, update, num_layers)
 
     def hidden(self, num_tokens: int) -> Tensor:
         """Returns [T, H] of the last `forward_on_device` with that many tokens; a replay of it leaves them
@@ -267,17 +267,17 @@ class Model:
         )
 
     def _decode(
-        self, step: Step, residual: Tensor, delta: Projection | None = None, num_layers: int | None = None
+        self, step: Step, residual: Tensor, update: Projection | None = None, num_layers: int | None = None
     ) -> Tensor:
         for index, layer in enumerate(self._layers[:num_layers]):
-            x = self._norm(delta, layer.input_norm_H, residual, self._input("x", residual, layer.qkv, step))
-            delta = self._attention(index, layer, x, step)
+            x = self._norm(update, layer.input_norm_H, residual, self._input("x", residual, layer.qkv, step))
+            update = self._attention(index, layer, x, step)
             x = self._norm(
-                delta, layer.post_norm_H, residual, self._input("x", residual, layer.gate_up, step)
+                update, layer.post_norm_H, residual, self._input("x", residual, layer.gate_up, step)
             )
-            delta = self._feed_forward(index, layer, x, step)
+            update = self._feed_forward(index, layer, x, step)
         final = Activation(self._take("x", tuple(residual.shape)))
-        self._norm(delta, self._norm_H, residual, final)
+        self._norm(update, self._norm_H, residual, final)
         assert final.x_TK is not None
         return final.x_TK[: step.num_tokens]
 
@@ -295,6 +295,7 @@ class Model:
             k_norm_D=layer.k_norm_D,
             eps=config.rms_eps,
             scale_T=fused.scale_T,
+            delta=fused.delta,
         )
         mixed_TK = self._take("mixed", (step.num_rows, config.q_size))
         mixed_TK[num_tokens:].zero_()
@@ -318,6 +319,7 @@ class Model:
             gate_up.y_TN,
             inner.x_TK,
             scale_T=gate_up.scale_T,
+            delta=gate_up.delta,
             quantized=inner.quantized_TK,
             quantized_scale_T=inner.scale_T,
         )
@@ -331,6 +333,10 @@ class Model:
         if lora is None:
             return self._product(linear, x, out_TN)
         assert x.x_TK is not None
+        if isinstance(lora, DeviceLora) and lora.runs_beside(step.num_rows):
+            product = linear.letting_in(x, out_TN)
+            if product is not None:
+                return replace(product, delta=lora.delta(index, group, x.x_TK, widths))
         reads_TK, adds_TN = x.x_TK, out_TN
         if self.exchange is not None:
             reads_TK, adds_TN = self.exchange.adapter_parts(reads_TK, adds_TN, is_summed=group in PARTS)
@@ -361,23 +367,22 @@ class Model:
         return [slice(first, first + step) for first in range(0, num_rows, step)]
 
     def _norm(
-        self, delta: Projection | None, weight_H: Tensor, residual: Tensor, x: Activation
+        self, update: Projection | None, weight_H: Tensor, residual: Tensor, x: Activation
     ) -> Activation:
-        """Semantics: residual += delta (what the last block computed); x = norm(residual)."""
-        if delta is not None and delta.is_part:
+        """Semantics: residual += update (what the last block computed); x = norm(residual)."""
+        if update is not None and update.is_part:
             assert self.exchange is not None
-            self.exchange.norm(delta, weight_H, self.config.rms_eps, residual, x)
+            self.exchange.norm(update, weight_H, self.config.rms_eps, residual, x)
             return x
-        source, into, scale_T = (
-            (residual, None, None) if delta is None else (delta.y_TN, residual, delta.scale_T)
-        )
+        source, into = (residual, None) if update is None else (update.y_TN, residual)
         rms_norm(
             source,
             weight_H,
             self.config.rms_eps,
             x.x_TK,
             into,
-            scale_T=scale_T,
+            scale_T=None if update is None else update.scale_T,
+            delta=None if update is None else update.delta,
             quantized=x.quantized_TK,
             quantized_scale_T=x.scale_T,
         )

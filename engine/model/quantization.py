@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.activation import Activation, Projection
-from kernels.linear_fp8 import Fp8Weight, linear_fp8
+from kernels.linear_fp8 import Fp8Weight, Product, linear_fp8, product
 from kernels.linear_int4 import Int4Weight, linear_int4
 from kernels.linear_int8 import Int8Weight, linear_int8
 
@@ -39,6 +39,12 @@ class Linear(Protocol):
         """Overwrites `out_TN` with x W^T + bias, divided by the rows' scales where the result has any."""
         ...
 
+    def letting_in(self, x: Activation, out_TN: Tensor) -> Projection | None:
+        """Computes the same, and lets the next kernel of the stream begin as soon as `x` is there. Computes
+        nothing and returns None where it cannot.
+        """
+        ...
+
 
 class DenseLinear:
     """Weights in the model's own type."""
@@ -62,6 +68,9 @@ class DenseLinear:
             torch.mm(x.x_TK, self.weight_KN, out=out_TN)
         return Projection(out_TN)
 
+    def letting_in(self, x: Activation, out_TN: Tensor) -> None:
+        return None
+
 
 class Int8Linear:
     """Weights in 8 bits per output channel, activations in 7 bits per row."""
@@ -80,6 +89,9 @@ class Int8Linear:
         linear_int8(x.x_TK, self.weight, out_TN)
         return Projection(out_TN)
 
+    def letting_in(self, x: Activation, out_TN: Tensor) -> None:
+        return None
+
 
 class Fp8Linear:
     """Weights in e4m3 with one scale or one per channel, activations in e4m3 with one per row."""
@@ -95,6 +107,11 @@ class Fp8Linear:
 
     def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
         return linear_fp8(x, self.weight, out_TN)
+
+    def letting_in(self, x: Activation, out_TN: Tensor) -> Projection | None:
+        if product(len(out_TN), self.weight) is not Product.STREAM:
+            return None
+        return linear_fp8(x, self.weight, out_TN, lets_in_late=True)
 
 
 class Int4Linear:
@@ -112,6 +129,9 @@ class Int4Linear:
     def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
         linear_int4(x, self.weight, out_TN)
         return Projection(out_TN)
+
+    def letting_in(self, x: Activation, out_TN: Tensor) -> None:
+        return None
 
 
 def check_quantization(quantization: str, device: torch.device) -> None:

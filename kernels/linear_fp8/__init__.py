@@ -56,7 +56,9 @@ def _stream_rows(weight: Fp8Weight) -> int:
     return 128 if weight.per_channel and weight.in_features >= weight.out_features else 64
 
 
-def linear_fp8(activation: Activation, weight: Fp8Weight, out_TN: Tensor) -> Projection:
+def linear_fp8(
+    activation: Activation, weight: Fp8Weight, out_TN: Tensor, *, lets_in_late: bool = False
+) -> Projection:
     """Semantics: see the module.
 
     Args:
@@ -64,6 +66,8 @@ def linear_fp8(activation: Activation, weight: Fp8Weight, out_TN: Tensor) -> Pro
             others alone.
         weight: on the activation's device.
         out_TN: contiguous, overwritten.
+        lets_in_late: the next kernel may begin once the activation is there, and need not wait for more; only
+            where `product` is `STREAM`.
 
     Returns:
         `out_TN`, with the activation's scales where it is left divided by them.
@@ -81,20 +85,30 @@ def linear_fp8(activation: Activation, weight: Fp8Weight, out_TN: Tensor) -> Pro
     if quantized_TK.dtype != E4M3 or not quantized_TK.is_contiguous() or not out_TN.is_contiguous():
         raise ValueError("linear_fp8: x must be e4m3, x and out contiguous")
     row_scale_T = scale_T if weight.per_channel else None
+    by = product(num_rows, weight)
+    if lets_in_late and by is not Product.STREAM:
+        raise ValueError(
+            f"linear_fp8: {num_rows} rows are computed by {by.value}, which lets no kernel in late"
+        )
     if num_rows:
-        _run(product(num_rows, weight), quantized_TK, row_scale_T, weight, out_TN)
+        _run(by, quantized_TK, row_scale_T, weight, out_TN, lets_in_late)
     return Projection(out_TN, None if weight.per_channel else scale_T)
 
 
 def _run(
-    by: Product, quantized_TK: Tensor, row_scale_T: Tensor | None, weight: Fp8Weight, out_TN: Tensor
+    by: Product,
+    quantized_TK: Tensor,
+    row_scale_T: Tensor | None,
+    weight: Fp8Weight,
+    out_TN: Tensor,
+    lets_in_late: bool,
 ) -> None:
     if by is Product.REFERENCE:
         linear_fp8_reference(quantized_TK, row_scale_T, weight, out_TN)
     elif by is Product.STREAM:
         from kernels.linear_fp8.stream import linear_fp8_stream
 
-        linear_fp8_stream(quantized_TK, row_scale_T, weight, out_TN)
+        linear_fp8_stream(quantized_TK, row_scale_T, weight, out_TN, lets_in_late=lets_in_late)
     elif by is Product.TRITON:
         from kernels.linear_fp8.kernel import linear_fp8_triton
 

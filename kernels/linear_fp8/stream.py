@@ -114,8 +114,13 @@ def linear_fp8_stream(
     weight: Fp8Weight,
     out_TN: Tensor,
     cut: StreamCut | None = None,
+    *,
+    lets_in_late: bool = False,
 ) -> None:
-    """Launches `linear_fp8_stream_kernel` where `streams` says it can run."""
+    """Launches `linear_fp8_stream_kernel` where `streams` says it can run.
+
+    `lets_in_late`: the next kernel begins once the input is there, not before.
+    """
     num_rows, device = len(quantized_TK), quantized_TK.device
     n, k = weight.values_NK.shape
     if cut is None:
@@ -142,6 +147,7 @@ def linear_fp8_stream(
         PROGRAMS=cut.programs,
         MAX_PARTS=cut.max_parts,
         PER_CHANNEL=weight.per_channel,
+        LETS_IN_LATE=lets_in_late,
         num_warps=cut.num_warps,
         launch_pdl=True,
     )
@@ -165,7 +171,9 @@ class GluonCompilation(Compilation):
         )
 
 
-def _compilation(num_rows: int, n: int, k: int, per_channel: bool = False, bias: bool = False) -> Compilation:
+def _compilation(
+    num_rows: int, n: int, k: int, per_channel: bool = False, bias: bool = False, late: bool = False
+) -> Compilation:
     cut = stream_cut(num_rows, n, k, 132)
 
     def descriptor(rows: int) -> str:
@@ -187,14 +195,19 @@ def _compilation(num_rows: int, n: int, k: int, per_channel: bool = False, bias:
         {name: None for name, kind in pointers.items() if kind is None}
         | {"N": n, "K": k, "BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k}
         | {"NUM_STAGES": cut.num_stages, "PROGRAMS": cut.programs, "MAX_PARTS": cut.max_parts}
-        | {"PER_CHANNEL": per_channel, "num_warps": cut.num_warps},
+        | {"PER_CHANNEL": per_channel, "LETS_IN_LATE": late, "num_warps": cut.num_warps},
         num_warps=cut.num_warps,
         architectures=(90,),
     )
 
 
 COMPILATIONS = [
-    _compilation(num_rows, n, k, per_channel, bias)
+    _compilation(num_rows, n, k, per_channel, bias, late)
     for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-    for num_rows, per_channel, bias in ((1, False, False), (32, True, False), (64, True, True))
+    for num_rows, per_channel, bias, late in (
+        (1, False, False, False),
+        (1, False, False, True),
+        (32, True, False, False),
+        (64, True, True, True),
+    )
 ]

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from kernels.activation import AdapterDelta
 from kernels.backend import uses_triton
 from kernels.lora import tiling
 from kernels.lora.device_work import DeviceWork
@@ -21,6 +22,9 @@ from kernels.lora.scratch import Scratch
 from kernels.lora.table import MAX_MODULES, AdapterTable
 from kernels.lora.table_reference import expand_reference, shrink_reference
 from kernels.step_inputs import StepInputs
+
+LAST_NUMBER = 2**31 - 1
+"""Of an exchange of words."""
 
 
 class RankSums(Protocol):
@@ -60,6 +64,7 @@ class DeviceLora:
         max_tokens: int,
         widths_in: Sequence[int],
         *,
+        width_out: int = 0,
         batch_invariant: bool = False,
         early: bool = True,
         sums: RankSums | None = None,
@@ -69,14 +74,21 @@ class DeviceLora:
         Args:
             max_tokens: rows of the largest bucket.
             widths_in: columns of each group's input.
+            width_out: columns of the widest group's output, where `delta` is to be used.
             batch_invariant: every product on tensor cores, in one tile shape.
             early: kernels may start before the last kernel of their stream has ended (`kernels/overlap.py`).
             sums: where the ranks of a group have a part of each A's inputs.
         """
         self._table = table
         self._work = DeviceWork(inputs, max_tokens, table.num_slots, batch_invariant)
-        self._scratch = Scratch(self._work, MAX_MODULES * table.max_rank, widths_in, table.device)
+        self._width_out = width_out if sums is None else 0
+        rank_stride = MAX_MODULES * table.max_rank
+        self._scratch = Scratch(self._work, rank_stride, widths_in, self._width_out, table.device)
         self._widths_in = frozenset(widths_in)
+        num_places = table.num_layers * len(table.groups)
+        self._numbers = inputs.field("lora_numbers", num_places)
+        """Of the step's exchanges of words, by place."""
+        self._next_number = 1
         self._early = early
         self._sums = sums
         if sums is not None:
@@ -91,7 +103,7 @@ class DeviceLora:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of device memory for partial sums."""
+        """Bytes of device memory for partial sums, words and deltas."""
         return self._scratch.num_bytes
 
     def begin(self, row_slots_T: npt.NDArray[np.integer]) -> None:
@@ -101,6 +113,12 @@ class DeviceLora:
             row_slots_T: T is the bucket; negative for rows of the base alone and for padding.
         """
         self._work.build(row_slots_T)
+        numbers = self._numbers.host
+        if self._next_number + len(numbers) > LAST_NUMBER:
+            self._scratch.words.zero_()  # numbers come again: an old word would be taken for a new one
+            self._next_number = 1
+        numbers[:] = np.arange(self._next_number, self._next_number + len(numbers))
+        self._next_number += len(numbers)
 
     def shrink(self, layer: int, group: str, x_TK: Tensor) -> None:
         """Projects the rows' inputs onto their adapters' ranks; may run beside the base product.
@@ -151,6 +169,45 @@ class DeviceLora:
             expand_triton(out_TN, *arguments, shrunk, self._early)
         else:
             expand_reference(out_TN, *arguments)
+
+    def runs_beside(self, num_rows: int) -> bool:
+        """Whether `delta` may be used in a bucket of so many rows."""
+        return self._width_out > 0 and self._early and num_rows <= tiling.MEDIUM_BUCKET
+
+    def delta(self, layer: int, group: str, x_TK: Tensor, widths: Sequence[int]) -> AdapterDelta:
+        """Computes what the adapters of a group add, while the base product that was queued last still runs:
+        instead of `shrink` and `expand`, once between two calls of `begin`.
+
+        That product has let the next kernel start once `x_TK` is there. Nothing here waits for its end, but
+        what is queued next can rely on it: the last kernel ends after it.
+
+        Args:
+            x_TK: as for `shrink`, in a bucket for which `runs_beside`.
+            widths: columns of each module of the group, in order.
+
+        Returns:
+            What the op reads that is queued next. The next call overwrites it.
+        """
+        if sum(widths) > self._width_out or len(widths) > MAX_MODULES:
+            raise ValueError(f"lora: widths {tuple(widths)}, made for {self._width_out} columns")
+        if x_TK.shape[1] not in self._widths_in or not self.runs_beside(len(x_TK)):
+            raise ValueError(f"lora: x {tuple(x_TK.shape)}")
+        place = self._place(layer, group)
+        out_TN = self._scratch.delta(len(x_TK), sum(widths))
+        has_adapter_T = self._work.has_adapter.device[: len(x_TK)]
+        of_step = (self._work, self._table, place, self._scratch)
+        if uses_triton(x_TK):
+            from kernels.lora.kernel import expand_triton, shrink_triton
+
+            words = self._scratch.words
+            mailbox = Mailbox(self._scratch.words_address, words, self._numbers.device[place:])
+            shrink_triton(x_TK, *of_step, mailbox, self._early, apart=True)
+            expand_triton(out_TN, widths, None, *of_step, mailbox, self._early, apart=True)
+        else:
+            shrink_reference(x_TK, self._work, self._table, place, self._scratch.shrunk)
+            out_TN[has_adapter_T.bool()] = 0
+            expand_reference(out_TN, widths, None, *of_step)
+        return AdapterDelta(out_TN, has_adapter_T)
 
     def _mailbox(self, x_TK: Tensor) -> Mailbox | None:
         """Where the ranks send their parts; None where a launch between shrink and expand sums them, or where

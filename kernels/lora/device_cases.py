@@ -133,6 +133,7 @@ class DeviceRun:
         width_in: int,
         max_tokens: int,
         *,
+        width_out: int = 0,
         batch_invariant: bool = False,
         early: bool = True,
         sums: RankSums | None = None,
@@ -143,6 +144,7 @@ class DeviceRun:
             self.inputs,
             max_tokens,
             [width_in],
+            width_out=width_out,
             batch_invariant=batch_invariant,
             early=early,
             sums=sums,
@@ -150,6 +152,7 @@ class DeviceRun:
         self.inputs.freeze()
         self.lora._scratch.shrunk.fill_(float("nan"))
         self.lora._scratch.partials.fill_(float("nan"))
+        self.lora._scratch.delta_memory.fill_(float("nan"))
 
     def begin(self, row_slots: np.ndarray) -> None:
         self.inputs.begin()

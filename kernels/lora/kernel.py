@@ -52,7 +52,7 @@ class Plan:
     max_registers: int | None = None
 
 
-def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int) -> Plan:
+def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int, *, apart: bool = False) -> Plan:
     """A whole row of A at a time where that fits the registers, 16 or 32 of its columns a thread.
 
     Up to `MEDIUM_BUCKET` rows the programs are to run beside the base product's, which leave 19 KB of shared
@@ -71,8 +71,9 @@ def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int) -> Plan:
         "BLOCK_R": 32,
         "BLOCK_K": tiling.STEP,
         "BLOCK_ROWS": tiling.BLOCK_ROWS,
-        "FETCHES": bucket <= tiling.SMALL_BUCKET and width_in % 16 == 0,
+        "FETCHES": not apart and bucket <= tiling.SMALL_BUCKET and width_in % 16 == 0,
         "WITH_PAIRS": not pairs_are_wide(width_in, bucket),
+        "APART": apart,
     }
     if bucket <= tiling.MEDIUM_BUCKET:
         # Products of 16 ranks take a third less shared memory than of 32; where inputs are narrow they spill.
@@ -108,7 +109,9 @@ def plan_shrink_wide_pairs(width_in: int, rank_stride: int) -> Plan:
     return Plan(constants, 1, 3, 8)
 
 
-def plan_expand_rows(widths: Sequence[int], bucket: int, rank_stride: int, num_ranks: int = 1) -> Plan:
+def plan_expand_rows(
+    widths: Sequence[int], bucket: int, rank_stride: int, num_ranks: int = 0, *, apart: bool = False
+) -> Plan:
     """Measured likewise. 16 columns a thread, so that every thread sums over ranks by itself; fewer where
     many small programs are best, which is also where a group's rank has a few columns of many adapters.
     """
@@ -126,7 +129,8 @@ def plan_expand_rows(widths: Sequence[int], bucket: int, rank_stride: int, num_r
         "BLOCK_N": 64 if small else 128,
         "STRETCH": 2 if max(widths) >= WIDE_OUTPUT and not small else 1,
         "BLOCK_ROWS": tiling.BLOCK_ROWS,
-        "FETCHES": small and all(width % pair_n == 0 for width in widths),
+        "FETCHES": not apart and small and all(width % pair_n == 0 for width in widths),
+        "APART": apart,
     }
     return Plan(constants, 1, programs_per_sm=16) if small else Plan(constants, 2, 2, 8, 128)
 
@@ -200,13 +204,19 @@ def shrink_triton(
     scratch: Scratch,
     shrunk: Tensor | Mailbox,
     early: bool,
+    apart: bool = False,
 ) -> None:
-    """As `shrink_reference`. `shrunk`: a mailbox sends what is computed to all ranks. `early`: kernels may
-    start before the last kernel of the stream has ended.
+    """As `shrink_reference`.
+
+    Args:
+        shrunk: a mailbox sends what is computed to all ranks.
+        early: kernels may start before the last kernel of the stream has ended.
+        apart: the last one lets this one start once `x_TK` is there, and nothing else is waited for; in
+            buckets of up to `MEDIUM_BUCKET` rows, with a mailbox.
     """
     bucket, width_in = x_TK.shape
     limits, arena = work.limits(bucket), table.arena
-    target, number, size = shrunk, None, 1
+    target, number, size = shrunk, None, 0
     if isinstance(shrunk, Mailbox):
         target, number, size = shrunk.outboxes_R, shrunk.number, len(shrunk.outboxes_R)
     given = (
@@ -217,7 +227,7 @@ def shrink_triton(
     where = (work.order.device, place, table.num_slots)
     stride = {"X_STRIDE": x_TK.stride(0)}
     sized = stride | {"SIZE": size}
-    plan = plan_shrink_rows(width_in, bucket, scratch.rank_stride)
+    plan = plan_shrink_rows(width_in, bucket, scratch.rank_stride, apart=apart)
     units = limits.pairs * MAX_PARTS + limits.blocks * plan.constants["CHUNKS"]
     lists = (work.pairs.device, work.blocks.device)
     _launch(shrink_rows, plan, units, early, (*given, *lists, *where, number), **sized)
@@ -228,7 +238,7 @@ def shrink_triton(
             shrink_wide_pairs, plan, units, early, (*given, work.pairs.device, *where[1:], number), **sized
         )
     if limits.tiles:
-        assert size == 1, "buckets with tiles sum their parts by launches of their own"
+        assert size == 0, "buckets with tiles sum their parts by launches of their own"
         plan = plan_shrink_tiles(width_in, bucket, scratch.rank_stride)
         grid = (limits.tiles, plan.constants["SPLITS"])
         _launch(shrink_tiles, plan, grid, early, (*given, work.tiles.device, *where), **stride)
@@ -244,11 +254,18 @@ def expand_triton(
     scratch: Scratch,
     shrunk: Tensor | Mailbox,
     early: bool,
+    apart: bool = False,
 ) -> None:
-    """As `expand_reference`. `shrunk`: what ranks sent to a mailbox is waited for and summed."""
+    """As `expand_reference`.
+
+    Args:
+        shrunk: what ranks sent to a mailbox is waited for and summed.
+        early: as in `shrink_triton`.
+        apart: `out_TN` is overwritten where a row has an adapter, while kernels before shrink may still run.
+    """
     bucket = out_TN.shape[0]
     limits, arena = work.limits(bucket), table.arena
-    source, number, sizes = shrunk, None, {"SIZE": 1, "PART_SIZE": 0}
+    source, number, sizes = shrunk, None, {"SIZE": 0, "PART_SIZE": 0}
     if isinstance(shrunk, Mailbox):
         source, number = shrunk.inbox_RPW, shrunk.number
         sizes = {"SIZE": len(source), "PART_SIZE": source[0].numel()}
@@ -258,7 +275,7 @@ def expand_triton(
     )
     where = (work.order.device, place, table.num_slots)
     stride = {"OUT_STRIDE": out_TN.stride(0)}
-    plan = plan_expand_rows(widths, bucket, scratch.rank_stride, sizes["SIZE"])
+    plan = plan_expand_rows(widths, bucket, scratch.rank_stride, sizes["SIZE"], apart=apart)
     units = limits.pairs * _num_tiles(widths, plan.constants["PAIR_N"])
     units += limits.blocks * _num_tiles(widths, plan.constants["STRETCH"] * plan.constants["BLOCK_N"])
     lists = (work.pairs.device, work.blocks.device)
@@ -293,7 +310,8 @@ _RANK_SHAPES = (
 """(ranks, columns in, columns out, buckets) of one rank of a 70B model."""
 
 
-def _compilation(kernel: Any, plan: Plan, architecture: int, num_ranks: int = 1) -> Compilation:
+def _compilation(kernel: Any, plan: Plan, architecture: int, num_ranks: int = 0) -> Compilation:
+    """`num_ranks`: that send words; 0 where there are none."""
     types = {
         **{f"{name}_ptr": "*bf16" for name in ("x", "out", "bf16")},
         **{f"{name}_ptr": "*fp32" for name in ("scale", "shrunk", "partials", "fp32")},
@@ -302,11 +320,15 @@ def _compilation(kernel: Any, plan: Plan, architecture: int, num_ranks: int = 1)
         **{"bytes_ptr": "*u8", "offsets_ptr": "*i64"},
         **dict.fromkeys(("place", "num_slots"), "i32"),
     }
-    if num_ranks > 1:
+    if num_ranks:
         types |= {"shrunk_ptr": "*i64", "number_ptr": "*i32"}
-    signature = {name: types[name] for name in kernel.arg_names if name in types}
-    modern = architecture >= 90  # e4m3 conversion, dependent launch, bulk prefetch
+    missing = set() if num_ranks else {"number_ptr"}
     sizes = plan.constants
+    if sizes.get("APART") and "N0" in sizes:
+        types["out_ptr"] = "*fp32"
+        missing.add("scale_ptr")
+    signature = {name: types[name] for name in kernel.arg_names if name in types.keys() - missing}
+    modern = architecture >= 90  # e4m3 conversion, dependent launch, bulk prefetch
     constants = {**sizes, "WITH_E4M3": modern, "COMPUTE": tl.bfloat16, "STARTS_EARLY": modern}
     if "K" in sizes:
         constants["X_STRIDE"] = sizes["K"]
@@ -315,10 +337,9 @@ def _compilation(kernel: Any, plan: Plan, architecture: int, num_ranks: int = 1)
     if "FETCHES" in sizes:
         constants["FETCHES"] = modern and sizes["FETCHES"]
     stride = sizes["RANK_STRIDE"]
-    of_group = {"SIZE": num_ranks, "PART_SIZE": 0 if num_ranks == 1 else tiling.TILES_FROM * stride}
+    of_group = {"SIZE": num_ranks, "PART_SIZE": tiling.TILES_FROM * stride if num_ranks else 0}
     constants |= {name: value for name, value in of_group.items() if name in kernel.arg_names}
-    if num_ranks == 1 and "number_ptr" in kernel.arg_names:
-        constants["number_ptr"] = None
+    constants |= {name: None for name in missing if name in kernel.arg_names}
     return Compilation(
         kernel,
         signature,
@@ -326,9 +347,9 @@ def _compilation(kernel: Any, plan: Plan, architecture: int, num_ranks: int = 1)
         plan.num_warps,
         plan.num_stages,
         (architecture,),
-        # One number for architectures that are not tuned yet; in groups the program that adds up 16 chunks
+        # One number for architectures that are not tuned yet; with words the program that adds up 16 chunks
         # spills 16 bytes, once a unit.
-        local_bytes=0 if architecture == 90 and num_ranks == 1 else 32,
+        local_bytes=0 if architecture == 90 and not num_ranks else 32,
     )
 
 
@@ -336,8 +357,10 @@ def _compilations() -> list[Compilation]:
     found: list[Compilation] = []
     for width_in, widths, buckets in _SHAPES:
         for bucket in buckets:
-            for kernel, plan in _launches(width_in, widths, bucket, num_ranks=1):
+            for kernel, plan in _launches(width_in, widths, bucket, num_ranks=0):
                 found += [_compilation(kernel, plan, architecture) for architecture in ARCHITECTURES]
+            for kernel, plan in _launches_apart(width_in, widths, bucket):
+                found.append(_compilation(kernel, plan, 90, num_ranks=1))
     for num_ranks, width_in, widths, buckets in _RANK_SHAPES:
         for bucket in buckets:
             for kernel, plan in _launches(width_in, widths, bucket, num_ranks):
@@ -358,6 +381,14 @@ def _launches(
     if pairs_are_wide(width_in, bucket):
         yield shrink_wide_pairs, plan_shrink_wide_pairs(width_in, stride)
     yield expand_rows, plan_expand_rows(widths, bucket, stride, num_ranks)
+
+
+def _launches_apart(width_in: int, widths: Sequence[int], bucket: int) -> Iterator[tuple[Any, Plan]]:
+    """Of one group behind a product that lets them start."""
+    stride = MAX_MODULES * DEFAULT_MAX_RANK
+    if bucket <= tiling.MEDIUM_BUCKET and width_in >= 4096:
+        yield shrink_rows, plan_shrink_rows(width_in, bucket, stride, apart=True)
+        yield expand_rows, plan_expand_rows(widths, bucket, stride, apart=True)
 
 
 COMPILATIONS = _compilations()

@@ -1,9 +1,10 @@
-"""Describes the memory in which the ranks of a tensor-parallel group send one another what shrink computed.
+"""Describes the memory through which shrink sends expand what it computed: to all ranks of a tensor-parallel
+group, or to an expand that waits for nothing else.
 
 Each rank has a part of every A's inputs, and the sum of what their parts make of a row is the row's. A number
 travels in one word with the number of the exchange, and a word is written at once: who reads the number
-it waits for has the value that belongs to it. No rank waits before it sends, and no kernel stands between
-shrink and expand.
+it waits for has the value that belongs to it. No rank waits before it sends, no kernel stands between
+shrink and expand, and expand may run while kernels that were launched before shrink still do.
 
 Source: the words of NCCL's LL protocol.
 """

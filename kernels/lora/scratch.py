@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.lora import tiling
 from kernels.lora.device_work import DeviceWork
@@ -17,8 +18,14 @@ class Scratch:
     """What launches leave for each other."""
 
     def __init__(
-        self, work: DeviceWork, rank_stride: int, widths_in: Sequence[int], device: torch.device
+        self,
+        work: DeviceWork,
+        rank_stride: int,
+        widths_in: Sequence[int],
+        width_out: int,
+        device: torch.device,
     ) -> None:
+        """`width_out`: columns of the widest delta; 0 where none is computed."""
         self.rank_stride = rank_stride
         num_partials = work.most.split_rows * max(tiling.num_chunks(width) for width in widths_in)
         if work.most.tiles:
@@ -31,7 +38,17 @@ class Scratch:
         """fp32 [places, chunks, rank_stride], chunks by launch: within shrink."""
         self.counters = torch.zeros(pieces, dtype=torch.int32, device=device)
         """Chunks written, of each pair, block or tile; 0 between launches."""
+        beside = tiling.MEDIUM_BUCKET if width_out else 0
+        self.words = torch.zeros((1, beside, rank_stride), dtype=torch.int64, device=device)
+        """Of `Mailbox`, from this GPU to itself; numbers begin at 1."""
+        self.words_address = torch.tensor([self.words.data_ptr()], device=device)
+        self.delta_memory = torch.empty(beside * width_out, device=device)
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.numel() * part.element_size() for part in (self.shrunk, self.partials, self.counters))
+        parts = (self.shrunk, self.partials, self.counters, self.words, self.delta_memory)
+        return sum(part.numel() * part.element_size() for part in parts)
+
+    def delta(self, num_rows: int, width: int) -> Tensor:
+        """Returns fp32 [num_rows, width], the same memory for all groups."""
+        return self.delta_memory[: num_rows * width].view(num_rows, width)

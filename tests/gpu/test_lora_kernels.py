@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from kernels.activation import Activation, Projection
+from kernels.linear_fp8 import Fp8Weight, linear_fp8
 from kernels.lora.device_cases import CASES, DeviceCase, DeviceRun, Slot, make_table
 from kernels.lora.table import E4M3
+from kernels.lora.tiling import MEDIUM_BUCKET
 from kernels.lora_work import NO_SLOT
-from tests.kernels.lora_rows import Group, run_case, run_group
+from kernels.rms_norm import rms_norm
+from tests.kernels.lora_rows import Group, run_case, run_delta, run_group
 
 pytestmark = pytest.mark.gpu
 
@@ -61,6 +66,11 @@ def padded(row_slots: tuple[int, ...], bucket: int) -> np.ndarray:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_the_naive_statement(case: DeviceCase) -> None:
     run_case(case, "cuda", torch.bfloat16, tolerance=8e-3)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.num_tokens <= MEDIUM_BUCKET], ids=str)
+def test_a_delta_in_memory_of_its_own(case: DeviceCase, device: torch.device) -> None:
+    run_delta(case, device, torch.bfloat16, tolerance=8e-3)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -220,6 +230,64 @@ def test_a_slot_that_changes_between_replays_is_noticed() -> None:
     out.zero_()
     graph.replay()
     assert not out.any()
+
+
+@pytest.mark.parametrize("bucket", [1, 16, 64])
+def test_adapters_follow_a_product_on_one_stream(bucket: int, device: torch.device) -> None:
+    """Norms, products and adapters of six layers in one graph, where they overlap, and with a wait after each
+    launch: the same bits, again and again.
+    """
+    width, num_layers = 4096, 6
+    table = make_table(
+        (Slot((16,)), Slot((9,), E4M3), None, Slot((64,))), width, (width,), device, num_layers
+    )
+    run = DeviceRun(table, width, bucket, width_out=width)
+    weights = [
+        Fp8Weight.quantize(torch.randn(width, width, device=device).bfloat16() / 64, None)
+        for _ in range(num_layers)
+    ]
+    start = torch.randn(bucket, width, device=device).bfloat16()
+    residual, x, y = (torch.empty_like(start) for _ in range(3))
+    quantized = torch.empty(bucket, width, device=device, dtype=torch.float8_e4m3fn)
+    scale_T = torch.empty(bucket, device=device)
+    ones = torch.ones(width, device=device).bfloat16()
+
+    def step(after_each: Callable[[], None]) -> None:
+        residual.copy_(start)
+        update: Projection | None = None
+        for layer in range(num_layers + 1):
+            rms_norm(
+                residual if update is None else update.y_TN,
+                ones,
+                1e-5,
+                x,
+                None if update is None else residual,
+                scale_T=None if update is None else update.scale_T,
+                delta=None if update is None else update.delta,
+                quantized=quantized,
+                quantized_scale_T=scale_T,
+            )
+            after_each()
+            if layer < num_layers:
+                inputs = Activation(x, quantized, scale_T)
+                update = linear_fp8(inputs, weights[layer], y, lets_in_late=True)
+                after_each()
+                update = replace(update, delta=run.lora.delta(layer, "group", x, (width,)))
+                after_each()
+
+    run.begin(padded((), bucket))
+    graph = captured(lambda: step(lambda: None))
+    for mix in ((0,), (0, 1, 2, 3, NO_SLOT) * 12, (3,) * 20, (NO_SLOT, 1) * 7):
+        for _ in range(20):
+            start.normal_()
+            run.begin(padded(mix[:bucket], bucket))
+            step(torch.cuda.synchronize)
+            expected = residual.clone(), x.clone()
+            run.begin(padded(mix[:bucket], bucket))
+            graph.replay()
+            assert torch.equal(residual, expected[0])
+            assert torch.equal(x, expected[1])
+            assert residual.isfinite().all()
 
 
 def test_shrink_beside_the_base_on_another_stream() -> None:

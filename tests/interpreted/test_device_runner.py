@@ -26,6 +26,7 @@ from engine.lora.slots import SlotTable
 from engine.model.config import load_config
 from engine.model.loading import load_model
 from engine.model.model import Model
+from engine.model.quantization import DenseLinear
 from engine.model.weights import base_digest
 from engine.protocol import AdapterRef, Grammar, SamplingParams, Submit
 from engine.scheduling.drafter import Drafter
@@ -100,8 +101,16 @@ def write_adapter(folder: Path, base: Path, rank: int, modules: list[str]) -> Ad
     return pack(peft_dir, config, base_digest(base), folder / "packed", "bfloat16")
 
 
-@pytest.mark.parametrize("with_adapters", [False, True], ids=["base", "adapters"])
-def test_it_answers_and_scores_as_the_cpus_runner(with_adapters: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("with_adapters", "beside"),
+    [(False, False), (True, False), (True, True)],
+    ids=["base", "adapters", "adapters beside products"],
+)
+def test_it_answers_and_scores_as_the_cpus_runner(
+    with_adapters: bool, beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if beside:
+        monkeypatch.setattr(DenseLinear, "letting_in", DenseLinear.__call__)
     write_base(tmp_path / "base", num_hidden_layers=1)
     artifacts = tmp_path / "packed"
     refs: list[AdapterRef | None] = [None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,37 @@ def run_case(case: DeviceCase, device: str | torch.device, dtype: torch.dtype, t
     again = base.clone()
     run.add(x, again, case.widths, scale)
     assert torch.equal(again, out)
+
+
+def run_delta(case: DeviceCase, device: str | torch.device, dtype: torch.dtype, tolerance: float) -> None:
+    """In memory of its own: near the naive statement, nothing of the step before, nothing in rows of the base
+    alone, the same bits twice.
+    """
+    case = replace(case, scaled=False)
+    expected, size = naive_device_lora(case, make_table(case.slots, case.width_in, case.widths), dtype=dtype)
+    x, base, _ = case.inputs(device, dtype)
+    expected -= base.cpu().double()
+    size -= base.cpu().double().abs()
+    run = DeviceRun(
+        make_table(case.slots, case.width_in, case.widths, device),
+        case.width_in,
+        case.num_tokens,
+        width_out=sum(case.widths),
+        batch_invariant=case.batch_invariant,
+    )
+    has_adapter = torch.from_numpy(case.padded_slots() >= 0)
+    deltas = []
+    for inputs in (x, -x, x):
+        run.begin(case.padded_slots())
+        delta = run.lora.delta(0, "group", inputs, case.widths)
+        assert torch.equal(delta.has_adapter_T.cpu().bool(), has_adapter)
+        assert delta.y_TN[~has_adapter].isnan().all()
+        deltas.append(delta.y_TN.cpu()[has_adapter])
+    first, negative, again = deltas
+    error = (first.double() - expected[has_adapter]).abs() / size[has_adapter].clamp_min(1e-30)
+    assert not len(error) or float(error.max()) <= tolerance, float(error.max())
+    assert torch.equal(negative, -first)
+    assert torch.equal(again, first)
 
 
 @dataclass

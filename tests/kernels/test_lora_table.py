@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from kernels.lora import tiling
+from kernels.lora.device import LAST_NUMBER
 from kernels.lora.device_cases import CASES, DeviceCase, DeviceRun, Slot, make_table, naive_device_lora
 from kernels.lora.device_work import DeviceWork
 from kernels.lora.table import ALIGNMENT, E4M3, AdapterTable
 from kernels.lora_work import NO_SLOT
 from kernels.step_inputs import StepInputs
-from tests.kernels.lora_rows import run_case
+from tests.kernels.lora_rows import run_case, run_delta
 from tests.support.speed import calls_of_nothing, times_as_long
 
 FAST = [case for case in CASES if case.width_in * sum(case.widths) <= 1 << 20]
@@ -21,6 +22,11 @@ FAST = [case for case in CASES if case.width_in * sum(case.widths) <= 1 << 20]
 @pytest.mark.parametrize("case", FAST, ids=str)
 def test_reference_matches_the_naive_statement(case: DeviceCase) -> None:
     run_case(case, "cpu", torch.float32, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("case", [case for case in FAST if case.num_tokens <= tiling.MEDIUM_BUCKET], ids=str)
+def test_reference_of_a_delta_matches_the_naive_statement(case: DeviceCase) -> None:
+    run_delta(case, "cpu", torch.float32, tolerance=1e-5)
 
 
 def test_small_cases_reach_every_path() -> None:
@@ -195,6 +201,41 @@ def test_the_arena_is_set_once_and_aligned() -> None:
 
 
 # ---- the context
+
+
+def test_numbers_of_exchanges_begin_again_in_cleared_memory() -> None:
+    """An expand that waits for a word takes any that has its number."""
+    case = FAST[2]
+    table = make_table(case.slots, case.width_in, case.widths, num_layers=3)
+    run = DeviceRun(table, case.width_in, case.num_tokens, width_out=sum(case.widths))
+    numbers, words = run.lora._numbers.device, run.lora._scratch.words
+    seen = []
+    for _ in range(3):
+        run.begin(case.padded_slots())
+        seen.append(numbers.tolist())
+    assert seen == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    words.fill_(5 << 32)
+    run.lora._next_number = LAST_NUMBER - 3
+    run.begin(case.padded_slots())
+    assert numbers.tolist() == [LAST_NUMBER - 3, LAST_NUMBER - 2, LAST_NUMBER - 1]
+    assert words.all()
+    run.begin(case.padded_slots())
+    assert numbers.tolist() == [1, 2, 3]
+    assert not words.any()
+
+
+def test_a_delta_belongs_to_small_buckets_and_to_engines_of_one_gpu() -> None:
+    table = make_table((Slot((4,)),), 64, (48,))
+    bare, run = DeviceRun(table, 64, 80), DeviceRun(table, 64, 80, width_out=48)
+    assert not bare.lora.runs_beside(1)
+    assert run.lora.runs_beside(tiling.MEDIUM_BUCKET)
+    assert not run.lora.runs_beside(tiling.MEDIUM_BUCKET + 1)
+    assert not DeviceRun(table, 64, 8, width_out=48, early=False).lora.runs_beside(1)
+    run.begin(np.zeros(65, np.int64))
+    with pytest.raises(ValueError, match="x "):
+        run.lora.delta(0, "group", torch.zeros(65, 64), (48,))
+    with pytest.raises(ValueError, match="made for 48"):
+        run.lora.delta(0, "group", torch.zeros(1, 64), (48, 1))
 
 
 def test_expand_belongs_to_the_shrink_before_it() -> None:

@@ -36,6 +36,7 @@ def linear_fp8_stream_kernel(
     PROGRAMS: gl.constexpr,
     MAX_PARTS: gl.constexpr,
     PER_CHANNEL: gl.constexpr,
+    LETS_IN_LATE: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """Semantics: out[m, n] = (sum_k x[m, k] W[n, k]) * scale[n] (* row_scale[m]) (+ bias[n])
@@ -48,6 +49,7 @@ def linear_fp8_stream_kernel(
         out_ptr: bf16 [M, N].
         partial_ptr, counter_ptr: `scratch`.
         MAX_PARTS: programs that share one tile, at most.
+        LETS_IN_LATE: whether the next kernel may begin only once x is there.
 
     The tiles [BLOCK_N, BLOCK_K] of W, row by row, are dealt out as PROGRAMS equal runs (stream-K; Osama et
     al., arXiv 2301.03598). A program keeps NUM_STAGES tiles in flight, the first of them asked for before the
@@ -56,7 +58,8 @@ def linear_fp8_stream_kernel(
 
     Grid: PROGRAMS.
     """
-    gdc_launch_dependents()
+    if not LETS_IN_LATE:
+        gdc_launch_dependents()
     steps: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     units: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N * steps
     program = gl.program_id(0)
@@ -78,6 +81,8 @@ def linear_fp8_stream_kernel(
             weight_desc, at, arrived.index(stage), weights.index(stage), pred=wanted
         )
     gdc_wait()
+    if LETS_IN_LATE:
+        gdc_launch_dependents()
     for stage in gl.static_range(NUM_STAGES):
         k = (first + stage) % steps * BLOCK_K
         tma.async_copy_global_to_shared(

@@ -1,4 +1,4 @@
-"""Expands decoding rows: out += shrunk B, for all modules of a group in one launch.
+"""Expands decoding rows: out += shrunk B, or out = shrunk B, for all modules of a group in one launch.
 
 The kernel handles pairs and blocks of rows; units of work, tiles of a module's columns, are taken off the
 lists as in `shrink`. A module that an adapter lacks costs one read of its rank.
@@ -11,6 +11,7 @@ import triton.language as tl
 
 from kernels.lora.kernels.handover import exchange_number, take_over
 from kernels.lora.kernels.slots import (
+    end_after_those_before,
     fetch_ahead,
     find_columns,
     load_pair,
@@ -25,6 +26,7 @@ def _expand_pair(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, offset, first, rows, row0, row1, rank, columns,
     begin, OUT_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
     EVEN_N: tl.constexpr, IS_E4M3: tl.constexpr, number, SIZE: tl.constexpr, PART_SIZE: tl.constexpr,
+    ADDS: tl.constexpr,
 ):  # fmt: skip
     """One or two rows. Both sums in any case: behind a branch, all of B would stay in fp32 registers."""
     n = begin + tl.arange(0, BLOCK_N)
@@ -33,8 +35,9 @@ def _expand_pair(
     out0_ptr = out_ptr + row0.to(tl.int64) * OUT_STRIDE + n
     out1_ptr = out_ptr + row1.to(tl.int64) * OUT_STRIDE + n
     mask0 = None if EVEN_N else valid
-    old0 = tl.load(out0_ptr, mask=mask0)
-    old1 = tl.load(out1_ptr, mask=two & valid, other=0.0)
+    if ADDS:
+        old0 = tl.load(out0_ptr, mask=mask0)
+        old1 = tl.load(out1_ptr, mask=two & valid, other=0.0)
     from_ptr = shrunk_ptr + first.to(tl.int64) * RANK_STRIDE
     delta0 = tl.zeros([BLOCK_N], tl.float32)
     delta1 = tl.zeros([BLOCK_N], tl.float32)
@@ -51,9 +54,12 @@ def _expand_pair(
     if scale_ptr is not None:
         delta0 *= 1.0 / tl.load(scale_ptr + row0)
         delta1 *= 1.0 / tl.load(scale_ptr + row1)
-    tl.store(out0_ptr, (old0.to(tl.float32) + delta0).to(out_ptr.dtype.element_ty), mask=mask0)
+    if ADDS:
+        delta0 += old0.to(tl.float32)
+        delta1 += old1.to(tl.float32)
+    tl.store(out0_ptr, delta0.to(out_ptr.dtype.element_ty), mask=mask0)
     if two:
-        tl.store(out1_ptr, (old1.to(tl.float32) + delta1).to(out_ptr.dtype.element_ty), mask=mask0)
+        tl.store(out1_ptr, delta1.to(out_ptr.dtype.element_ty), mask=mask0)
 
 
 @triton.jit
@@ -61,7 +67,8 @@ def expand_block(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, columns, begin,
     OUT_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr, STRETCH: tl.constexpr, EVEN_N: tl.constexpr, IS_E4M3: tl.constexpr,
-    COMPUTE: tl.constexpr, number=0, SIZE: tl.constexpr = 1, PART_SIZE: tl.constexpr = 0,
+    COMPUTE: tl.constexpr, number=0, SIZE: tl.constexpr = 0, PART_SIZE: tl.constexpr = 0,
+    ADDS: tl.constexpr = True,
 ):  # fmt: skip
     """Up to BLOCK_ROWS rows of a slot and STRETCH tiles of BLOCK_N columns on the tensor cores."""
     m = tl.arange(0, BLOCK_ROWS)
@@ -76,7 +83,8 @@ def expand_block(
         valid = n < columns
         out_at = out_ptr + row[:, None] * OUT_STRIDE + n[None, :]
         out_mask = live[:, None] if EVEN_N else live[:, None] & valid[None, :]
-        old = tl.load(out_at, mask=out_mask, other=0.0)
+        if ADDS:
+            old = tl.load(out_at, mask=out_mask, other=0.0)
         delta = tl.zeros([BLOCK_ROWS, BLOCK_N], tl.float32)
         for start in tl.range(0, rank, BLOCK_R, num_stages=1):
             r = start + tl.arange(0, BLOCK_R)
@@ -87,8 +95,10 @@ def expand_block(
             there = live[:, None] & inside[None, :]
             shrunk = take_over(from_ptr + r[None, :], there, number, SIZE, PART_SIZE)
             delta = tl.dot(shrunk.to(COMPUTE), b, delta)
-        new = old.to(tl.float32) + delta * inverse[:, None]
-        tl.store(out_at, new.to(out_ptr.dtype.element_ty), mask=out_mask)
+        delta *= inverse[:, None]
+        if ADDS:
+            delta += old.to(tl.float32)
+        tl.store(out_at, delta.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
 @triton.jit(do_not_specialize=["place", "num_slots"])
@@ -98,21 +108,23 @@ def expand_rows(
     OUT_STRIDE: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, ALIGN: tl.constexpr,
     RANK_STRIDE: tl.constexpr, PAIR_R: tl.constexpr, PAIR_N: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr, STRETCH: tl.constexpr, BLOCK_ROWS: tl.constexpr, FETCHES: tl.constexpr,
-    SIZE: tl.constexpr, PART_SIZE: tl.constexpr, WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr,
-    STARTS_EARLY: tl.constexpr,
+    SIZE: tl.constexpr, PART_SIZE: tl.constexpr, APART: tl.constexpr, WITH_E4M3: tl.constexpr,
+    COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: out[order[p], n] += sum over r of shrunk[p, r] * B[slot][r, n] / (scale[order[p]] or 1), r
-        running over the ranks of n's module.
+        running over the ranks of n's module; APART = instead of +=.
 
     Args:
         out_ptr: [T, N0 + N1 + N2], rows OUT_STRIDE apart; the modules' columns side by side.
-        scale_ptr: fp32 [T] or None. shrunk_ptr: fp32 [places, RANK_STRIDE]; of a group of SIZE ranks their
-            words, int64 [SIZE, PART_SIZE], and number_ptr int32 (`kernels.lora.mailbox`).
+        scale_ptr: fp32 [T] or None. shrunk_ptr: fp32 [places, RANK_STRIDE]; with words those of SIZE ranks,
+            int64 [SIZE, PART_SIZE], and number_ptr int32 (`kernels.lora.mailbox`).
         bytes_ptr, bf16_ptr: the arena, twice. The rest as in `shrink_rows`.
         ALIGN: a power of two that divides N0, N1 and N2.
         PAIR_R, PAIR_N, BLOCK_R, BLOCK_N: ranks and columns at a time, of pairs and of blocks.
         STRETCH: tiles of BLOCK_N columns in a unit of a block.
         FETCHES: whether weights are asked for before the launch before this one ends; PAIR_N divides all N.
+        APART: whether out is memory of its own, of which all columns of a row with an adapter are written; of
+            the launches before, only the shrink that sends the words is waited for.
 
     Grid: any number of programs. Source: Chen et al., "Punica", arXiv 2310.18547.
     """
@@ -137,7 +149,7 @@ def expand_rows(
         size = 2 - e4m3
         for r in tl.range(0, rank):
             fetch_ahead(bytes_ptr + offset + (r * columns + tile * PAIR_N) * size, PAIR_N * size)
-    if STARTS_EARLY:
+    if STARTS_EARLY and not APART:
         tl.extra.cuda.gdc_wait()
     number = exchange_number(number_ptr, SIZE)
     for unit in tl.range(program, pair_units, programs):
@@ -146,18 +158,18 @@ def expand_rows(
         offset, rank_start, rank, e4m3 = look_up_module(
             offsets_ptr, ranks_ptr, place * num_slots + slot, module
         )
-        if rank > 0:
+        if (rank > 0) | APART:
             if e4m3 == 0:
                 _expand_pair(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, offset, first,
                     rows, row0, row1, rank, columns, tile * PAIR_N, OUT_STRIDE, RANK_STRIDE, PAIR_R, PAIR_N,
-                    EVEN_PAIRS, False, number, SIZE, PART_SIZE,
+                    EVEN_PAIRS, False, number, SIZE, PART_SIZE, not APART,
                 )  # fmt: skip
             elif WITH_E4M3:
                 _expand_pair(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, offset, first,
                     rows, row0, row1, rank, columns, tile * PAIR_N, OUT_STRIDE, RANK_STRIDE, PAIR_R, PAIR_N,
-                    EVEN_PAIRS, True, number, SIZE, PART_SIZE,
+                    EVEN_PAIRS, True, number, SIZE, PART_SIZE, not APART,
                 )  # fmt: skip
     for unit in tl.range((program + programs - pair_units % programs) % programs, block_units, programs):
         slot, first, rows = load_piece(blocks_ptr, unit // TILES)
@@ -165,16 +177,20 @@ def expand_rows(
         offset, rank_start, rank, e4m3 = look_up_module(
             offsets_ptr, ranks_ptr, place * num_slots + slot, module
         )
-        if rank > 0:
+        if (rank > 0) | APART:
             if e4m3 == 0:
                 expand_block(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
                     offset, first, rows, rank, columns, tile * WIDE, OUT_STRIDE, RANK_STRIDE, BLOCK_ROWS,
                     BLOCK_R, BLOCK_N, STRETCH, EVEN_BLOCKS, False, COMPUTE, number, SIZE, PART_SIZE,
+                    not APART,
                 )  # fmt: skip
             elif WITH_E4M3:
                 expand_block(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
                     offset, first, rows, rank, columns, tile * WIDE, OUT_STRIDE, RANK_STRIDE, BLOCK_ROWS,
                     BLOCK_R, BLOCK_N, STRETCH, EVEN_BLOCKS, True, COMPUTE, number, SIZE, PART_SIZE,
+                    not APART,
                 )  # fmt: skip
+    if STARTS_EARLY and APART:
+        end_after_those_before(program)

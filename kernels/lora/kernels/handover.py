@@ -1,7 +1,8 @@
-"""Hands what shrink computed over to expand: in this GPU's memory, or to all ranks of a group.
+"""Hands what shrink computed over to expand: in memory that expand reads once shrink has ended, or as words
+that it waits for.
 
-Of a group of SIZE ranks every rank sends its part to all, and expand adds the parts up:
-`kernels.lora.mailbox` says how the words are laid out.
+Of SIZE ranks every rank sends its part to all, and expand adds the parts up; one rank alone sends to itself.
+`kernels.lora.mailbox` says how the words are laid out. SIZE 0 is memory without words.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ _LOW = tl.constexpr(0xFFFFFFFF)
 
 @triton.jit
 def exchange_number(number_ptr, SIZE: tl.constexpr):
-    """The number of this exchange. Read it after the wait for the kernels before: they change it."""
-    if SIZE == 1:
+    """The number of this exchange. Of a group, read it after the wait for the kernels before: they change
+    it.
+    """
+    if SIZE == 0:
         return 0
     else:  # a statement after the branch would be compiled for both
         return tl.load(number_ptr)
@@ -23,11 +26,11 @@ def exchange_number(number_ptr, SIZE: tl.constexpr):
 
 @triton.jit
 def hand_over(shrunk_ptr, number, at, value, mask, SIZE: tl.constexpr):
-    """Semantics: shrunk[at] = value; of a group, on every rank, as this rank's part.
+    """Semantics: shrunk[at] = value; with words, on every rank, as this rank's part.
 
     `shrunk_ptr`: fp32, or int64 [SIZE], the ranks' addresses.
     """
-    if SIZE == 1:
+    if SIZE == 0:
         tl.store(shrunk_ptr + at, value, mask=mask)
     else:
         bits = value.to(tl.int32, bitcast=True).to(tl.int64) & _LOW
@@ -39,13 +42,13 @@ def hand_over(shrunk_ptr, number, at, value, mask, SIZE: tl.constexpr):
 
 @triton.jit
 def take_over(shrunk_ptr, mask, number, SIZE: tl.constexpr, PART_SIZE: tl.constexpr):
-    """Semantics: what `shrunk_ptr` points at, 0 where masked; of a group, the sum of all ranks' parts, once
+    """Semantics: what `shrunk_ptr` points at, 0 where masked; with words, the sum of all ranks' parts, once
     they have come.
 
     `shrunk_ptr`: one or two axes of pointers to fp32, or to the words of the first of SIZE senders, PART_SIZE
     apart.
     """
-    if SIZE == 1:
+    if SIZE == 0:
         return tl.load(shrunk_ptr, mask=mask, other=0.0)
     elif len(mask.shape) == 1:
         # All senders' words at once: one wait.

@@ -15,6 +15,7 @@ import triton.language as tl
 from kernels.lora.kernels.handover import exchange_number, hand_over
 from kernels.lora.kernels.slots import (
     add_up_chunks,
+    end_after_those_before,
     fetch_ahead,
     load_pair,
     load_piece,
@@ -118,14 +119,14 @@ def shrink_rows(
     K: tl.constexpr, X_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, MAX_PARTS: tl.constexpr,
     STEP: tl.constexpr, AHEAD: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_ROWS: tl.constexpr, FETCHES: tl.constexpr,
-    WITH_PAIRS: tl.constexpr, TOGETHER: tl.constexpr, SIZE: tl.constexpr, WITH_E4M3: tl.constexpr,
-    COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    WITH_PAIRS: tl.constexpr, TOGETHER: tl.constexpr, SIZE: tl.constexpr, APART: tl.constexpr,
+    WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: shrunk[p, r] = f[slot][r] * sum over k of x[order[p], k] * A[slot][r, k].
 
     Args:
-        x_ptr: [T, K], rows X_STRIDE apart. shrunk_ptr: fp32 [places, RANK_STRIDE]; of a group of SIZE ranks
-            int64 [SIZE], where each reads its words, and number_ptr int32 (`kernels.lora.mailbox`).
+        x_ptr: [T, K], rows X_STRIDE apart. shrunk_ptr: fp32 [places, RANK_STRIDE]; with words int64 [SIZE],
+            where each rank reads its words, and number_ptr int32 (`kernels.lora.mailbox`).
         partials_ptr: fp32 [places, CHUNKS, RANK_STRIDE]. counters_ptr: int32 [blocks], zeros.
         bytes_ptr, bf16_ptr, fp32_ptr: the arena, thrice.
         offsets_ptr, ranks_ptr: AdapterTable; `place` is layer * G + group.
@@ -137,6 +138,7 @@ def shrink_rows(
         CHUNK, CHUNKS: of K; a block's units. BLOCK_R, BLOCK_K: of one product.
         WITH_PAIRS: whether this launch works off pairs too, or `shrink_wide_pairs` does.
         FETCHES: whether weights are asked for before the launch before this one ends; K is a multiple of 16.
+        APART: whether x was there when the launch before let this one begin, so that nothing is waited for.
 
     Grid: any number of programs. Source: Chen et al., "Punica", arXiv 2310.18547.
     """
@@ -152,7 +154,7 @@ def shrink_rows(
         row_bytes = K * (2 - e4m3)
         if program % parts < rank:
             fetch_ahead(bytes_ptr + offset + program % parts * row_bytes, row_bytes)
-    if STARTS_EARLY:
+    if STARTS_EARLY and not APART:
         tl.extra.cuda.gdc_wait()
     number = exchange_number(number_ptr, SIZE)
     if WITH_PAIRS:
@@ -196,3 +198,5 @@ def shrink_rows(
             partials_ptr, shrunk_ptr, fp32_ptr + factors, counters_ptr + unit // CHUNKS, first, rows,
             rank, CHUNKS, 16, BLOCK_ROWS, RANK_STRIDE, number, SIZE,
         )  # fmt: skip
+    if STARTS_EARLY and APART:
+        end_after_those_before(program)

@@ -45,6 +45,15 @@ def fetch_ahead(ptr, num_bytes):
 
 
 @triton.jit
+def end_after_those_before(program):
+    """Keeps a launch that does not wait for the one before from ending first: who waits for this launch's end
+    relies on both.
+    """
+    if program == 0:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def load_pair(pairs_ptr, pair):
     """slot, first place in `order`, rows, the rows themselves (twice the same if it is one)."""
     ptr = pairs_ptr + pair * 8
@@ -96,7 +105,7 @@ def find_columns(
 def add_up_chunks(
     partials_ptr, shrunk_ptr, factors_ptr, counter_ptr, first, rows, rank,
     CHUNKS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr, RANK_STRIDE: tl.constexpr,
-    number=0, SIZE: tl.constexpr = 1,
+    number=0, SIZE: tl.constexpr = 0,
 ):  # fmt: skip
     """Semantics: shrunk[p, r] = f[r] * sum over c of partials[p, c, r], by the program that computed the last
     chunk.
