@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -93,6 +94,8 @@ def configure(process: str, level: str = "info", form: Format = "auto", stream: 
         logger = logging.getLogger(name)
         logger.handlers = []
         logger.propagate = name != "uvicorn.access"
+    atexit.unregister(_give_up_unwritten)
+    atexit.register(_give_up_unwritten)
 
 
 class _Unfailing(TextIOBase):
@@ -114,6 +117,17 @@ class _Unfailing(TextIOBase):
 
     def isatty(self) -> bool:
         return self._stream.isatty()
+
+
+def _give_up_unwritten() -> None:
+    """Drops what standard output and error cannot write at the end, as on a full disk: otherwise Python would
+    end with status 120, whatever the process's own was.
+    """
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except (OSError, ValueError):
+            setattr(sys, name, None)
 
 
 def _with_trace(logger: Any, method: str, event: Event) -> Event:

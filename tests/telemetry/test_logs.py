@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -16,6 +19,7 @@ import structlog
 from telemetry import logs
 from telemetry.trace_context import TraceContext, in_trace
 
+ROOT = Path(__file__).resolve().parents[2]
 KEY = "sk-rs-0123456789abcdefABCDEFkey-one"
 
 
@@ -121,6 +125,23 @@ def test_a_log_on_a_full_disk_keeps_no_process_from_its_work(written: io.StringI
     logging.getLogger("library").warning("lost as well")
     with pytest.raises(OSError, match="No space"):
         full.close()
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_process_on_a_full_disk_ends_with_its_own_status(stream: str) -> None:
+    program = f"""
+import sys
+from telemetry import logs
+logs.configure("engine", form="json")
+sys.{stream}.write("held")
+sys.exit(3)
+"""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, env=buffered, check=False, **{stream: full}
+        )
+    assert ended.returncode == 3
 
 
 def test_lines_have_the_ids_of_their_span(written: io.StringIO) -> None:
