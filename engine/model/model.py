@@ -374,15 +374,15 @@ class Model:
             assert self.exchange is not None
             self.exchange.norm(update, weight_H, self.config.rms_eps, residual, x)
             return x
-        source, into = (residual, None) if update is None else (update.y_TN, residual)
+        rows = Projection(residual) if update is None else update
         rms_norm(
-            source,
+            rows.y_TN,
             weight_H,
             self.config.rms_eps,
             x.x_TK,
-            into,
-            scale_T=None if update is None else update.scale_T,
-            delta=None if update is None else update.delta,
+            None if update is None else residual,
+            scale_T=rows.scale_T,
+            delta=rows.delta,
             quantized=x.quantized_TK,
             quantized_scale_T=x.scale_T,
         )
