@@ -27,6 +27,7 @@ from routing.prefixes import PIECE_TOKENS, PrefixMap, prefix_keys, session_key
 from routing.views import (
     FIXED_TOKENS,
     LATENCY_HALF_LIFE,
+    TRIED_AFTER,
     DecayingMean,
     ReplicaReport,
     ReplicaView,
@@ -83,7 +84,7 @@ class Choice:
     reason: Reason
     adapter: str | None
     expected_wait: float
-    """Seconds, when it was chosen."""
+    """Seconds for other requests, when it was chosen."""
     num_tokens: int
     """Prompt tokens that are not expected in the replica's cache."""
     routed_at: float
@@ -92,6 +93,8 @@ class Choice:
     preload: tuple[str, ...] = ()
     """Other homes of the adapter, which should load it now: its demand has grown. They get requests on it
     once they report that they hold it."""
+    tried: bool = False
+    """The replica was slow, and this request shows whether it still is."""
 
 
 @dataclass(slots=True)
@@ -118,6 +121,8 @@ class Router:
         # The same, for choices at random.
         self._available: list[ReplicaView] = []
         self._latency = DecayingMean(LATENCY_HALF_LIFE)
+        self._turn = 0
+        """Requests routed so far."""
         self._num_open = 0
         self._rows_taken = 0
         """As all replicas have reported."""
@@ -141,6 +146,7 @@ class Router:
         self.leave(name)
         self.placement.join(name, weight)
         view = self._views[name] = ReplicaView(name, now)
+        view.last_turn = self._turn
         self._count_rows(view.report, 1)
         self._available.append(view)
 
@@ -194,7 +200,10 @@ class Router:
         wait = view.expected_wait(query.priority, now)
         preload = self._preload(query.adapter, view, now)
         waits = query.adapter is not None and view.may_wait_for(query.adapter)
-        choice = Choice(view.name, reason, query.adapter, wait, num_tokens, now, waits, preload)
+        tried = self._is_tried(view) and view.seconds_lost(self._latency, num_tokens, now) > 0.0
+        choice = Choice(view.name, reason, query.adapter, wait, num_tokens, now, waits, preload, tried)
+        self._turn += 1
+        view.last_turn = self._turn
         view.routed(num_tokens, query.adapter, now)
         self.prefixes.learn(keys, view.name, now)
         if query.session is not None:
@@ -213,8 +222,7 @@ class Router:
         if view is not None and view.joined_at <= choice.routed_at:
             computing = max(0.0, seconds - choice.expected_wait)
             latency = computing / (FIXED_TOKENS + choice.num_tokens)
-            view.latency.add(latency, now)
-            self._latency.add(latency, now)
+            view.answered(latency, self._latency, now, tried=choice.tried)
 
     def ended(self, choice: Choice, now: float) -> None:
         """Records that a request has ended, in whatever way. Call it once for each choice."""
@@ -316,8 +324,13 @@ class Router:
 
     def _wait(self, view: ReplicaView, query: RoutingQuery, now: float) -> float:
         """Returns the seconds that a request would wait there, with what a slow replica counts for."""
-        lost = view.seconds_lost(self._latency, _prompt_len(query), now)
-        return view.expected_wait(query.priority, now) + SLOW_FACTOR * lost
+        tried = self._is_tried(view)
+        lost = 0.0 if tried else view.seconds_lost(self._latency, _prompt_len(query), now)
+        return view.cost(query.priority, now) + SLOW_FACTOR * lost
+
+    def _is_tried(self, view: ReplicaView) -> bool:
+        """Returns whether a replica, if it is slow, is due to be tried again."""
+        return self._turn - view.last_turn >= TRIED_AFTER
 
     def _crowding(self, view: ReplicaView) -> float:
         """Returns the seconds that a replica with more requests than others counts for."""

@@ -32,6 +32,8 @@ CONFIDENT_AFTER = 8.0
 """Latencies, as far as they still count, from which on a comparison counts in full."""
 SLOW_RATIO = 1.5
 """Latency relative to the other replicas up to which a replica does not count as slow."""
+TRIED_AFTER = 50
+"""Requests that went elsewhere after which a slow replica is tried again: it may have recovered."""
 FIXED_TOKENS = 512
 """What a first token costs beside its prompt, in tokens of a prompt: latencies of unequal prompts are
 compared by it."""
@@ -88,6 +90,12 @@ class DecayingMean:
         self.total = max(0.0, self.total - other.total)
         self.weight = max(0.0, self.weight - other.weight)
 
+    def halved(self) -> DecayingMean:
+        """Returns the mean of half as many such values."""
+        half = DecayingMean(self._half_life)
+        half._at, half.total, half.weight = self._at, self.total / 2, self.weight / 2
+        return half
+
     def decay(self, now: float) -> None:
         """Lets `total` and `weight` decay up to `now`."""
         if now > self._at:
@@ -107,6 +115,7 @@ class ReplicaView:
         "_open_before",
         "_preloaded",
         "joined_at",
+        "last_turn",
         "latency",
         "name",
         "num_open",
@@ -122,6 +131,8 @@ class ReplicaView:
         self.reported_at = now
         self.latency = DecayingMean(LATENCY_HALF_LIFE)
         """Of first tokens, in seconds per token of the prompt and of `FIXED_TOKENS`."""
+        self.last_turn = 0
+        """Which of the router's requests was the last that went there."""
         self.num_open = 0
         """This router's requests there."""
         self._open_before = 0
@@ -198,12 +209,20 @@ class ReplicaView:
         return num_tokens / self._prompt_rate
 
     def expected_wait(self, priority: str, now: float) -> float:
-        """Returns the seconds that a request is expected to wait, by the report and what was routed since."""
+        """Returns the seconds that a request is expected to wait for others: by the report, and by what was
+        routed since.
+        """
         wait = self.report.predicted_wait.get(priority, 0.0)
         backlog = self._backlog_left(now) - STEP_TOKENS
         if backlog > 0:
             wait = max(wait, self.compute_seconds(backlog))
-        return wait + OCCUPANCY_SECONDS * self.occupancy
+        return wait
+
+    def cost(self, priority: str, now: float) -> float:
+        """Returns what one more request loses by those that it has, in seconds: the wait for them, and what
+        longer steps count for.
+        """
+        return self.expected_wait(priority, now) + OCCUPANCY_SECONDS * self.occupancy
 
     @property
     def _prompt_rate(self) -> float:
@@ -212,20 +231,36 @@ class ReplicaView:
     def _backlog_left(self, now: float) -> float:
         return max(0.0, self._backlog - max(0.0, now - self._backlog_at) * self._prompt_rate)
 
+    def answered(self, latency: float, everyone: DecayingMean, now: float, *, tried: bool) -> None:
+        """Takes a latency, also into those of all replicas. `tried`: of a request that was to show whether it
+        is still slow; if it is not, half of what is known of it is forgotten.
+        """
+        if tried and latency <= SLOW_RATIO * self._others(everyone, now)[0]:
+            half = self.latency.halved()
+            for mean in (self.latency, everyone):
+                mean.forget(half)
+        self.latency.add(latency, now)
+        everyone.add(latency, now)
+
+    def _others(self, everyone: DecayingMean, now: float) -> tuple[float, float]:
+        """Returns the mean latency of the other replicas, and its weight."""
+        self.latency.decay(now)
+        everyone.decay(now)
+        weight = everyone.weight - self.latency.weight
+        total = everyone.total - self.latency.total
+        return (total / weight, weight) if weight > 0.0 and total > 0.0 else (0.0, 0.0)
+
     def seconds_lost(self, everyone: DecayingMean, num_tokens: int, now: float) -> float:
         """Returns by how many seconds its first token for a prompt of `num_tokens` is later than those of the
         other replicas, as far as it is slower than they are; 0 unless it takes markedly longer.
 
         `everyone`: the latencies of all replicas, including this one's.
         """
+        theirs, weight = self._others(everyone, now)
         own = self.latency
-        own.decay(now)
-        everyone.decay(now)
-        weight = everyone.weight - own.weight
-        total = everyone.total - own.total
-        if own.weight < 1.0 or weight < 1.0 or total <= 0.0:
+        if own.weight < 1.0 or weight < 1.0:
             return 0.0
-        mean, theirs = own.total / own.weight, total / weight
+        mean = own.total / own.weight
         if mean <= SLOW_RATIO * theirs:
             return 0.0
         confidence = min(1.0, own.weight / CONFIDENT_AFTER, weight / CONFIDENT_AFTER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from heapq import heappop, heappush
 
 import pytest
 from hypothesis import given
@@ -228,6 +229,56 @@ def test_a_slow_replica_gets_less() -> None:
         for name in ("engine-0", "engine-1", "engine-2"):
             made.report(name, idle(), now)
     assert Counter(ask(made, now, tenant=f"v{number}").replica for number in range(90))["engine-1"] > 15
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3, 8])
+def test_a_slow_replica_is_tried_again_and_soon_used_once_it_has_recovered(num_replicas: int) -> None:
+    """Twenty requests a second, open for two seconds; for half a minute one replica's first tokens take five
+    times as long.
+    """
+    made = router(num_replicas)
+    names = [f"engine-{number}" for number in range(num_replicas)]
+    first_tokens: list[tuple[float, int, Choice, float]] = []
+    ends: list[tuple[float, int, Choice]] = []
+    shares: list[Counter[str]] = [Counter() for _ in range(7)]
+    """Of ten seconds each."""
+    for number in range(20 * 70):
+        now = number / 20
+        while ends and ends[0][0] <= now:
+            at, _, choice = heappop(ends)
+            made.ended(choice, at)
+        while first_tokens and first_tokens[0][0] <= now:
+            at, _, choice, seconds = heappop(first_tokens)
+            made.first_token(choice, seconds, at)
+        choice = made.choose(RoutingQuery(f"t{number}"), now)
+        seconds = 1.0 if choice.replica == "engine-1" and now < 30.0 else 0.2
+        heappush(first_tokens, (now + seconds, number, choice, seconds))
+        heappush(ends, (now + seconds + 2.0, number, choice))
+        shares[number // 200][choice.replica] += 1
+        if number % 10 == 0:
+            for name in names:
+                view = made.view(name)
+                assert view is not None
+                made.report(name, idle(rows_taken=view.num_open), now)
+    for while_slow in shares[1:3]:
+        assert 1 <= while_slow["engine-1"] <= 10, "one in fifty of the others'"
+    for recovered in shares[5:]:
+        assert recovered["engine-1"] > 0.7 * 200 / num_replicas
+
+
+def test_an_idle_replica_is_not_slow_beside_one_with_many_requests() -> None:
+    """Both answer at once: many requests make later tokens slower, and nothing has to wait for them."""
+    made = router(2)
+    session = next(
+        f"s{number}" for number in range(20) if ask(made, session=f"s{number}").replica == "engine-0"
+    )
+    made.report("engine-0", idle(rows_taken=28), 1.0)
+    for number in range(20):
+        for query in (RoutingQuery("t", session=session), RoutingQuery(f"u{number}")):
+            choice = made.choose(query, 1.0)
+            assert choice.replica == ("engine-1" if query.session is None else "engine-0")
+            made.first_token(choice, 0.1, 1.0)
+            made.ended(choice, 1.0)
 
 
 def test_neither_an_expected_wait_nor_a_restart_makes_a_replica_slow() -> None:

@@ -26,7 +26,8 @@ def test_requests_count_from_when_they_are_routed_until_they_end() -> None:
     for _ in range(5):
         made.routed(1, None, 1.0)
     assert made.occupancy == pytest.approx(0.7)
-    assert made.expected_wait("default", 1.0) == pytest.approx(0.7 * OCCUPANCY_SECONDS)
+    assert made.cost("default", 1.0) == pytest.approx(0.7 * OCCUPANCY_SECONDS)
+    assert made.expected_wait("default", 1.0) == 0.0, "there is room in the batch"
     made.take(ReplicaReport(rows_total=10, rows_taken=7), 1.1)
     assert made.occupancy == pytest.approx(0.7), "once"
     made.ended()
@@ -92,6 +93,22 @@ def test_a_slow_replica_loses_what_its_first_tokens_take_longer() -> None:
     assert made.seconds_lost(everyone, 488, 0.0) == pytest.approx(3.0)
     assert 0.0 < made.seconds_lost(everyone, 488, 40.0) < 1.0, "old latencies count less"
     assert made.seconds_lost(everyone, 488, 300.0) == 0.0
+
+
+def test_a_trial_that_is_answered_as_fast_as_elsewhere_halves_what_is_known() -> None:
+    made = view()
+    everyone = latencies(*[0.001] * 20)
+    for _ in range(16):
+        made.answered(0.004, everyone, 0.0, tried=False)
+    made.answered(0.004, everyone, 20.0, tried=True)
+    assert made.latency.weight == pytest.approx(9.0), "it is still slow: only time has passed"
+    assert everyone.weight == pytest.approx(19.0)
+    made.answered(0.001, everyone, 20.0, tried=True)
+    assert made.latency.weight == pytest.approx(5.5)
+    assert everyone.weight == pytest.approx(15.5)
+    assert everyone.total - made.latency.total == pytest.approx(0.01), "the others' stay"
+    made.answered(0.001, everyone, 20.0, tried=False)
+    assert made.latency.weight == pytest.approx(6.5)
 
 
 def test_a_few_slow_answers_count_little() -> None:
