@@ -202,7 +202,8 @@ async def test_what_is_said_lasts_no_longer_than_the_session(
 async def test_a_user_has_their_own_sessions_and_no_others(
     store: SessionStore, redis_client: redis.asyncio.Redis
 ) -> None:
-    first, second = await signed_in(store), await signed_in(store)
+    opened = [await signed_in(store), await signed_in(store)]
+    first, second = sorted(opened, key=handle_of)  # by handle the other way round
     other = await store.sign_in(None, "usr_2", TENANT)
     await redis_client.sadd(sessions._index(USER), handle_of(other))
     await redis_client.expire(sessions._key(first.id), sessions.IDLE_S - 500)

@@ -7,7 +7,7 @@ from datetime import date
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.invoices.lines import LedgerLine, MonthBooks, added, bill, in_cents, ledger_line
+from billing.invoices.lines import LedgerLine, MonthBooks, added, bill, in_cents, ledger_line, was_too_little
 
 SEPTEMBER, OCTOBER, NOVEMBER = date(2026, 9, 1), date(2026, 10, 1), date(2026, 11, 1)
 AMOUNTS = st.integers(-(10**9), 10**12)
@@ -102,6 +102,12 @@ def test_the_allowance_covers_what_the_balance_has_not_paid() -> None:
 def test_what_is_just_enough_to_be_charged_is_charged() -> None:
     assert in_cents(500_000, 50) == (50, 0)
     assert in_cents(494_999, 50) == (0, 494_999)
+
+
+def test_what_rounding_leaves_is_never_a_total_that_was_too_little() -> None:
+    assert was_too_little(in_cents(5_000, 2)[1])
+    assert not was_too_little(in_cents(14_999)[1])
+    assert not was_too_little(4_999)
 
 
 def test_what_the_balance_paid_of_any_month_is_taken_off_once() -> None:
