@@ -330,7 +330,7 @@ class Router:
 
     def _is_tried(self, view: ReplicaView) -> bool:
         """Returns whether a replica, if it is slow, is due to be tried again."""
-        return self._turn - view.last_turn >= TRIED_AFTER
+        return self._turn - view.last_turn >= TRIED_AFTER * (len(self._available) - 1)
 
     def _crowding(self, view: ReplicaView) -> float:
         """Returns the seconds that a replica with more requests than others counts for."""

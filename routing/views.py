@@ -32,8 +32,8 @@ CONFIDENT_AFTER = 8.0
 """Latencies, as far as they still count, from which on a comparison counts in full."""
 SLOW_RATIO = 1.5
 """Latency relative to the other replicas up to which a replica does not count as slow."""
-TRIED_AFTER = 50
-"""Requests that went elsewhere after which a slow replica is tried again: it may have recovered."""
+TRIED_AFTER = 25
+"""Requests to each of the others after which a slow replica is tried again: it may have recovered."""
 FIXED_TOKENS = 512
 """What a first token costs beside its prompt, in tokens of a prompt: latencies of unequal prompts are
 compared by it."""

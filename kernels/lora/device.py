@@ -176,7 +176,7 @@ class DeviceLora:
 
     def delta(self, layer: int, group: str, x_TK: Tensor, widths: Sequence[int]) -> AdapterDelta:
         """Computes what the adapters of a group add, while the base product that was queued last still runs:
-        instead of `shrink` and `expand`, once between two calls of `begin`.
+        instead of `shrink` and `expand`, once for each group between two calls of `begin`.
 
         That product has let the next kernel start once `x_TK` is there. Nothing here waits for its end, but
         what is queued next can rely on it: the last kernel ends after it.
