@@ -113,6 +113,10 @@ class DeviceLora:
             row_slots_T: T is the bucket; negative for rows of the base alone and for padding.
         """
         self._work.build(row_slots_T)
+        if self._width_out:
+            self._number_exchanges()
+
+    def _number_exchanges(self) -> None:
         numbers = self._numbers.host
         if self._next_number + len(numbers) > LAST_NUMBER:
             self._scratch.words.zero_()  # numbers come again: an old word would be taken for a new one

@@ -40,8 +40,8 @@ class DeviceWork:
         self.pairs = inputs.field("lora_pairs", (max(self.most.pairs, 1), PAIR_FIELDS))
         self.blocks = inputs.field("lora_blocks", (max(self.most.blocks, 1), PIECE_FIELDS))
         self.tiles = inputs.field("lora_tiles", (max(self.most.tiles, 1), PIECE_FIELDS))
-        self.has_adapter = inputs.field("lora_has_adapter", max_tokens)
-        """By row of the batch: 1, or 0 for rows of the base alone and padding."""
+        self.has_adapter = inputs.field("lora_has_adapter", min(max_tokens, tiling.MEDIUM_BUCKET))
+        """By row of the batch, of the first ones: 1, or 0 for rows of the base alone and padding."""
         self.active = False
         """Whether any row of the step has an adapter."""
 
@@ -55,7 +55,8 @@ class DeviceWork:
             raise ValueError(f"lora: {len(row_slots_T)} rows, made for {self.max_tokens}")
         self.counts.host[:] = 0
         has_adapter = row_slots_T >= 0
-        self.has_adapter.host[: len(row_slots_T)] = has_adapter
+        first = has_adapter[: len(self.has_adapter.host)]
+        self.has_adapter.host[: len(first)] = first
         rows = np.flatnonzero(has_adapter)
         self.active = bool(len(rows))
         if not self.active:
