@@ -2,7 +2,7 @@
 
 Between two kernels of one stream the memory is idle for a microsecond or two: the last blocks end, the next
 kernel is launched, its first loads travel. Programmatic dependent launch lets a kernel's blocks start as soon
-as all blocks of the kernel before it have said so (`gdc_launch_dependents`) or ended; it then does what needs
+as all blocks of the kernel before it have called `gdc_launch_dependents` or ended; it then does what needs
 nothing of that kernel (read weights), waits (`gdc_wait`), and continues. Rules, because a mistake here is a
 race that shows once a week:
 
@@ -11,7 +11,7 @@ race that shows once a week:
 - It may call `gdc_launch_dependents` at any time, because a kernel that starts early waits for its end all
   the same. When it does is a question of speed: kernels that start early take bandwidth from those that still
   run.
-- LoRA's kernels beside a product (`DeviceLora.delta`) are the exception. That product says so only after its
+- LoRA's kernels beside a product (`DeviceLora.delta`) are the exception. That product calls it only after its
   own `gdc_wait`: by then all kernels before it have ended, what they wrote is there, and what they read may
   be overwritten. Shrink needs no more, expand waits for shrink's words, and both write memory that only
   expand and the op behind it read. One block of each calls `gdc_wait` at its end: a kernel ends when its
