@@ -19,7 +19,7 @@ from engine.device.compiled_steps import compiled_steps_note
 from engine.device.graphs import Bucket, StepGraphs, first_buckets, row_buckets, token_buckets
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
 from engine.lora.device_pool import DevicePool
-from engine.lora.shards import adapter_output_width, adapter_widths
+from engine.lora.shards import adapter_widths
 from engine.model.cache import KVCache
 from engine.model.model import Model
 from kernels.attention import AttentionGeometry, DevicePlan
@@ -100,7 +100,7 @@ class DeviceForward:
                 inputs,
                 self.max_tokens,
                 adapter_widths(config, 1 if model.group is None else model.group.shard.size),
-                width_out=adapter_output_width(config),
+                width_out=max(map(sum, config.group_widths.values())),
                 batch_invariant=options.batch_invariant,
                 sums=model.exchange,
             )

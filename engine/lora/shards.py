@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from engine.lora.artifact import LoraPair, PackedAdapter
 from engine.lora.manifest import SCALED, Manifest, ModuleShape, lay_out
-from engine.model.config import GROUPS, ModelConfig
+from engine.model.config import ModelConfig
 from engine.model.shards import ROW_PARALLEL, Shard, weight_part
 
 
@@ -32,11 +32,6 @@ def adapter_widths(config: ModelConfig, num_ranks: int) -> list[int]:
     """Returns the different numbers of inputs that a rank's adapters read. `config` is the rank's."""
     widths = {config.hidden_size // num_ranks}
     return sorted(widths | {config.linear_shapes[module][1] for module in ROW_PARALLEL})
-
-
-def adapter_output_width(config: ModelConfig) -> int:
-    """Returns the most columns that the modules of a fused linear write together. `config` is the rank's."""
-    return max(sum(config.linear_shapes[module][0] for module in modules) for modules in GROUPS.values())
 
 
 def shard_manifest(manifest: Manifest, config: ModelConfig, shard: Shard) -> Manifest:

@@ -103,6 +103,12 @@ class ModelConfig:
             "down_proj": (hidden, inner),
         }
 
+    @property
+    def group_widths(self) -> dict[str, tuple[int, ...]]:
+        """Group -> out_features of its modules, in storage order."""
+        shapes = self.linear_shapes
+        return {group: tuple(shapes[module][0] for module in modules) for group, modules in GROUPS.items()}
+
     def has_bias(self, module: str) -> bool:
         """Returns whether the base's linear `module` ("q_proj" ... "down_proj") adds a bias."""
         if module in GROUPS["qkv"]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.model.cache import KVCache
 from engine.model.collectives import ShardGroup
-from engine.model.config import GROUPS, ModelConfig
+from engine.model.config import ModelConfig
 from engine.model.exchange import Exchange
 from engine.model.quantization import Linear
 from engine.model.rope import RotaryTable
@@ -104,10 +104,7 @@ class Model:
         self.exchange = None if group is None else Exchange(group, config.vocab_size, self._workspace)
         self._parts = self._workspace if self.exchange is None else self.exchange.parts
         self._side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._widths = {
-            group: tuple(config.linear_shapes[module][0] for module in modules)
-            for group, modules in GROUPS.items()
-        }
+        self._widths = config.group_widths
 
     @property
     def weight_bytes(self) -> int:
@@ -201,9 +198,7 @@ class Model:
         return self._decode(step, residual, update, num_layers)
 
     def hidden(self, num_tokens: int) -> Tensor:
-        """Returns [T, H] of the last `forward_on_device` with that many tokens; a replay of it leaves them
-        too.
-        """
+        """Returns [T, H] of the last `forward_on_device` with that many tokens, or of its last replay."""
         return self._take("x", (num_tokens, self.config.hidden_size))
 
     @torch.no_grad()
