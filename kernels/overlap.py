@@ -28,9 +28,10 @@ from torch import Tensor
 
 def starts_early(tensor: Tensor) -> bool:
     """Returns whether kernels on this tensor's device are launched as dependents: Hopper and later."""
-    return tensor.is_cuda and _has_dependent_launch(tensor.device)
+    return launches_dependents(tensor.device)
 
 
 @cache
-def _has_dependent_launch(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+def launches_dependents(device: torch.device) -> bool:
+    """Returns whether a kernel can begin before the one in front of it has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

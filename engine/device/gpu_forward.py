@@ -23,6 +23,7 @@ from engine.lora.shards import adapter_widths
 from engine.model.cache import KVCache
 from engine.model.model import Model
 from kernels.attention import AttentionGeometry, DevicePlan
+from kernels.attention.device_plan import can_read_ahead
 from kernels.lora.device import DeviceLora
 from kernels.parallel_compilation import compiled_in_parallel
 from kernels.step_inputs import StepInputs
@@ -91,7 +92,15 @@ class DeviceForward:
         self._changes = inputs.field("runner.changes", (2, MAX_TABLE_CHANGES), torch.int64)
         geometry = AttentionGeometry(config.num_heads, config.num_kv_heads, config.head_dim, cache.block_size)
         max_blocks = self.state.tables.shape[1]
-        self._plan = DevicePlan(inputs, geometry, rows[-1], self.max_tokens, max_blocks, device)
+        self._plan = DevicePlan(
+            inputs,
+            geometry,
+            rows[-1],
+            self.max_tokens,
+            max_blocks,
+            device,
+            reads_ahead=not options.batch_invariant and can_read_ahead(geometry, device),
+        )
         self._lora = (
             None
             if pool is None or not pool.num_slots
@@ -108,7 +117,9 @@ class DeviceForward:
         self._row_slots = np.full(self.max_tokens, NO_SLOT, np.int64)
         self._changed: list[tuple[int, int, list[int]]] = []
         """(row, index in its table, block ids) since the last launch."""
-        self._graphs = StepGraphs(self._forward, rows, tokens, self._forward_different_layers)
+        self._graphs = StepGraphs(
+            self._forward, rows, tokens, self._forward_different_layers, self._plan.ahead_keys
+        )
         self.counters = self._graphs.counters
 
     def capture(
@@ -184,7 +195,7 @@ class DeviceForward:
         owners = rows if decode_only else np.repeat(rows, query_lens)
         slots = state.slots_of_tokens(shares)
         with_adapters = self._lora is not None and bool((slots != NO_SLOT).any())
-        bucket = self._graphs.bucket(num_tokens, decode_only, with_adapters)
+        bucket = self._graphs.bucket(num_tokens, decode_only, with_adapters, int(ends.max()))
         if bucket.with_adapters:
             self._assign_slots(slots, bucket)
         positions = self._plan.fill(rows, query_lens, ends, bucket.num_tokens)
@@ -261,7 +272,7 @@ class DeviceForward:
         """Queues the model, or its first layers, over the inputs. Returns logits [S, V] of the rows that may
         draw.
         """
-        plan = self._plan.bucket(bucket.num_tokens, bucket.decode_only)
+        plan = self._plan.bucket(bucket.num_tokens, bucket.decode_only, bucket.has_long)
         hidden_TH = self._model.forward_on_device(
             self._ids.device[: bucket.num_tokens],
             self.next_ids_R,

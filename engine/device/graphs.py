@@ -36,6 +36,8 @@ class Bucket:
     decode_only: bool
     """Every sequence has one token; otherwise any mix of decoding rows and prefill chunks."""
     with_adapters: bool
+    has_long: bool = True
+    """A sequence may be longer than those whose keys are read ahead. Else a layer has one launch less."""
 
 
 def row_buckets(max_rows: int) -> list[int]:
@@ -60,7 +62,8 @@ def first_buckets(buckets: Sequence[Bucket]) -> list[Bucket]:
     with_adapters = any(bucket.with_adapters for bucket in buckets)
     first: list[Bucket] = []
     smallest: dict[bool, int] = {}
-    for bucket in sorted(buckets, key=lambda bucket: bucket.num_tokens, reverse=True):
+    holding = (bucket for bucket in buckets if bucket.has_long)
+    for bucket in sorted(holding, key=lambda bucket: bucket.num_tokens, reverse=True):
         last = smallest.get(bucket.decode_only)
         if bucket.with_adapters == with_adapters and (last is None or bucket.num_tokens <= last // 4):
             smallest[bucket.decode_only] = bucket.num_tokens
@@ -77,16 +80,19 @@ class StepGraphs:
         rows: Sequence[int],
         tokens: Sequence[int],
         prepare: Callable[[Bucket], object] | None = None,
+        ahead_keys: Callable[[int], int] = lambda num_tokens: 0,
     ) -> None:
         """`forward` queues one step of a bucket's size on the current stream, without waiting for it.
         `prepare` runs every kernel of it once, and grows every buffer; by default `forward` does.
 
-        `rows` and `tokens`: sizes of decode and mixed steps, ascending.
+        `rows` and `tokens`: sizes of decode and mixed steps, ascending. `ahead_keys`: the longest sequence
+        that a decode step of a size may have without `has_long`; 0 where it always has.
         """
         self._forward = forward
         self._prepare = prepare or forward
         self._rows = list(rows)
         self._tokens = list(tokens)
+        self._ahead_keys = ahead_keys
         self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._postponed: dict[Bucket, Bucket] = {}
         """Buckets whose graphs are captured later, with those that run their steps until then."""
@@ -95,10 +101,15 @@ class StepGraphs:
         """What all graphs allocate from."""
         self.counters = RunnerCounters()
 
-    def bucket(self, num_tokens: int, decode_only: bool, with_adapters: bool) -> Bucket:
-        """Returns the smallest bucket that holds a step; a larger one while its graph is postponed."""
+    def bucket(self, num_tokens: int, decode_only: bool, with_adapters: bool, longest: int) -> Bucket:
+        """Returns the smallest bucket that holds a step; a larger one while its graph is postponed.
+
+        `longest`: tokens of its longest sequence.
+        """
         sizes = self._rows if decode_only else self._tokens
-        smallest = Bucket(sizes[bisect_left(sizes, num_tokens)], decode_only, with_adapters)
+        size = sizes[bisect_left(sizes, num_tokens)]
+        has_long = not decode_only or longest > self._ahead_keys(size)
+        smallest = Bucket(size, decode_only, with_adapters, has_long)
         return self._postponed.get(smallest, smallest)
 
     def buckets(self, with_adapters: bool) -> list[Bucket]:
@@ -108,7 +119,12 @@ class StepGraphs:
         forms = (False, True) if with_adapters else (False,)
         sizes = [(size, False) for size in reversed(self._tokens)]
         sizes += [(size, True) for size in reversed(self._rows)]
-        return [Bucket(size, decode_only, form) for size, decode_only in sizes for form in forms]
+        return [
+            Bucket(size, decode_only, form, has_long)
+            for size, decode_only in sizes
+            for form in forms
+            for has_long in ((True, False) if decode_only and self._ahead_keys(size) else (True,))
+        ]
 
     def capture(
         self, buckets: Sequence[Bucket], on_progress: Callable[[int, int], None] | None = None
@@ -130,6 +146,7 @@ class StepGraphs:
                 if other.decode_only == bucket.decode_only
                 and other.num_tokens >= bucket.num_tokens
                 and other.with_adapters >= bucket.with_adapters
+                and other.has_long
             ]
             if holds:
                 self._postponed[bucket] = min(holds, key=lambda one: (one.num_tokens, one.with_adapters))

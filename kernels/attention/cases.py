@@ -13,7 +13,7 @@ from kernels.attention.device_plan import AttentionGeometry, DevicePlan, DeviceS
 from kernels.attention.metadata import AttentionMetadata, IntArray
 from kernels.step_inputs import StepInputs
 
-__all__ = ["BENCHES", "CASES", "Case", "DeviceBatch", "naive_attention"]
+__all__ = ["AHEAD_CASES", "BENCHES", "CASES", "Case", "DeviceBatch", "naive_attention"]
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,16 @@ class Case:
         hidden = ~seen.to(cache.device)[:, None, None, :, None]
         return torch.where(hidden, torch.tensor(value, device=cache.device), cache.float()).to(cache.dtype)
 
-    def device_step(self, device: torch.device | str = "cpu", filling: int = 0) -> DeviceStep:
+    def device_step(
+        self, device: torch.device | str = "cpu", filling: int = 0, *, reads_ahead: bool = False
+    ) -> DeviceStep:
         """Returns the step as kernels read it, rows in reverse order, in a bucket with `filling` tokens to
         spare.
         """
         metadata = self.metadata()
         num_seqs, num_tokens = metadata.num_seqs, metadata.num_tokens + filling
-        batch = DeviceBatch(self, num_seqs + filling, num_tokens, metadata.block_tables.shape[1], device)
+        max_blocks = metadata.block_tables.shape[1]
+        batch = DeviceBatch(self, num_seqs + filling, num_tokens, max_blocks, device, reads_ahead=reads_ahead)
         rows = np.arange(num_seqs)[::-1].copy()
         batch.set_tables(rows, metadata.block_tables)
         decode_only = bool((metadata.query_lens == 1).all())
@@ -83,11 +86,20 @@ class DeviceBatch:
     """A plan with inputs of its own."""
 
     def __init__(
-        self, case: Case, max_rows: int, max_tokens: int, max_blocks: int, device: torch.device | str
+        self,
+        case: Case,
+        max_rows: int,
+        max_tokens: int,
+        max_blocks: int,
+        device: torch.device | str,
+        *,
+        reads_ahead: bool = False,
     ) -> None:
         self.inputs = StepInputs(device)
         geometry = AttentionGeometry(case.num_heads, case.num_kv_heads, case.head_dim, case.block_size)
-        self.plan = DevicePlan(self.inputs, geometry, max_rows, max_tokens, max_blocks, device)
+        self.plan = DevicePlan(
+            self.inputs, geometry, max_rows, max_tokens, max_blocks, device, reads_ahead=reads_ahead
+        )
         self.inputs.freeze()
 
     def set_tables(self, rows: IntArray, tables: IntArray) -> None:
@@ -120,6 +132,16 @@ def naive_attention(q_THD: Tensor, cache: Tensor, metadata: AttentionMetadata, s
                 out[token, head] = torch.softmax(k @ q_THD[token, head].double() * scale, 0) @ v
     return out
 
+
+AHEAD_CASES = [
+    Case(((1, 1),), 4, 4, 16),
+    Case(((1, 2048),), 4, 2, 32),
+    Case(((1, 1024), (1, 1025)), 4, 2, 16),
+    Case(((1, 17), (1, 256), (1, 257)), 7, 1, 48),
+    Case(((1, 512), (1, 16), (1, 513), (1, 3)), 4, 2, 64),
+    Case(((1, 9), (1, 40)), 6, 2, 128, block_size=8),
+]
+"""Small enough to be read ahead, but for one sequence that is too long."""
 
 CASES = [
     Case(((1, 1),), 4, 4, 16),

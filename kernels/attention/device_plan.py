@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.overlap import launches_dependents
 from kernels.step_inputs import StepInputs
 
 IntArray = npt.NDArray[np.integer]
@@ -36,6 +37,16 @@ DECODE_PROGRAMS_PER_SM = 32
 nothing. us of 256 x 2048 keys at the 8B shape: 8 per multiprocessor 614, 16 579, 32 542.
 """
 
+AHEAD_TOKENS = 4
+"""Largest bucket of which keys are read before the queries are there. ms a step of the 8B on an H200 at 1,
+4, 8 and 16 rows of 192 keys: 2.45, 2.57, 2.74, 3.09 so, 2.58, 2.65, 2.72, 2.84 else.
+"""
+AHEAD_KEYS = 2048
+"""Of all sequences of such a bucket together, at most: 8 splits, 256 programs of 32 query heads."""
+
+AHEAD_HEAD_DIM = 128
+"""Numbers of a key: 256 keys and values then fill two thirds of a multiprocessor's registers."""
+
 MAX_ROWS = 1 << 15
 """Rows and tokens share a word of an item: 16 bits each, and no sign."""
 
@@ -44,6 +55,16 @@ def split_lengths(total_lens: IntArray) -> IntArray:
     """Returns the keys per split of sequences of these lengths."""
     step = MAX_SPLITS * SPLIT_STEP
     return np.maximum(SPLIT_KEYS, -(-total_lens // step) * SPLIT_STEP)
+
+
+def ahead_keys(num_tokens: int) -> int:
+    """Returns the most keys of a sequence that are read ahead in a bucket; 0 where none are."""
+    return AHEAD_KEYS // num_tokens if num_tokens <= AHEAD_TOKENS else 0
+
+
+def can_read_ahead(geometry: AttentionGeometry, device: torch.device) -> bool:
+    """Returns whether keys can be read before the queries are there, and held meanwhile."""
+    return launches_dependents(device) and geometry.head_dim <= AHEAD_HEAD_DIM
 
 
 def max_splits(total_len: int) -> int:
@@ -73,10 +94,12 @@ class DeviceStep:
     """int32; the null row where a token only fills the bucket."""
     tables_RB: Tensor
     """int32 [max_rows + 1, max_blocks]; the last row is the null row."""
-    counts_2: Tensor
-    """int32: decode items, prefill tiles."""
+    counts_3: Tensor
+    """int32: decode items, prefill tiles, decode items ahead."""
     items_I4: Tensor
     """int32, decode items: token and row, first key, key after the last, sequence and split and splits."""
+    ahead_items_I4: Tensor
+    """int32, like `items_I4`: of short sequences, whose keys are read ahead."""
     tiles_I4: Tensor
     """int32, prefill tiles: first token, tokens, position of the first, row."""
     partials_IHD: Tensor
@@ -84,12 +107,15 @@ class DeviceStep:
     stats_IH2: Tensor
     """fp32 scratch: their largest scores and sums of weights."""
     arrivals_SH: Tensor
-    """int32, zero between launches: per sequence and KV head, the splits done."""
+    """int32, zero between launches: per sequence and head, the splits done."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
     block_size: int
     decode_programs: int
+    """0 where no sequence of such a step has too many keys to be read ahead."""
+    ahead_items: int
+    """Most items ahead that a step of this bucket can have."""
     prefill_tiles: int
     """Most tiles a step of this bucket can have."""
 
@@ -107,12 +133,16 @@ class DevicePlan:
         max_tokens: int,
         max_blocks: int,
         device: torch.device | str,
+        *,
+        reads_ahead: bool = False,
     ) -> None:
         """
         Args:
             max_rows: rows of the batch state; row `max_rows` is the null row.
             max_tokens: of the largest bucket.
             max_blocks: of one sequence.
+            reads_ahead: keys of short sequences are read ahead in small buckets. Which bits a row has depends
+                then on whether its bucket is small, and on its own length, as always.
         """
         num_heads, num_kv_heads, head_dim = geometry.num_heads, geometry.num_kv_heads, geometry.head_dim
         if num_heads % num_kv_heads or num_heads // num_kv_heads > PREFILL_ROWS:
@@ -122,6 +152,7 @@ class DevicePlan:
         device = torch.device(device)
         self.max_rows, self.max_tokens, self.max_len = max_rows, max_tokens, max_blocks * geometry.block_size
         self._geometry = geometry
+        self._reads_ahead = reads_ahead
         self._tile_tokens = PREFILL_ROWS // (num_heads // num_kv_heads)
         self._num_sms = (
             torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
@@ -129,35 +160,48 @@ class DevicePlan:
         num_items = max_rows * max_splits(self.max_len)
         self._positions = inputs.field("attention.positions", max_tokens)
         self._rows = inputs.field("attention.rows", max_tokens)
-        self._counts = inputs.field("attention.counts", 2)
+        self._counts = inputs.field("attention.counts", 3)
         self._items = inputs.field("attention.items", (num_items, 4))
+        self._ahead_items = inputs.field(
+            "attention.ahead_items", (AHEAD_KEYS // SPLIT_KEYS + AHEAD_TOKENS, 4)
+        )
         self._tiles = inputs.field("attention.tiles", (self._most_tiles(max_tokens), 4))
         self.tables_RB = torch.zeros(max_rows + 1, max_blocks, dtype=torch.int32, device=device)
         """int32: written by the owner of the batch state, between steps, on the stream of the steps."""
         self._partials = torch.empty(num_items, num_heads, head_dim, dtype=torch.float32, device=device)
         self._stats = torch.empty(num_items, num_heads, 2, dtype=torch.float32, device=device)
-        self._arrivals = torch.zeros(max_rows, num_kv_heads, dtype=torch.int32, device=device)
+        self._arrivals = torch.zeros(max_rows, num_heads, dtype=torch.int32, device=device)
 
-    def bucket(self, num_tokens: int, decode_only: bool) -> DeviceStep:
+    def ahead_keys(self, num_tokens: int) -> int:
+        """Returns the most keys of a sequence that are read ahead in a bucket; 0 where none are."""
+        return ahead_keys(num_tokens) if self._reads_ahead else 0
+
+    def bucket(self, num_tokens: int, decode_only: bool, has_long: bool = True) -> DeviceStep:
         """What to launch steps of up to `num_tokens` tokens with. Only after `inputs.freeze`.
 
         Args:
             decode_only: no sequence of such a step has more than one token, so prefill is not launched.
+            has_long: a sequence of such a step may have more than `ahead_keys` tokens. Otherwise only the
+                kernel is launched that reads keys ahead.
         """
         if num_tokens > self.max_tokens or (decode_only and num_tokens > self.max_rows):
             raise ValueError(
                 f"a bucket of {num_tokens} tokens in a plan of {self.max_tokens} and {self.max_rows} rows"
             )
         geometry = self._geometry
-        most_items = min(num_tokens, self.max_rows) * max_splits(self.max_len)
+        most_rows = min(num_tokens, self.max_rows)
+        most_items = most_rows * max_splits(self.max_len)
+        most_ahead = most_rows * max_splits(min(self.max_len, self.ahead_keys(num_tokens)))
+        assert has_long or most_ahead, f"a bucket of {num_tokens} tokens reads no keys ahead"
         return DeviceStep(
             num_tokens=num_tokens,
             decode_only=decode_only,
             positions_T=self._positions.device[:num_tokens],
             rows_T=self._rows.device[:num_tokens],
             tables_RB=self.tables_RB,
-            counts_2=self._counts.device,
+            counts_3=self._counts.device,
             items_I4=self._items.device,
+            ahead_items_I4=self._ahead_items.device,
             tiles_I4=self._tiles.device,
             partials_IHD=self._partials,
             stats_IH2=self._stats,
@@ -166,7 +210,10 @@ class DevicePlan:
             num_kv_heads=geometry.num_kv_heads,
             head_dim=geometry.head_dim,
             block_size=geometry.block_size,
-            decode_programs=min(most_items * geometry.num_kv_heads, self._num_sms * DECODE_PROGRAMS_PER_SM),
+            decode_programs=min(most_items * geometry.num_kv_heads, self._num_sms * DECODE_PROGRAMS_PER_SM)
+            if has_long
+            else 0,
+            ahead_items=most_ahead,
             prefill_tiles=0 if decode_only else self._most_tiles(num_tokens),
         )
 
@@ -197,14 +244,14 @@ class DevicePlan:
         if used == num_seqs:
             positions[:used] = total_lens_S - 1
             rows[:used] = rows_S
-            counts[0] = self._fill_decode(np.arange(num_seqs), rows_S, total_lens_S)
+            self._fill_decode(np.arange(num_seqs), rows_S, total_lens_S, num_tokens)
             counts[1] = 0
         else:
             owner = np.repeat(np.arange(num_seqs), query_lens_S)
             positions[:used] = np.arange(used) + (total_lens_S - ends)[owner]
             rows[:used] = rows_S[owner]
             single = query_lens_S == 1
-            counts[0] = self._fill_decode(ends[single] - 1, rows_S[single], total_lens_S[single])
+            self._fill_decode(ends[single] - 1, rows_S[single], total_lens_S[single], num_tokens)
             wide = ~single
             query_lens = query_lens_S[wide]
             counts[1] = self._fill_prefill(
@@ -214,29 +261,17 @@ class DevicePlan:
         rows[used:num_tokens] = self.max_rows
         return positions[:used]
 
-    def _fill_decode(self, tokens: IntArray, rows: IntArray, total_lens: IntArray) -> int:
-        """Writes items of sequences with long splits first: late ones are short. Returns their number."""
-        num_seqs = len(tokens)
-        if not num_seqs:
-            return 0
-        split_lens = split_lengths(total_lens)
-        if split_lens.max() > SPLIT_KEYS:
-            order = np.argsort(-split_lens, kind="stable")
-            tokens, rows, total_lens, split_lens = (
-                values[order] for values in (tokens, rows, total_lens, split_lens)
-            )
-        splits = -(-total_lens // split_lens)
-        ends = splits.cumsum()
-        num_items = int(ends[-1])
-        owner = np.repeat(np.arange(num_seqs), splits)
-        split = np.arange(num_items) - (ends - splits)[owner]
-        first_keys = split * split_lens[owner]
-        items = self._items.host
-        items[:num_items, 0] = (tokens | rows << 16)[owner]
-        items[:num_items, 1] = first_keys
-        items[:num_items, 2] = np.minimum(first_keys + split_lens[owner], total_lens[owner])
-        items[:num_items, 3] = owner | split << 16 | splits[owner] << 24
-        return num_items
+    def _fill_decode(self, tokens: IntArray, rows: IntArray, total_lens: IntArray, num_tokens: int) -> None:
+        """Writes the decode items of a step, those ahead in a list of their own."""
+        counts, most_keys = self._counts.host, self.ahead_keys(num_tokens)
+        if not most_keys:
+            counts[0], counts[2] = _write_items(self._items.host, tokens, rows, total_lens), 0
+            return
+        for index, items, which in (
+            (0, self._items.host, total_lens > most_keys),
+            (2, self._ahead_items.host, total_lens <= most_keys),
+        ):
+            counts[index] = _write_items(items, tokens[which], rows[which], total_lens[which])
 
     def _fill_prefill(
         self, starts: IntArray, query_lens: IntArray, rows: IntArray, total_lens: IntArray
@@ -258,3 +293,27 @@ class DevicePlan:
     def _most_tiles(self, num_tokens: int) -> int:
         """Every chunk has at least two tokens and wastes less than one tile."""
         return num_tokens // self._tile_tokens + max(1, min(self.max_rows, num_tokens // 2))
+
+
+def _write_items(items: IntArray, tokens: IntArray, rows: IntArray, total_lens: IntArray) -> int:
+    """Writes items of sequences with long splits first: late ones are short. Returns their number."""
+    num_seqs = len(tokens)
+    if not num_seqs:
+        return 0
+    split_lens = split_lengths(total_lens)
+    if split_lens.max() > SPLIT_KEYS:
+        order = np.argsort(-split_lens, kind="stable")
+        tokens, rows, total_lens, split_lens = (
+            values[order] for values in (tokens, rows, total_lens, split_lens)
+        )
+    splits = -(-total_lens // split_lens)
+    ends = splits.cumsum()
+    num_items = int(ends[-1])
+    owner = np.repeat(np.arange(num_seqs), splits)
+    split = np.arange(num_items) - (ends - splits)[owner]
+    first_keys = split * split_lens[owner]
+    items[:num_items, 0] = (tokens | rows << 16)[owner]
+    items[:num_items, 1] = first_keys
+    items[:num_items, 2] = np.minimum(first_keys + split_lens[owner], total_lens[owner])
+    items[:num_items, 3] = owner | split << 16 | splits[owner] << 24
+    return num_items

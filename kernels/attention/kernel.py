@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention.device_plan import MAX_SPLITS, PREFILL_ROWS, DeviceStep
+from kernels.attention.device_plan import MAX_SPLITS, PREFILL_ROWS, SPLIT_KEYS, DeviceStep
 from kernels.attention.kernels.decode import decode_kernel
+from kernels.attention.kernels.decode_ahead import decode_ahead_kernel
 from kernels.attention.kernels.prefill import prefill_kernel
 from kernels.attention.kernels.rows import quantize_rows_kernel
 from kernels.backend import INTERPRETING
@@ -47,6 +48,11 @@ def decode_tile(head_dim: int) -> Tile:
     675, 8.3.
     """
     return Tile(64, 2, 3) if head_dim <= 128 else Tile(32, 4, 2)
+
+
+def ahead_warps(head_dim: int) -> int:
+    """A thread holds 128 numbers of keys and as many of values."""
+    return max(1, SPLIT_KEYS * triton.next_power_of_2(head_dim) // 4096)
 
 
 def prefill_tile(head_dim: int, element_size: int) -> Tile:
@@ -89,29 +95,44 @@ def launch_attention(
     tile = decode_tile(head_dim)
     early = starts_early(q_THD)
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
-    decode_kernel[(step.decode_programs,)](
-        q_THD,
-        cache_N2HBD,
-        step.tables_RB,
-        step.counts_2,
-        step.items_I4,
-        step.partials_IHD,
-        step.stats_IH2,
-        step.arrivals_SH,
-        out_THD,
-        *sizes,
-        **_decode_constants(*geometry, tile, product),
-        STARTS_EARLY=early,
-        num_warps=tile.num_warps,
-        **options,
-    )
+    shares = step.partials_IHD, step.stats_IH2, step.arrivals_SH
+    if step.decode_programs:
+        decode_kernel[(step.decode_programs,)](
+            q_THD,
+            cache_N2HBD,
+            step.tables_RB,
+            step.counts_3,
+            step.items_I4,
+            *shares,
+            out_THD,
+            *sizes,
+            **_decode_constants(*geometry, tile, product),
+            STARTS_EARLY=early,
+            num_warps=tile.num_warps,
+            **options,
+        )
+    if step.ahead_items:
+        decode_ahead_kernel[(step.ahead_items * num_heads,)](
+            q_THD,
+            cache_N2HBD,
+            step.tables_RB,
+            step.counts_3,
+            step.ahead_items_I4,
+            *shares,
+            out_THD,
+            *sizes,
+            **_ahead_constants(*geometry),
+            STARTS_EARLY=early,
+            num_warps=ahead_warps(head_dim),
+            **options,
+        )
     if step.prefill_tiles:
         tile = prefill_tile(head_dim, cache_N2HBD.element_size())
         prefill_kernel[(step.prefill_tiles * num_kv_heads,)](
             q_THD,
             cache_N2HBD,
             step.tables_RB,
-            step.counts_2,
+            step.counts_3,
             step.tiles_I4,
             out_THD,
             *sizes,
@@ -150,6 +171,18 @@ def _decode_constants(
         "BLOCK_SPLITS": MAX_SPLITS,
         "PRODUCT": product,
         "STAGES": tile.num_stages,
+    }
+
+
+def _ahead_constants(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> dict[str, Any]:
+    return {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": triton.next_power_of_2(head_dim),
+        "KEYS": triton.next_power_of_2(SPLIT_KEYS),
+        "BLOCK_SIZE": block_size,
+        "BLOCK_SPLITS": MAX_SPLITS,
     }
 
 
@@ -221,6 +254,12 @@ def _compilations(num_heads: int, num_kv_heads: int, head_dim: int, fp8: bool) -
                 (prefill_kernel, signature | {"tiles_ptr": "*i32"}, prefill_constants, prefill),
             )
         ]
+    ahead = _ahead_constants(*geometry) | {"STARTS_EARLY": True}
+    found.append(
+        Compilation(
+            decode_ahead_kernel, signature | _DECODE, ahead, ahead_warps(head_dim), architectures=(90, 100)
+        )
+    )
     return found
 
 

@@ -75,6 +75,59 @@ def test_odd_shapes(case: Case, device: torch.device) -> None:
     )
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "cache_dtype"), SHAPES)
+def test_keys_read_ahead(
+    heads: int, kv_heads: int, dim: int, cache_dtype: torch.dtype, device: torch.device
+) -> None:
+    for lengths in (
+        (1,),
+        (2,),
+        (256,),
+        (257,),
+        (2048,),
+        (2049,),
+        (1024, 1025),
+        (17, 512, 513),
+        (1, 2, 300, 512),
+    ):
+        case = Case(tuple((1, length) for length in lengths), heads, kv_heads, dim)
+        q, cache = on_device(case, device, cache_dtype)
+        step = case.device_step(device, reads_ahead=True)
+        assert step.ahead_items
+        got = attend(case, q, case.poison(cache), step)
+        expected = reference(case, q, cache)
+        for row in range(len(q)):
+            assert_near(got[row], expected[row], RATIO)
+        assert not step.arrivals_SH.any()
+
+
+@pytest.mark.parametrize("cache_dtype", [BF16, FP8], ids=str)
+def test_a_row_read_ahead_has_the_same_bits_in_any_company(
+    cache_dtype: torch.dtype, device: torch.device
+) -> None:
+    """Beside long sequences, in other rows, in graphs that launch one kernel or both."""
+    case = Case(((1, 300), (1, 512), (1, 5), (1, 9000)), 32, 8, 128)
+    q, cache = on_device(case, device, cache_dtype)
+    metadata, ones = case.metadata(), np.ones(4, np.int64)
+    batch = DeviceBatch(case, 4, 4, metadata.block_tables.shape[1], device, reads_ahead=True)
+    batch.set_tables(np.arange(4), metadata.block_tables)
+    batch.fill(np.arange(4), ones, metadata.total_lens, 4)
+    together = attend(case, q, cache, batch.plan.bucket(4, decode_only=True))
+    for rows in ([0, 1, 2], [2, 0], [1, 2, 0]):
+        batch.fill(np.array(rows), ones[: len(rows)], metadata.total_lens[rows], 4)
+        mine = torch.cat((q[rows], q[:1].expand(4 - len(rows), -1, -1)))
+        for has_long in (True, False):
+            step, out = batch.plan.bucket(4, True, has_long), torch.empty_like(mine)
+            graph = torch.cuda.CUDAGraph()
+            attend(case, mine, cache, step)
+            with torch.cuda.graph(graph):
+                for _ in range(5):
+                    mine.mul_(1)  # a launch that is waited for
+                    paged_attention(mine, cache, step, case.head_dim**-0.5, out)
+            graph.replay()
+            assert torch.equal(out[: len(rows)], together[rows])
+
+
 @pytest.mark.parametrize("total", [100_000, 131_072])
 def test_a_long_context(total: int, device: torch.device) -> None:
     case = Case(((1, total), (40, 70_000)), 8, 2, 128)

@@ -90,9 +90,9 @@ def test_a_step_runs_in_a_larger_graph_until_its_own_is_captured(device: torch.d
     graphs, x_T = _doubling(device)
     graphs.capture([Bucket(8, True, False), Bucket(8, False, False)])
     graphs.postpone([Bucket(1, True, False)])
-    assert graphs.bucket(1, True, False) == Bucket(8, True, False)
-    torch.testing.assert_close(graphs.run(graphs.bucket(1, True, False))[:1], x_T[:1] * 2)
+    assert graphs.bucket(1, True, False, 1) == Bucket(8, True, False)
+    torch.testing.assert_close(graphs.run(graphs.bucket(1, True, False, 1))[:1], x_T[:1] * 2)
     graphs.capture_next()
-    assert graphs.bucket(1, True, False) == Bucket(1, True, False)
-    torch.testing.assert_close(graphs.run(graphs.bucket(1, True, False)), x_T[:1] * 2)
+    assert graphs.bucket(1, True, False, 1) == Bucket(1, True, False)
+    torch.testing.assert_close(graphs.run(graphs.bucket(1, True, False, 1)), x_T[:1] * 2)
     assert graphs.counters.eager_steps == 0

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kernels.attention import DeviceStep, device_plan, paged_attention
-from kernels.attention.cases import CASES, Case, DeviceBatch, naive_attention
+from kernels.attention.cases import AHEAD_CASES, CASES, Case, DeviceBatch, naive_attention
 
 EXTRA = [
     Case(((1, 33), (9, 20)), 7, 1, 32),  # seven heads share one: rows that are no power of two
@@ -53,6 +53,30 @@ def test_split_sequences_and_their_bits_alone(monkeypatch: pytest.MonkeyPatch) -
         batch.fill(np.array([2]), np.array([1]), metadata.total_lens[[seq]], 1)
         alone = attend(case, q[[seq]], cache, batch.plan.bucket(1, decode_only=True))
         assert torch.equal(alone[0], got[seq])
+
+
+@pytest.mark.parametrize("case", AHEAD_CASES, ids=str)
+@pytest.mark.parametrize("filling", [0, 1])
+def test_keys_read_ahead(case: Case, filling: int) -> None:
+    q, cache = case.inputs()
+    expected = naive_attention(q, cache, case.metadata(), case.head_dim**-0.5)
+    step = case.device_step(filling=filling, reads_ahead=True)
+    got = attend(case, torch.cat((q, q[:filling])), case.poison(cache), step)
+    torch.testing.assert_close(got[: len(q)].double(), expected, rtol=1e-5, atol=1e-5)
+    assert got[len(q) :].isnan().all()
+    assert not step.arrivals_SH.any()
+
+
+def test_a_bucket_of_short_sequences_launches_one_kernel() -> None:
+    case = AHEAD_CASES[1]
+    q, cache = case.inputs()
+    metadata = case.metadata()
+    batch = DeviceBatch(case, 1, 1, metadata.block_tables.shape[1], "cpu", reads_ahead=True)
+    batch.set_tables(np.array([0]), metadata.block_tables)
+    batch.fill(np.array([0]), np.array([1]), metadata.total_lens, 1)
+    both, one = (batch.plan.bucket(1, True, has_long) for has_long in (True, False))
+    assert (both.decode_programs > 0, one.decode_programs) == (True, 0)
+    assert torch.equal(attend(case, q, cache, both), attend(case, q, cache, one))
 
 
 @pytest.mark.parametrize("chunk", [2, 5, 37])

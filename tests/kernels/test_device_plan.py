@@ -6,12 +6,14 @@ import torch
 
 from kernels.attention.cases import Case, DeviceBatch
 from kernels.attention.device_plan import (
+    AHEAD_TOKENS,
     MAX_SPLITS,
     PREFILL_ROWS,
     SPLIT_KEYS,
     SPLIT_STEP,
     AttentionGeometry,
     DevicePlan,
+    ahead_keys,
     max_splits,
     split_lengths,
 )
@@ -60,7 +62,8 @@ def test_every_token_and_every_key_is_covered_once(seed: int) -> None:
     assert (step.positions_T[used:] == -1).all()
     assert (step.rows_T[used:] == 64).all()
 
-    num_items, num_tiles = step.counts_2.tolist()
+    num_items, num_tiles, num_ahead = step.counts_3.tolist()
+    assert num_ahead == 0
     seen = np.zeros(num_tokens, dtype=np.int64)
     splits_of: dict[int, int] = {}
     lengths = []
@@ -94,12 +97,40 @@ def test_every_token_and_every_key_is_covered_once(seed: int) -> None:
     assert not seen[used:].any()
 
 
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5])
+def test_short_sequences_of_small_buckets_are_read_ahead(num_tokens: int) -> None:
+    batch = DeviceBatch(HEADS, 8, 64, 512, "cpu", reads_ahead=True)
+    step, limit = batch.plan.bucket(num_tokens, decode_only=True), ahead_keys(num_tokens)
+    assert bool(limit) == (num_tokens <= AHEAD_TOKENS)
+    lengths = np.array([max(1, limit), limit + 1, 1, 5000, limit // 2 + 1][:num_tokens])
+    batch.fill(np.arange(num_tokens), np.ones(num_tokens, np.int64), lengths, num_tokens)
+    num_long, num_tiles, num_ahead = step.counts_3.tolist()
+    covered = np.zeros(num_tokens, np.int64)
+    for items, count, is_short in ((step.items_I4, num_long, False), (step.ahead_items_I4, num_ahead, True)):
+        for place, first, last, _ in items[:count].tolist():
+            assert first == covered[place & 0xFFFF] < last
+            covered[place & 0xFFFF] = last
+            assert (lengths[place & 0xFFFF] <= limit) == is_short
+            assert not is_short or last - first <= SPLIT_KEYS
+    assert covered.tolist() == lengths.tolist()
+    assert num_tiles == 0
+    assert num_ahead <= step.ahead_items
+    if limit:
+        worst = np.full(num_tokens, limit)
+        batch.fill(np.arange(num_tokens), np.ones(num_tokens, np.int64), worst, num_tokens)
+        assert step.counts_3.tolist() == [0, 0, step.ahead_items]
+        assert batch.plan.bucket(num_tokens, decode_only=True, has_long=False).decode_programs == 0
+    else:
+        with pytest.raises(AssertionError, match="reads no keys ahead"):
+            batch.plan.bucket(num_tokens, decode_only=True, has_long=False)
+
+
 def test_a_step_of_nobody_is_all_filling() -> None:
     batch = batch_of(8, 64, 4)
     step, nobody = batch.plan.bucket(64, decode_only=False), np.zeros(0, np.int64)
     batch.fill(np.arange(8), np.full(8, 8), np.full(8, 20), 64)
     batch.fill(nobody, nobody, nobody, 64)
-    assert step.counts_2.tolist() == [0, 0]
+    assert step.counts_3.tolist() == [0, 0, 0]
     assert (step.positions_T == -1).all()
     assert (step.rows_T == 8).all()
 
@@ -108,10 +139,10 @@ def test_grids_depend_on_the_bucket_and_hold_its_worst_step() -> None:
     batch = batch_of(8, 512, 4)
     worst = batch.plan.bucket(512, decode_only=False)
     batch.fill(np.arange(8), np.full(8, TILE_TOKENS + 1), np.full(8, TILE_TOKENS + 1), 512)
-    assert worst.counts_2[1] == 16 <= worst.prefill_tiles
+    assert worst.counts_3[1] == 16 <= worst.prefill_tiles
     few = batch.plan.bucket(2, decode_only=False)
     batch.fill(np.array([0]), np.array([2]), np.array([2]), 2)
-    assert few.counts_2[1] == 1 <= few.prefill_tiles
+    assert few.counts_3[1] == 1 <= few.prefill_tiles
     assert batch.plan.bucket(8, decode_only=True).prefill_tiles == 0
 
 

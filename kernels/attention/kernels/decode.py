@@ -110,10 +110,10 @@ def decode_kernel(
     weights) and the last to arrive adds the shares up in the order of the splits. `arrivals` is zero before
     and after.
 
-    q_THD bf16, cache_N2HBD bf16 or e4m3, tables_RB, counts_2, items_I4 (token + (row << 16), first key, key
-    after the last, sequence + (j << 16) + (splits << 24)), arrivals [S, Hkv] int32, partials [I, Hq, D] and
-    stats [I, Hq, 2] fp32, out [T, Hq * D] bf16. Products in PRODUCT: bf16, or fp16 for e4m3, which it holds
-    exactly.
+    q_THD bf16, cache_N2HBD bf16 or e4m3, tables_RB, counts_3 (the first), items_I4 (token + (row << 16),
+    first key, key after the last, sequence + (j << 16) + (splits << 24)), arrivals [S, Hkv] int32, partials
+    [I, Hq, D] and stats [I, Hq, 2] fp32, out [T, Hq * D] bf16. Products in PRODUCT: bf16, or fp16 for e4m3,
+    which it holds exactly.
     Source: Dao et al., Flash-Decoding; Milakov and Gimelshein, arXiv 1805.02867.
     """
     m_rows = tl.arange(0, BLOCK_M)

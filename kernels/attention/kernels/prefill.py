@@ -39,7 +39,7 @@ def prefill_kernel(
     and a KV head: its rows are (token, query head of the group), token-major. Keys are read in blocks from 0,
     and a block that a row does not see leaves it as it was, so a row's bits do not depend on its tile.
 
-    q_THD bf16, cache_N2HBD bf16 or e4m3, tables_RB, counts_2 (the second), tiles_I4 (token, count, position,
+    q_THD bf16, cache_N2HBD bf16 or e4m3, tables_RB, counts_3 (the second), tiles_I4 (token, count, position,
     row) int32, out [T, Hq * D] bf16. Products in PRODUCT: bf16, or fp16 for e4m3, which it holds exactly.
     Source: Dao, "FlashAttention-2", arXiv 2307.08691.
     """

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.device.graphs import Bucket, StepGraphs, first_buckets, row_buckets, token_buckets
+from kernels.attention.device_plan import ahead_keys
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 4, 7, 8, 9, 64, 256, 300])
@@ -31,14 +32,22 @@ def test_tokens_are_padded_by_an_eighth_or_a_step(max_tokens: int) -> None:
 
 
 def test_a_step_gets_the_smallest_bucket_that_holds_it() -> None:
-    graphs = StepGraphs(lambda bucket: pytest.fail("nothing is run"), row_buckets(16), token_buckets(200))
-    assert graphs.bucket(1, True, False) == Bucket(1, True, False)
-    assert graphs.bucket(9, True, True) == Bucket(16, True, True)
-    assert graphs.bucket(2, False, True) == Bucket(16, False, True)
-    assert graphs.bucket(33, False, True) == Bucket(64, False, True)
-    assert graphs.bucket(193, False, False) == Bucket(200, False, False)
+    graphs = StepGraphs(
+        lambda bucket: pytest.fail("nothing is run"),
+        row_buckets(16),
+        token_buckets(200),
+        ahead_keys=lambda num_tokens: {1: 100, 2: 50}.get(num_tokens, 0),
+    )
+    assert graphs.bucket(1, True, False, 101) == Bucket(1, True, False, has_long=True)
+    assert graphs.bucket(1, True, False, 100) == Bucket(1, True, False, has_long=False)
+    assert graphs.bucket(2, True, False, 51) == Bucket(2, True, False, has_long=True)
+    assert graphs.bucket(3, True, False, 1) == Bucket(4, True, False, has_long=True)
+    assert graphs.bucket(9, True, True, 1) == Bucket(16, True, True)
+    assert graphs.bucket(2, False, True, 2) == Bucket(16, False, True)
+    assert graphs.bucket(33, False, True, 33) == Bucket(64, False, True)
+    assert graphs.bucket(193, False, False, 193) == Bucket(200, False, False)
     every = graphs.buckets(with_adapters=True)
-    assert len(every) == 2 * (len(row_buckets(16)) + len(token_buckets(200)))
+    assert len(every) == len(set(every)) == 2 * (len(row_buckets(16)) + len(token_buckets(200)) + 2)
     assert every[0].num_tokens == 200
     assert not any(bucket.with_adapters for bucket in graphs.buckets(with_adapters=False))
 
@@ -58,7 +67,7 @@ class _Uncaptured(StepGraphs):
 @pytest.mark.parametrize(("max_rows", "max_tokens"), [(1, 16), (16, 200), (256, 2048)])
 def test_the_first_buckets_hold_every_step(max_rows: int, max_tokens: int, with_adapters: bool) -> None:
     rows, tokens = row_buckets(max_rows), token_buckets(max_tokens)
-    graphs = _Uncaptured(lambda bucket: pytest.fail("nothing is run"), rows, tokens)
+    graphs = _Uncaptured(lambda bucket: pytest.fail("nothing is run"), rows, tokens, ahead_keys=ahead_keys)
     buckets = graphs.buckets(with_adapters)
     first = first_buckets(buckets)
     assert len(first) <= 10
@@ -69,11 +78,13 @@ def test_the_first_buckets_hold_every_step(max_rows: int, max_tokens: int, with_
     assert graphs.num_postponed == len(others)
     for done in range(len(others) + 1):
         for wanted in buckets:
-            given = graphs.bucket(wanted.num_tokens, wanted.decode_only, wanted.with_adapters)
+            longest = ahead_keys(wanted.num_tokens) + wanted.has_long
+            given = graphs.bucket(wanted.num_tokens, wanted.decode_only, wanted.with_adapters, longest)
             assert given in graphs.captured
             assert given.decode_only == wanted.decode_only
             assert given.num_tokens >= wanted.num_tokens
             assert given.with_adapters >= wanted.with_adapters
+            assert given.has_long or given == wanted, "sequences of one size are too long for another"
             assert given == wanted or wanted in others[done:]
         if done < len(others):
             graphs.capture_next()
