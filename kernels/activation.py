@@ -65,20 +65,35 @@ class Projection:
     """Output of a linear layer: the true value is y * scale + delta, row by row."""
 
     y_TN: Tensor
+    """Where it comes in parts, memory of the right shape and type that nothing has been written to."""
     scale_T: Tensor | None = None
     """fp32; None where y is the true value already."""
     is_part: bool = False
     """The true value is the sum over the ranks of a group, which the op that reads it computes."""
     delta: AdapterDelta | None = None
     """None where y holds what adapters add already. Rows without an adapter have none."""
+    parts_PTN: Tensor | None = None
+    """fp32, contiguous: y is their sum, which the op that reads it computes."""
 
 
-def true_rows(y_TN: Tensor, scale_T: Tensor | None, delta: AdapterDelta | None) -> Tensor:
+def check_parts(op: str, parts_PTN: Tensor, rows_TN: Tensor) -> None:
+    """Raises ValueError where these are no parts of the rows that an op reads."""
+    if parts_PTN.dim() != 3 or parts_PTN.shape[1:] != rows_TN.shape:
+        raise ValueError(f"{op}: parts {tuple(parts_PTN.shape)} of rows {tuple(rows_TN.shape)}")
+    if parts_PTN.dtype != torch.float32 or not parts_PTN.is_contiguous():
+        raise ValueError(
+            f"{op}: parts are {parts_PTN.dtype} with strides {parts_PTN.stride()}, not contiguous fp32"
+        )
+
+
+def true_rows(
+    y_TN: Tensor, scale_T: Tensor | None, delta: AdapterDelta | None, parts_PTN: Tensor | None = None
+) -> Tensor:
     """Defines the true value of a projection in torch, in fp32: kernels that read one are tested against it.
 
-    Semantics: y[t] * scale[t] + delta[t]; y[t] * scale[t] for a row without an adapter
+    Semantics: y[t] * scale[t] + delta[t]; y[t] * scale[t] for a row without an adapter; y = sum_p parts[p]
     """
-    y_TN = y_TN.float()
+    y_TN = y_TN.float() if parts_PTN is None else parts_PTN.sum(0)
     if scale_T is not None:
         y_TN = y_TN * scale_T[:, None]
     if delta is not None:

@@ -28,7 +28,7 @@ class Compilation:
 
     kernel: Any
     """The `triton.jit` function."""
-    signature: Mapping[str, str]
+    signature: Mapping[str, str | tuple[str, ...]]
     """Type of each argument that is no constexpr, e.g. {"x_ptr": "*bf16", "num_tokens": "i32"}."""
     constexprs: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
@@ -51,7 +51,7 @@ class Compilation:
         attributes = {
             (index,): [["tt.divisibility", 16]]
             for index, name in enumerate(self.kernel.arg_names)
-            if types[name].startswith("*")
+            if str(types[name]).startswith("*")
         }
         return triton.compile(
             ASTSource(self.kernel, types, constants, attributes),

@@ -1,4 +1,4 @@
-"""Builds what adapters add to a projection, for the tests of the ops that read it."""
+"""Builds parts of a projection, and what adapters add to it, for the tests of the ops that read it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ def adapter_delta(num_rows: int, width: int, device: torch.device | str = "cpu")
     y = torch.randn(num_rows, width, generator=generator)
     y[has_adapter == 0] = float("nan")
     return AdapterDelta(y.to(device), has_adapter.to(device))
+
+
+def split(y_TN: Tensor, num_parts: int) -> Tensor:
+    """fp32 [P, T, N], whose sum is y."""
+    generator = torch.Generator().manual_seed(num_parts)
+    parts = torch.randn(num_parts, *y_TN.shape, generator=generator).to(y_TN.device)
+    parts[0] = y_TN.float() - parts[1:].sum(0)
+    return parts
 
 
 def added(delta: AdapterDelta | None) -> Tensor | float:

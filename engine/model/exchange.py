@@ -22,6 +22,9 @@ from kernels.lora.mailbox import Mailbox
 from kernels.peer_sum import sum_norm, sum_parts
 from kernels.workspace import Workspace
 
+MAX_PART_ROWS = 8
+"""Parts are four times as many bytes to read from the other ranks as the sum of two."""
+
 Product = Callable[[Tensor, Tensor], None]
 """(hidden states [S, H], out [S, part of V]): computes a rank's part of the logits."""
 
@@ -43,6 +46,11 @@ class Exchange:
     def parts(self) -> Workspace:
         """Where products are taken from that the ranks sum, and their scales."""
         return self._workspace if self._peers is None else self._peers
+
+    @property
+    def max_part_rows(self) -> int:
+        """Rows of a product that may be left in parts for the norm that sums the ranks'."""
+        return 0 if self._peers is None else MAX_PART_ROWS
 
     def begin(self) -> None:
         """Queues a wait until rank 0 has drawn the ids of this step and read the last one's logits."""
@@ -77,8 +85,9 @@ class Exchange:
         """Semantics: residual += the sum of the ranks' deltas; x = norm(residual)."""
         assert self._peers is not None
         scale_T = delta.scale_T
+        parts_PTN = delta.parts_PTN
         sum_norm(
-            self._peers.addresses(delta.y_TN),
+            self._peers.addresses(delta.y_TN if parts_PTN is None else parts_PTN),
             None if scale_T is None else self._peers.addresses(scale_T),
             self._peers.meeting,
             residual,
@@ -87,6 +96,7 @@ class Exchange:
             x.x_TK,
             quantized=x.quantized_TK,
             quantized_scale_T=x.scale_T,
+            num_parts=None if parts_PTN is None else len(parts_PTN),
         )
 
     def adapter_parts(self, x_TK: Tensor, out_TN: Tensor, *, is_summed: bool) -> tuple[Tensor, Tensor]:

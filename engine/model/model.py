@@ -16,6 +16,7 @@ from engine.model.cache import KVCache
 from engine.model.collectives import ShardGroup
 from engine.model.config import ModelConfig
 from engine.model.exchange import Exchange
+from engine.model.product_parts import ProductParts
 from engine.model.quantization import Linear
 from engine.model.rope import RotaryTable
 from kernels.activation import Activation, Projection
@@ -37,6 +38,10 @@ request would get other bits than the same request in a batch."""
 
 PARTS = ("o", "down")
 """Products that the ranks of a group sum."""
+ADDED_BEHIND = ("qkv", "o", "down")
+"""Products that may be left in parts for the op behind them to add. gate_up has too many columns for the one
+program a row that reads it.
+"""
 PART_INPUTS = ("mixed", "inner")
 """Their inputs, whose scales are the products'."""
 
@@ -105,6 +110,7 @@ class Model:
         self._parts = self._workspace if self.exchange is None else self.exchange.parts
         self._side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._widths = config.group_widths
+        self._product_parts = {group: self._parts_of(group) for group in ADDED_BEHIND}
 
     @property
     def weight_bytes(self) -> int:
@@ -291,6 +297,7 @@ class Model:
             eps=config.rms_eps,
             scale_T=fused.scale_T,
             delta=fused.delta,
+            parts_PTN=fused.parts_PTN,
         )
         mixed_TK = self._take("mixed", (step.num_rows, config.q_size))
         mixed_TK[num_tokens:].zero_()
@@ -325,35 +332,46 @@ class Model:
         widths, lora = self._widths[group], step.lora
         workspace = self._parts if group in PARTS else self._workspace
         out_TN = workspace.take(group, (step.num_rows, sum(widths)), self.dtype)
+        parts_PTN = None
+        if group in ADDED_BEHIND and self.product_rows is None:
+            parts_PTN = self._product_parts[group].of(linear, out_TN)
         if lora is None:
-            return self._product(linear, x, out_TN)
+            return self._product(linear, x, out_TN, parts_PTN)
         assert x.x_TK is not None
         if isinstance(lora, DeviceLora) and lora.runs_beside(step.num_rows):
-            product = linear.letting_in(x, out_TN)
+            product = linear.letting_in(x, out_TN, parts_PTN)
             if product is not None:
                 return replace(product, delta=lora.delta(index, group, x.x_TK, widths))
-        reads_TK, adds_TN = x.x_TK, out_TN
+        reads_TK, adds_TN = x.x_TK, out_TN if parts_PTN is None else parts_PTN[0]
         if self.exchange is not None:
             reads_TK, adds_TN = self.exchange.adapter_parts(reads_TK, adds_TN, is_summed=group in PARTS)
             widths = (adds_TN.shape[1],) if group in PARTS else widths
         if self._side is None:
             lora.shrink(index, group, reads_TK)
-            out = self._product(linear, x, out_TN)
+            out = self._product(linear, x, out_TN, parts_PTN)
         else:
             # The shrink does not depend on the product: both run at once.
             here = torch.cuda.current_stream()
             self._side.wait_stream(here)
             with torch.cuda.stream(self._side):
                 lora.shrink(index, group, reads_TK)
-            out = self._product(linear, x, out_TN)
+            out = self._product(linear, x, out_TN, parts_PTN)
             here.wait_stream(self._side)
         lora.expand(index, group, adds_TN, widths, out.scale_T)
         return out
 
-    def _product(self, linear: Linear, x: Activation, out_TN: Tensor) -> Projection:
+    def _parts_of(self, group: str) -> ProductParts:
+        linears, width = [getattr(layer, group) for layer in self._layers], sum(self._widths[group])
+        if self.exchange is not None and group in PARTS:
+            return ProductParts(f"{group}.parts", linears, width, self._parts, self.exchange.max_part_rows)
+        return ProductParts("parts", linears, width, self._workspace)
+
+    def _product(
+        self, linear: Linear, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None
+    ) -> Projection:
         slices = self._product_slices(len(out_TN))
         if len(slices) == 1:
-            return linear(x, out_TN)
+            return linear(x, out_TN, parts_PTN)
         parts = [linear(x.rows(rows), out_TN[rows]) for rows in slices]
         return Projection(out_TN, None if parts[0].scale_T is None else x.scale_T)
 
@@ -378,6 +396,7 @@ class Model:
             None if update is None else residual,
             scale_T=rows.scale_T,
             delta=rows.delta,
+            parts=rows.parts_PTN,
             quantized=x.quantized_TK,
             quantized_scale_T=x.scale_T,
         )

@@ -17,7 +17,7 @@ from torch.distributed import _symmetric_memory as symmetric_memory
 
 from engine.model.shards import Shard
 from kernels.lora.mailbox import Mailbox
-from kernels.peer_sum import MAX_PROGRAMS, Meeting, meet
+from kernels.peer_sum import MAX_PROGRAMS, Addresses, Meeting, meet
 from kernels.workspace import Workspace
 
 MAX_READ_ROWS = 8192
@@ -45,7 +45,7 @@ class PeerMemory(Workspace):
         _register_process_group(name, group)
         self._name, self._size, self._rank = name, shard.size, shard.rank
         self._handles: dict[int, Any] = {}
-        self._addresses: dict[int, Tensor] = {}
+        self._addresses: dict[int, Addresses] = {}
         self.meeting = self._new_meeting("signals", shard)
         """Of kernels of the steps' own stream."""
         self.side_meeting = self._new_meeting("side signals", shard)
@@ -61,8 +61,9 @@ class PeerMemory(Workspace):
         ranks must meet, and before the first.
         """
         inbox_RPW = self._zeros(name, (self._size, *shape), torch.int64)
-        outboxes_R = self.addresses(inbox_RPW) + self._rank * inbox_RPW[0].nbytes
-        return Mailbox(outboxes_R, inbox_RPW, self.meeting.counts)
+        own = self._rank * inbox_RPW[0].nbytes
+        outboxes = [address + own for address in self.addresses(inbox_RPW)]
+        return Mailbox(torch.tensor(outboxes, device=self.device), inbox_RPW, self.meeting.counts)
 
     def _zeros(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Takes memory that is zero on all ranks before one of them writes to another's."""
@@ -76,8 +77,8 @@ class PeerMemory(Workspace):
         """Queues a wait until all ranks have come here: what they queued before is then done."""
         meet(self.meeting)
 
-    def addresses(self, taken: Tensor) -> Tensor:
-        """Returns int64 [R]: where the ranks have what was taken under the same name."""
+    def addresses(self, taken: Tensor) -> Addresses:
+        """Returns where the ranks have what was taken under the same name."""
         return self._addresses[taken.data_ptr()]
 
     def of_rank(self, taken: Tensor, rank: int) -> Tensor:
@@ -93,5 +94,5 @@ class PeerMemory(Workspace):
         buffer = symmetric_memory.empty(numel, dtype=dtype, device=self.device)
         handle = _SymmetricMemory.rendezvous(buffer, self._name)
         self._handles[buffer.data_ptr()] = handle
-        self._addresses[buffer.data_ptr()] = torch.tensor(handle.buffer_ptrs, device=self.device)
+        self._addresses[buffer.data_ptr()] = tuple(handle.buffer_ptrs)
         return buffer

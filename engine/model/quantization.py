@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.activation import Activation, Projection
-from kernels.linear_fp8 import Fp8Weight, Product, linear_fp8, product
+from kernels.linear_fp8 import Fp8Weight, Product, linear_fp8, num_parts, product
 from kernels.linear_int4 import Int4Weight, linear_int4
 from kernels.linear_int8 import Int8Weight, linear_int8
 
@@ -35,18 +35,34 @@ class Linear(Protocol):
         """Bytes of its weights and scales, as a product reads them."""
         ...
 
-    def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
-        """Overwrites `out_TN` with x W^T + bias, divided by the rows' scales where the result has any."""
+    def num_parts(self, num_rows: int) -> int:
+        """In how many parts a product of so many rows can be left; 1 where it is computed whole."""
         ...
 
-    def letting_in(self, x: Activation, out_TN: Tensor) -> Projection | None:
+    def __call__(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection:
+        """Overwrites `out_TN`, or parts whose sum it is, with x W^T + bias, divided by the rows' scales where
+        the result has any.
+        """
+        ...
+
+    def letting_in(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection | None:
         """Computes the same, and lets the next kernel of the stream begin as soon as `x` is there. Computes
         nothing and returns None where it cannot.
         """
         ...
 
 
-class DenseLinear:
+class _WholeLinear:
+    """A linear layer whose products are computed whole, and let no kernel in early."""
+
+    def num_parts(self, num_rows: int) -> int:
+        return 1
+
+    def letting_in(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> None:
+        return None
+
+
+class DenseLinear(_WholeLinear):
     """Weights in the model's own type."""
 
     wants_fp8 = False
@@ -60,7 +76,7 @@ class DenseLinear:
     def num_bytes(self) -> int:
         return self.weight_KN.nbytes
 
-    def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
+    def __call__(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection:
         assert x.x_TK is not None
         if self.bias_N is not None:
             torch.addmm(self.bias_N, x.x_TK, self.weight_KN, out=out_TN)
@@ -68,11 +84,8 @@ class DenseLinear:
             torch.mm(x.x_TK, self.weight_KN, out=out_TN)
         return Projection(out_TN)
 
-    def letting_in(self, x: Activation, out_TN: Tensor) -> None:
-        return None
 
-
-class Int8Linear:
+class Int8Linear(_WholeLinear):
     """Weights in 8 bits per output channel, activations in 7 bits per row."""
 
     wants_fp8 = False
@@ -84,13 +97,10 @@ class Int8Linear:
     def num_bytes(self) -> int:
         return self.weight.out_features * self.weight.in_features + self.weight.scale_N.nbytes
 
-    def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
+    def __call__(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection:
         assert x.x_TK is not None
         linear_int8(x.x_TK, self.weight, out_TN)
         return Projection(out_TN)
-
-    def letting_in(self, x: Activation, out_TN: Tensor) -> None:
-        return None
 
 
 class Fp8Linear:
@@ -105,16 +115,19 @@ class Fp8Linear:
     def num_bytes(self) -> int:
         return self.weight.values_NK.nbytes + self.weight.scale.nbytes
 
-    def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
-        return linear_fp8(x, self.weight, out_TN)
+    def num_parts(self, num_rows: int) -> int:
+        return num_parts(num_rows, self.weight)
 
-    def letting_in(self, x: Activation, out_TN: Tensor) -> Projection | None:
+    def __call__(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection:
+        return linear_fp8(x, self.weight, out_TN, parts_PTN=parts_PTN)
+
+    def letting_in(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection | None:
         if product(len(out_TN), self.weight) is not Product.STREAM:
             return None
-        return linear_fp8(x, self.weight, out_TN, lets_in_late=True)
+        return linear_fp8(x, self.weight, out_TN, lets_in_late=True, parts_PTN=parts_PTN)
 
 
-class Int4Linear:
+class Int4Linear(_WholeLinear):
     """Weights in 4 bits with a scale per 128 inputs; activations plain, or e4m3 where so packed."""
 
     def __init__(self, weight: Int4Weight) -> None:
@@ -126,12 +139,9 @@ class Int4Linear:
         zeros = 0 if self.weight.zeros is None else self.weight.zeros.nbytes
         return self.weight.words.nbytes + self.weight.scales.nbytes + zeros
 
-    def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
+    def __call__(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection:
         linear_int4(x, self.weight, out_TN)
         return Projection(out_TN)
-
-    def letting_in(self, x: Activation, out_TN: Tensor) -> None:
-        return None
 
 
 def check_quantization(quantization: str, device: torch.device) -> None:

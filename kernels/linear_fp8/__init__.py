@@ -12,12 +12,12 @@ from enum import Enum
 
 from torch import Tensor
 
-from kernels.activation import Activation, Projection
+from kernels.activation import Activation, Projection, check_parts
 from kernels.backend import uses_triton
 from kernels.linear_fp8.reference import linear_fp8_reference
 from kernels.linear_fp8.weight import E4M3, Fp8Weight
 
-__all__ = ["Fp8Weight", "Product", "linear_fp8", "product"]
+__all__ = ["Fp8Weight", "Product", "linear_fp8", "num_parts", "product"]
 
 
 class Product(Enum):
@@ -56,10 +56,24 @@ def _stream_rows(weight: Fp8Weight) -> int:
     return 128 if weight.per_channel and weight.in_features >= weight.out_features else 64
 
 
+def num_parts(num_rows: int, weight: Fp8Weight) -> int:
+    """In how many parts the product can be left; 1 where it is computed whole."""
+    if product(num_rows, weight) is not Product.STREAM:
+        return 1
+    from kernels.linear_fp8.stream import stream_parts
+
+    return stream_parts(num_rows, weight)
+
+
 def linear_fp8(
-    activation: Activation, weight: Fp8Weight, out_TN: Tensor, *, lets_in_late: bool = False
+    activation: Activation,
+    weight: Fp8Weight,
+    out_TN: Tensor,
+    *,
+    lets_in_late: bool = False,
+    parts_PTN: Tensor | None = None,
 ) -> Projection:
-    """Semantics: see the module.
+    """Semantics: see the module; parts_0 + parts_1 + ... = y.
 
     Args:
         activation: quantised; a row with NaN or infinity gives a row without a finite number, and leaves the
@@ -68,9 +82,11 @@ def linear_fp8(
         out_TN: contiguous, overwritten.
         lets_in_late: the next kernel may begin once the activation is there, and need not wait for more; only
             where `product` is `STREAM`.
+        parts_PTN: fp32, contiguous, `num_parts` of them, overwritten in place of `out_TN`: blocks of the same
+            channels do not wait for one another then.
 
     Returns:
-        `out_TN`, with the activation's scales where it is left divided by them.
+        `out_TN`, with the activation's scales where it is left divided by them, and the parts.
     """
     quantized_TK, scale_T = activation.quantized_TK, activation.scale_T
     if quantized_TK is None or scale_T is None:
@@ -90,9 +106,14 @@ def linear_fp8(
         raise ValueError(
             f"linear_fp8: {num_rows} rows are computed by {by.value}, which lets no kernel in late"
         )
+    if parts_PTN is not None:
+        check_parts("linear_fp8", parts_PTN, out_TN)
+        if len(parts_PTN) != num_parts(num_rows, weight):
+            raise ValueError(f"linear_fp8: {len(parts_PTN)} parts, not {num_parts(num_rows, weight)}")
     if num_rows:
-        _run(by, quantized_TK, row_scale_T, weight, out_TN, lets_in_late)
-    return Projection(out_TN, None if weight.per_channel else scale_T)
+        written = out_TN if parts_PTN is None else parts_PTN
+        _run(by, quantized_TK, row_scale_T, weight, written, lets_in_late)
+    return Projection(out_TN, None if weight.per_channel else scale_T, parts_PTN=parts_PTN)
 
 
 def _run(

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+Addresses = tuple[int, ...]
+"""Where the ranks have memory of the same shape, by rank."""
+
 MAX_PROGRAMS = 128
 """Of a kernel that meets other ranks': fewer than multiprocessors, so that all run at the same time."""
 
@@ -23,8 +26,8 @@ class Meeting:
     """Where one rank's kernels meet those of the others. All ranks launch the same ones in the same order."""
 
     rank: int
-    signals_R: Tensor
-    """int64, by rank: the address of its signals, int32 [MAX_PROGRAMS, R] and 0 at first."""
+    signals: Addresses
+    """Of each rank's signals, int32 [MAX_PROGRAMS, R] and 0 at first."""
     counts: Tensor
     """int32 [MAX_PROGRAMS], 0 at first: how often this rank's programs have met the others'."""
 
@@ -37,8 +40,8 @@ def meet(meeting: Meeting) -> None:
 
 
 def sum_norm(
-    parts_R: Tensor,
-    scales_R: Tensor | None,
+    parts: Addresses,
+    scales: Addresses | None,
     meeting: Meeting | None,
     residual: Tensor,
     weight: Tensor,
@@ -46,20 +49,20 @@ def sum_norm(
     out: Tensor | None,
     quantized: Tensor | None = None,
     quantized_scale_T: Tensor | None = None,
+    num_parts: int | None = None,
 ) -> None:
     """Semantics: see the module. Only on GPUs, where the ranks meet first, and interpreted.
 
     A rank may write its part again once all have met again.
 
     Args:
-        parts_R: int64, by rank: the address of its part, of the residual's type, `[T, H]`; multiples
-            of 16.
-        scales_R: int64, by rank: the address of what the rows of its part were divided by, fp32 `[T]`. None
-            where they were not.
+        parts: of each rank's part, of the residual's type, `[T, H]`; multiples of 16.
+        scales: of what the rows of each part were divided by, fp32 `[T]`. None where they were not.
         meeting: None where all parts are written already.
         residual: `[T, H]`, updated in place.
         weight: `[H]`.
         out, quantized, quantized_scale_T: as in `kernels.rms_norm`.
+        num_parts: each rank's part is the sum of so many, fp32 `[num_parts, T, H]`.
 
     Source: the one-shot sum of vLLM's and TensorRT-LLM's custom all-reduce kernels, with the norm behind it.
     """
@@ -67,8 +70,8 @@ def sum_norm(
     from kernels.peer_sum.kernel import sum_norm_triton
 
     sum_norm_triton(
-        parts_R,
-        scales_R,
+        parts,
+        scales,
         meeting,
         residual,
         weight,
@@ -76,14 +79,15 @@ def sum_norm(
         out,
         quantized,
         quantized_scale_T,
+        num_parts,
     )
 
 
-def sum_parts(parts_R: Tensor, meeting: Meeting | None, out: Tensor) -> None:
+def sum_parts(parts: Addresses, meeting: Meeting | None, out: Tensor) -> None:
     """Semantics: out = sum_r part_r, in the order of the ranks.
 
     Args:
-        parts_R: int64, by rank: the address of its part, as large as `out` and fp32; multiples of 16.
+        parts: of each rank's part, as large as `out` and fp32; multiples of 16.
         meeting: as in `sum_norm`.
         out: fp32, contiguous.
     """
@@ -91,7 +95,7 @@ def sum_parts(parts_R: Tensor, meeting: Meeting | None, out: Tensor) -> None:
         raise ValueError(f"sum_parts: out {tuple(out.shape)} {out.dtype}: contiguous fp32")
     from kernels.peer_sum.kernel import sum_parts_triton
 
-    sum_parts_triton(parts_R, meeting, out)
+    sum_parts_triton(parts, meeting, out)
 
 
 def _check(

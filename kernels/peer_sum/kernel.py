@@ -14,7 +14,7 @@ from kernels.activation import FP8_MAX, SMALLEST_SCALE
 from kernels.backend import e4m3_output
 from kernels.compilation import Compilation
 from kernels.overlap import starts_early
-from kernels.peer_sum import MAX_PROGRAMS, Meeting
+from kernels.peer_sum import MAX_PROGRAMS, Addresses, Meeting
 from kernels.rms_norm.kernel import store_norm, tile
 
 PARTS_BLOCK = 1024
@@ -28,18 +28,13 @@ _ARRIVE_AND_WAIT = tl.constexpr(
     {
         .reg .pred is_rank, is_late;
         .reg .u32 rank, seen;
-        .reg .u64 at;
         mov.u32 rank, %tid.x;
-        setp.lt.u32 is_rank, rank, $4;
+        setp.lt.u32 is_rank, rank, $3;
         @!is_rank bra done;
-        mad.wide.u32 at, rank, 8, $1;
-        ld.global.u64 at, [at];
-        add.u64 at, at, $2;
-        st.release.sys.global.u32 [at], $5;
-        mad.wide.u32 at, rank, 4, $3;
+        st.release.sys.global.u32 [$1], $4;
     wait:
-        ld.acquire.sys.global.u32 seen, [at];
-        sub.u32 seen, seen, $5;
+        ld.acquire.sys.global.u32 seen, [$2];
+        sub.u32 seen, seen, $4;
         setp.lt.s32 is_late, seen, 0;
         @is_late bra wait;
     done:
@@ -50,15 +45,22 @@ _ARRIVE_AND_WAIT = tl.constexpr(
 
 
 @triton.jit
-def _meet(signals_ptr, meetings_ptr, RANK: tl.constexpr, SIZE: tl.constexpr):
-    """Waits until this program has come here on all GPUs."""
+def _meet(signals, meetings_ptr, number, RANK: tl.constexpr, SIZE: tl.constexpr):
+    """Waits until this program has come here on all GPUs, for the time of this number."""
     program = tl.program_id(0)
-    number = tl.load(meetings_ptr + program) + 1
-    own = tl.load(signals_ptr + RANK) + program * SIZE * 4
+    rank = tl.arange(0, 32)  # of a warp: each thread has the element of its own rank
+    signals_of_rank = tl.zeros((32,), tl.int64)
+    for other in tl.static_range(SIZE):
+        signals_of_rank = tl.where(rank == other, signals[other], signals_of_rank)
     tl.inline_asm_elementwise(
         _ARRIVE_AND_WAIT,
-        "=r,l,l,l,r,r",
-        [signals_ptr, (program * SIZE + RANK).to(tl.int64) * 4, own, SIZE, number],
+        "=r,l,l,r,r",
+        [
+            signals_of_rank + (program * SIZE + RANK) * 4,
+            signals[RANK] + (program * SIZE + rank) * 4,
+            SIZE,
+            number,
+        ],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -68,21 +70,39 @@ def _meet(signals_ptr, meetings_ptr, RANK: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def meet_kernel(signals_ptr, meetings_ptr, RANK: tl.constexpr, SIZE: tl.constexpr):
+def meet_kernel(signals, meetings_ptr, RANK: tl.constexpr, SIZE: tl.constexpr):
     """Waits until all GPUs have come here: what they queued before is then done and seen.
 
     Args:
-        signals_ptr: int64 [SIZE], addresses of each rank's signals, int32 [MAX_PROGRAMS, SIZE].
+        signals: SIZE addresses of each rank's signals, int32 [MAX_PROGRAMS, SIZE].
         meetings_ptr: int32 [MAX_PROGRAMS], how often each of this GPU's programs has met others.
     """
-    _meet(signals_ptr, meetings_ptr, RANK, SIZE)
+    _meet(signals, meetings_ptr, tl.load(meetings_ptr + tl.program_id(0)) + 1, RANK, SIZE)
+
+
+@triton.jit
+def _part(
+    parts, scales, at, rows_T, num_rows, mask, RANK: tl.constexpr, H: tl.constexpr, PARTS: tl.constexpr,
+    kind: tl.constexpr,
+):  # fmt: skip
+    """Rows of a rank's part, fp32."""
+    part_at = parts[RANK].to(tl.int64).to(tl.pointer_type(kind)) + at
+    if H % 8 == 0:  # rows begin on multiples of 16 bytes, which an address does not say
+        part_at = tl.multiple_of(part_at, (1, 16))
+    part = tl.load(part_at, mask=mask, other=0.0).to(tl.float32)
+    for more in tl.static_range(1, PARTS):
+        part += tl.load(part_at + more * num_rows * H, mask=mask, other=0.0)
+    if scales is not None:
+        scale_ptr = scales[RANK].to(tl.int64).to(tl.pointer_type(tl.float32))
+        part *= tl.load(scale_ptr + rows_T)[:, None]
+    return part
 
 
 @triton.jit
 def sum_norm_kernel(
-    parts_ptr,
-    scales_ptr,
-    signals_ptr,
+    parts,
+    scales,
+    signals,
     meetings_ptr,
     residual_ptr,
     weight_ptr,
@@ -95,6 +115,7 @@ def sum_norm_kernel(
     SIZE: tl.constexpr,
     H: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    PARTS: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
     FP8_MAX: tl.constexpr,
     SMALLEST_SCALE: tl.constexpr,
@@ -104,9 +125,10 @@ def sum_norm_kernel(
         quantized[t] = out[t] / s[t], s[t] = max |out[t]| / 448
 
     Args:
-        parts_ptr: int64 [SIZE], addresses of each rank's part: of the residual's type, [num_rows, H].
-        scales_ptr: int64 [SIZE], addresses of fp32 [num_rows]; None for scales of 1.
-        signals_ptr, meetings_ptr: as in `meet_kernel`. None: all parts are there already.
+        parts: SIZE addresses of each rank's part: of the residual's type, [num_rows, H]; where PARTS is not
+            0 fp32 [PARTS, num_rows, H], whose sum it is.
+        scales: SIZE addresses of fp32 [num_rows]; None for scales of 1.
+        signals, meetings_ptr: as in `meet_kernel`. None: all parts are there already.
         residual_ptr, out_ptr: bf16 or fp32 [num_rows, H]; out_ptr and quantized_ptr may be None.
         quantized_ptr, quantized_scale_ptr: e4m3 [num_rows, H], fp32 [num_rows].
     """
@@ -117,26 +139,27 @@ def sum_norm_kernel(
     weight_H = tl.load(weight_ptr + columns_H, mask=inside_H, other=0.0).to(tl.float32)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
-    if signals_ptr is not None:
-        _meet(signals_ptr, meetings_ptr, RANK, SIZE)
+    if signals is not None:
+        number = tl.load(meetings_ptr + tl.program_id(0)) + 1
 
     kind: tl.constexpr = residual_ptr.dtype.element_ty
+    part_kind: tl.constexpr = tl.float32 if PARTS else kind
     for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
         rows_T = (row + tl.arange(0, 1)).to(tl.int64)
         at = rows_T[:, None] * H + columns_H[None, :]
         mask = (rows_T < num_rows)[:, None] & inside_H[None, :]
+        # What is here is asked for before the others are waited for.
+        before = tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        own = _part(parts, scales, at, rows_T, num_rows, mask, RANK, H, PARTS, part_kind)
+        if signals is not None and row == tl.program_id(0):
+            _meet(signals, meetings_ptr, number, RANK, SIZE)
         y = tl.zeros((1, BLOCK_H), tl.float32)
         for rank in tl.static_range(SIZE):
-            part_ptr = tl.load(parts_ptr + rank).to(tl.pointer_type(kind))
-            part_at = part_ptr + at
-            if H % 8 == 0:  # rows begin on multiples of 16 bytes, which a loaded address does not say
-                part_at = tl.multiple_of(part_at, (1, 16))
-            part = tl.load(part_at, mask=mask, other=0.0).to(tl.float32)
-            if scales_ptr is not None:
-                scale_ptr = tl.load(scales_ptr + rank).to(tl.pointer_type(tl.float32))
-                part *= tl.load(scale_ptr + rows_T)[:, None]
-            y += part
-        y += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            if rank == RANK:
+                y += own
+            else:
+                y += _part(parts, scales, at, rows_T, num_rows, mask, rank, H, PARTS, part_kind)
+        y += before
         stored = y.to(kind)
         tl.store(residual_ptr + at, stored, mask=mask)
         out_at = None
@@ -162,8 +185,8 @@ def sum_norm_kernel(
 
 @triton.jit
 def sum_parts_kernel(
-    parts_ptr,
-    signals_ptr,
+    parts,
+    signals,
     meetings_ptr,
     out_ptr,
     count,
@@ -175,20 +198,20 @@ def sum_parts_kernel(
 
     Args: as in `sum_norm_kernel`; parts and out are fp32 [count].
     """
-    if signals_ptr is not None:
-        _meet(signals_ptr, meetings_ptr, RANK, SIZE)
+    if signals is not None:
+        _meet(signals, meetings_ptr, tl.load(meetings_ptr + tl.program_id(0)) + 1, RANK, SIZE)
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
         at = block * BLOCK + tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK,), tl.float32)
         for rank in tl.static_range(SIZE):
-            part_ptr = tl.load(parts_ptr + rank).to(tl.pointer_type(tl.float32))
+            part_ptr = parts[rank].to(tl.int64).to(tl.pointer_type(tl.float32))
             total += tl.load(tl.multiple_of(part_ptr + at, 16), mask=at < count, other=0.0)
         tl.store(out_ptr + at, total, mask=at < count)
 
 
 def sum_norm_triton(
-    parts_R: Tensor,
-    scales_R: Tensor | None,
+    parts: Addresses,
+    scales: Addresses | None,
     meeting: Meeting | None,
     residual: Tensor,
     weight: Tensor,
@@ -196,17 +219,18 @@ def sum_norm_triton(
     out: Tensor | None,
     quantized: Tensor | None,
     quantized_scale_T: Tensor | None,
+    num_parts: int | None,
 ) -> None:
     """Launches `sum_norm_kernel`; shapes have been checked."""
     num_rows, hidden = residual.shape
     _, block_h, num_warps = tile(hidden)
     early = starts_early(residual)
-    signals_R, meetings, rank = _places(meeting)
+    signals, meetings, rank = _places(meeting)
     with e4m3_output(quantized) as written:
         sum_norm_kernel[(min(num_rows, MAX_PROGRAMS),)](
-            parts_R,
-            scales_R,
-            signals_R,
+            parts,
+            scales,
+            signals,
             meetings,
             residual,
             weight,
@@ -216,9 +240,10 @@ def sum_norm_triton(
             num_rows,
             eps,
             RANK=rank,
-            SIZE=len(parts_R),
+            SIZE=len(parts),
             H=hidden,
             BLOCK_H=block_h,
+            PARTS=num_parts or 0,
             STARTS_EARLY=early,
             FP8_MAX=FP8_MAX,
             SMALLEST_SCALE=SMALLEST_SCALE,
@@ -227,18 +252,18 @@ def sum_norm_triton(
         )
 
 
-def sum_parts_triton(parts_R: Tensor, meeting: Meeting | None, out: Tensor) -> None:
+def sum_parts_triton(parts: Addresses, meeting: Meeting | None, out: Tensor) -> None:
     """Launches `sum_parts_kernel`."""
-    signals_R, meetings, rank = _places(meeting)
+    signals, meetings, rank = _places(meeting)
     count = out.numel()
     sum_parts_kernel[(min(triton.cdiv(count, PARTS_BLOCK), MAX_SIDE_PROGRAMS),)](
-        parts_R,
-        signals_R,
+        parts,
+        signals,
         meetings,
         out,
         count,
         RANK=rank,
-        SIZE=len(parts_R),
+        SIZE=len(parts),
         BLOCK=PARTS_BLOCK,
         num_warps=4,
     )
@@ -246,21 +271,22 @@ def sum_parts_triton(parts_R: Tensor, meeting: Meeting | None, out: Tensor) -> N
 
 def meet_triton(meeting: Meeting) -> None:
     """Launches `meet_kernel`."""
-    signals_R = meeting.signals_R
-    meet_kernel[(1,)](signals_R, meeting.counts, RANK=meeting.rank, SIZE=len(signals_R), num_warps=1)
+    signals = meeting.signals
+    meet_kernel[(1,)](signals, meeting.counts, RANK=meeting.rank, SIZE=len(signals), num_warps=1)
 
 
-def _places(meeting: Meeting | None) -> tuple[Tensor | None, Tensor | None, int]:
+def _places(meeting: Meeting | None) -> tuple[Addresses | None, Tensor | None, int]:
     """(signals, meetings, rank) as the kernels take them."""
-    return (None, None, 0) if meeting is None else (meeting.signals_R, meeting.counts, meeting.rank)
+    return (None, None, 0) if meeting is None else (meeting.signals, meeting.counts, meeting.rank)
 
 
-def _compilation(size: int, quantizes: bool, keeps: bool) -> Compilation:
+def _compilation(size: int, quantizes: bool, keeps: bool, num_parts: int = 0) -> Compilation:
     _, block_h, num_warps = tile(8192)
+    addresses = ("i64",) * size
     pointers = {
-        "parts_ptr": "*i64",
-        "scales_ptr": "*i64" if quantizes else None,
-        "signals_ptr": "*i64",
+        "parts": addresses,
+        "scales": addresses if quantizes else None,
+        "signals": addresses,
         "meetings_ptr": "*i32",
         "residual_ptr": "*bf16",
         "weight_ptr": "*bf16",
@@ -278,6 +304,7 @@ def _compilation(size: int, quantizes: bool, keeps: bool) -> Compilation:
             "SIZE": size,
             "H": 8192,
             "BLOCK_H": block_h,
+            "PARTS": num_parts,
             "STARTS_EARLY": quantizes,
             "FP8_MAX": FP8_MAX,
             "SMALLEST_SCALE": SMALLEST_SCALE,
@@ -293,11 +320,12 @@ COMPILATIONS = [
         for size in (2, 8)
         for quantizes, keeps in ((False, True), (True, True), (True, False))
     ),
+    _compilation(2, True, True, num_parts=2),
     Compilation(
         sum_parts_kernel,
         {
-            "parts_ptr": "*i64",
-            "signals_ptr": "*i64",
+            "parts": ("i64",) * 8,
+            "signals": ("i64",) * 8,
             "meetings_ptr": "*i32",
             "out_ptr": "*fp32",
             "count": "i32",
@@ -305,6 +333,6 @@ COMPILATIONS = [
         {"RANK": 1, "SIZE": 8, "BLOCK": PARTS_BLOCK},
     ),
     Compilation(
-        meet_kernel, {"signals_ptr": "*i64", "meetings_ptr": "*i32"}, {"RANK": 1, "SIZE": 8}, num_warps=1
+        meet_kernel, {"signals": ("i64",) * 8, "meetings_ptr": "*i32"}, {"RANK": 1, "SIZE": 8}, num_warps=1
     ),
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.activation import AdapterDelta
+from kernels.activation import AdapterDelta, check_parts
 from kernels.backend import uses_triton
 from kernels.rms_norm.reference import rms_norm_reference
 
@@ -24,6 +24,7 @@ def rms_norm(
     quantized: Tensor | None = None,
     quantized_scale_T: Tensor | None = None,
     delta: AdapterDelta | None = None,
+    parts: Tensor | None = None,
 ) -> Tensor | None:
     """Semantics: see the module. Arithmetic in fp32 whatever the storage type; `out` is returned.
 
@@ -36,14 +37,17 @@ def rms_norm(
         quantized: e4m3 `[T, H]`, contiguous.
         quantized_scale_T: fp32 `[T]`, overwritten with what the rows of `quantized` were divided by.
         delta: `[T, H]`, what adapters add to the rows of `x`; not for `[T, heads, H]`.
+        parts: fp32 `[P, T, H]`, contiguous, whose sum is read in place of `x`.
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
     """
     _check(x, weight, out, residual, scale_T, quantized, quantized_scale_T, delta)
+    if parts is not None:
+        check_parts("rms_norm", parts, x)
     if uses_triton(x):
         from kernels.rms_norm.kernel import rms_norm_triton
 
-        rms_norm_triton(x, weight, eps, out, residual, scale_T, quantized, quantized_scale_T, delta)
+        rms_norm_triton(x, weight, eps, out, residual, scale_T, quantized, quantized_scale_T, delta, parts)
         return out
     return rms_norm_reference(
         x,
@@ -55,6 +59,7 @@ def rms_norm(
         quantized=quantized,
         quantized_scale_T=quantized_scale_T,
         delta=delta,
+        parts=parts,
     )
 
 

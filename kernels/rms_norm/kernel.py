@@ -63,6 +63,7 @@ def rms_norm_kernel(
     scale_ptr,
     delta_ptr,
     has_adapter_ptr,
+    parts_ptr,
     weight_ptr,
     out_ptr,
     quantized_ptr,
@@ -79,6 +80,7 @@ def rms_norm_kernel(
     H: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    PARTS: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
     FP8_MAX: tl.constexpr,
     SMALLEST_SCALE: tl.constexpr,
@@ -91,6 +93,7 @@ def rms_norm_kernel(
         x_ptr, residual_ptr, out_ptr: bf16 or fp32; row t is (t // heads, t % heads) with an outer and an
             inner stride, in elements. residual_ptr, scale_ptr, delta_ptr, out_ptr, quantized_ptr may be None.
         scale_ptr, quantized_scale_ptr: fp32 [num_rows].
+        parts_ptr: fp32 [PARTS, num_rows, H], contiguous: x is their sum. None where x is read.
         delta_ptr: fp32 [num_rows, H], contiguous; read where has_adapter_ptr, int32 [num_rows], is not 0.
         quantized_ptr: e4m3 [num_rows, H], contiguous.
         H: row length; a constant, so that full rows are read without masks.
@@ -112,7 +115,13 @@ def rms_norm_kernel(
 
     outer_T, inner_T = rows_T // heads, rows_T % heads
     x_at = x_ptr + (outer_T * x_outer + inner_T * x_inner)[:, None] + columns_H[None, :]
-    y = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
+    if parts_ptr is not None:
+        part_at = parts_ptr + rows_T[:, None] * H + columns_H[None, :]
+        y = tl.load(part_at, mask=mask, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            y += tl.load(part_at + part * num_rows * H, mask=mask, other=0.0)
+    else:
+        y = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
     if delta_ptr is not None:
         delta_at = delta_ptr + rows_T[:, None] * H + columns_H[None, :]
         delta = tl.load(delta_at, mask=mask & has_adapter_T[:, None], other=0.0)
@@ -173,6 +182,7 @@ def rms_norm_triton(
     quantized: Tensor | None,
     quantized_scale_T: Tensor | None,
     delta: AdapterDelta | None,
+    parts: Tensor | None,
 ) -> None:
     """Launches `rms_norm_kernel`; shapes have been checked."""
     hidden = x.shape[-1]
@@ -190,6 +200,7 @@ def rms_norm_triton(
             scale_T,
             None if delta is None else delta.y_TN,
             None if delta is None else delta.has_adapter_T,
+            parts,
             weight,
             out,
             written,
@@ -203,6 +214,7 @@ def rms_norm_triton(
             H=hidden,
             BLOCK_H=block_h,
             BLOCK_T=block_t,
+            PARTS=0 if parts is None else len(parts),
             STARTS_EARLY=early,
             FP8_MAX=FP8_MAX,
             SMALLEST_SCALE=SMALLEST_SCALE,
@@ -223,7 +235,7 @@ def _strides(rows: Tensor) -> tuple[int, int]:
 
 
 def _compilation(
-    hidden: int, quantizes: bool, keeps: bool, residual: bool, adapted: bool = False
+    hidden: int, quantizes: bool, keeps: bool, residual: bool, adapted: bool = False, num_parts: int = 0
 ) -> Compilation:
     block_t, block_h, num_warps = tile(hidden)
     pointers = {
@@ -232,6 +244,7 @@ def _compilation(
         "scale_ptr": "*fp32" if quantizes else None,
         "delta_ptr": "*fp32" if adapted else None,
         "has_adapter_ptr": "*i32" if adapted else None,
+        "parts_ptr": "*fp32" if num_parts else None,
         "weight_ptr": "*bf16",
         "out_ptr": "*bf16" if keeps else None,
         "quantized_ptr": "*fp8e4nv" if quantizes else None,
@@ -248,6 +261,7 @@ def _compilation(
             "H": hidden,
             "BLOCK_H": block_h,
             "BLOCK_T": block_t,
+            "PARTS": num_parts,
             "STARTS_EARLY": quantizes,
             "FP8_MAX": FP8_MAX,
             "SMALLEST_SCALE": SMALLEST_SCALE,
@@ -267,4 +281,8 @@ COMPILATIONS = [
         (True, False, True),
         (True, True, False),
     )
-] + [_compilation(128, False, True, False), _compilation(4096, True, True, True, adapted=True)]
+] + [
+    _compilation(128, False, True, False),
+    _compilation(4096, True, True, True, adapted=True),
+    _compilation(4096, True, True, True, adapted=True, num_parts=2),
+]

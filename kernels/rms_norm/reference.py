@@ -19,13 +19,14 @@ def rms_norm_reference(
     quantized: Tensor | None = None,
     quantized_scale_T: Tensor | None = None,
     delta: AdapterDelta | None = None,
+    parts: Tensor | None = None,
 ) -> Tensor | None:
     """Semantics: residual[t] += x[t] * scale[t] + delta[t];
     out[t] = y[t] * rsqrt(mean(y[t]^2) + eps) * weight;
     quantized[t] = out[t] / s[t], where s[t] = max |out[t]| / 448.
     """
-    if scale_T is not None or delta is not None:
-        x = true_rows(x, scale_T, delta)
+    if scale_T is not None or delta is not None or parts is not None:
+        x = true_rows(x, scale_T, delta, parts)
         if residual is not None:
             residual.copy_(x.add_(residual))
             x = residual

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.activation import AdapterDelta
+from kernels.activation import AdapterDelta, check_parts
 from kernels.rope_kv.reference import kv_rows, rope_kv_reference
 
 __all__ = ["CacheRows", "Placement", "kv_rows", "rope_kv"]
@@ -61,6 +61,7 @@ def rope_kv(
     eps: float = 0.0,
     scale_T: Tensor | None = None,
     delta: AdapterDelta | None = None,
+    parts_PTN: Tensor | None = None,
 ) -> Tensor:
     """Semantics: see the module. Arithmetic in fp32 on a GPU whatever the storage type, one rounding at the
     end.
@@ -78,6 +79,7 @@ def rope_kv(
         q_norm_D, k_norm_D: weights of the per-head RMSNorm (Qwen3), both or neither.
         scale_T: fp32, the rows' scales where the projection left them divided.
         delta: `[T, N]`, what adapters add to the rows of `qkv_TN`.
+        parts_PTN: fp32, contiguous, whose sum is read in place of `qkv_TN`.
 
     Returns:
         [T, Hq, D], a view of `qkv_TN`.
@@ -95,6 +97,8 @@ def rope_kv(
         raise ValueError("rope_kv: q and k have norms, or neither has")
     if delta is not None:
         delta.check("rope_kv", qkv_TN)
+    if parts_PTN is not None:
+        check_parts("rope_kv", parts_PTN, qkv_TN)
     if isinstance(where, CacheRows):
         if rotary.shape != (num_tokens, 2, head_dim):
             raise ValueError(
@@ -104,7 +108,7 @@ def rope_kv(
             raise ValueError(f"rope_kv: rows {tuple(where.rows_T2H.shape)} do not fit {num_tokens} tokens")
         rows = where.rows_T2H
         return rope_kv_reference(
-            qkv_TN, rotary, cache_N2HBD, rows, num_heads, q_norm_D, k_norm_D, eps, scale_T, delta
+            qkv_TN, rotary, cache_N2HBD, rows, num_heads, q_norm_D, k_norm_D, eps, scale_T, delta, parts_PTN
         )
     if rotary.shape[1:] != (2, head_dim) or rotary.dtype != torch.float32:
         raise ValueError(f"rope_kv: rotary {tuple(rotary.shape)} of {rotary.dtype} for heads of {head_dim}")
@@ -113,5 +117,5 @@ def rope_kv(
     from kernels.rope_kv.kernel import launch_rope_kv  # Triton: the CPU engine never imports it
 
     return launch_rope_kv(
-        qkv_TN, rotary, cache_N2HBD, where, num_heads, q_norm_D, k_norm_D, eps, scale_T, delta
+        qkv_TN, rotary, cache_N2HBD, where, num_heads, q_norm_D, k_norm_D, eps, scale_T, delta, parts_PTN
     )

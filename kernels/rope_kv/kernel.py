@@ -33,6 +33,7 @@ def rope_kv_kernel(
     scale_ptr,
     delta_ptr,
     has_adapter_ptr,
+    parts_ptr,
     q_norm_ptr,
     k_norm_ptr,
     rotary_ptr,
@@ -52,6 +53,7 @@ def rope_kv_kernel(
     SCALED: tl.constexpr,
     NORMED: tl.constexpr,
     FP8: tl.constexpr,
+    PARTS: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
 ):
     """Semantics: q[t, h] = turn(norm(qkv[t, h] * scale[t] + delta[t, h])), in place; the same for k and
@@ -86,11 +88,21 @@ def rope_kv_kernel(
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
     x_ptr = qkv_ptr + token.to(tl.int64) * qkv_stride + head[:, None] * (2 * HALF) + i[None, :]
-    first = tl.load(x_ptr, mask=within, other=0.0).to(tl.float32)
-    second = tl.load(x_ptr + HALF, mask=within, other=0.0).to(tl.float32)
+    line_of_heads = token.to(tl.int64) * (NUM_HEADS + 2 * NUM_KV_HEADS) + head
+    in_rows = line_of_heads[:, None] * (2 * HALF) + i[None, :]
+    if parts_ptr is not None:
+        first = tl.load(parts_ptr + in_rows, mask=within, other=0.0)
+        second = tl.load(parts_ptr + in_rows + HALF, mask=within, other=0.0)
+        part_size = tl.num_programs(0) * ((NUM_HEADS + 2 * NUM_KV_HEADS) * 2 * HALF)
+        for part in tl.static_range(1, PARTS):
+            part_at = parts_ptr + part * part_size + in_rows
+            first += tl.load(part_at, mask=within, other=0.0)
+            second += tl.load(part_at + HALF, mask=within, other=0.0)
+    else:
+        first = tl.load(x_ptr, mask=within, other=0.0).to(tl.float32)
+        second = tl.load(x_ptr + HALF, mask=within, other=0.0).to(tl.float32)
     if delta_ptr is not None:
-        line_of_heads = token.to(tl.int64) * (NUM_HEADS + 2 * NUM_KV_HEADS) + head
-        delta_at = delta_ptr + line_of_heads[:, None] * (2 * HALF) + i[None, :]
+        delta_at = delta_ptr + in_rows
         first_delta = tl.load(delta_at, mask=within & has_adapter, other=0.0)
         second_delta = tl.load(delta_at + HALF, mask=within & has_adapter, other=0.0)
     if there:
@@ -143,6 +155,7 @@ def launch_rope_kv(
     eps: float,
     scale_T: Tensor | None,
     delta: AdapterDelta | None,
+    parts_PTN: Tensor | None,
 ) -> Tensor:
     """See `kernels.rope_kv.rope_kv`."""
     num_kv_heads, block_size, head_dim = cache_N2HBD.shape[2:]
@@ -158,6 +171,7 @@ def launch_rope_kv(
         qkv_TN if scale_T is None else scale_T,
         None if delta is None else delta.y_TN,
         None if delta is None else delta.has_adapter_T,
+        parts_PTN,
         qkv_TN if q_norm_D is None else q_norm_D,
         qkv_TN if k_norm_D is None else k_norm_D,
         rotary_P2D,
@@ -177,6 +191,7 @@ def launch_rope_kv(
         SCALED=scale_T is not None,
         NORMED=q_norm_D is not None,
         FP8=cache_N2HBD.dtype == torch.float8_e4m3fn,
+        PARTS=0 if parts_PTN is None else len(parts_PTN),
         STARTS_EARLY=early,
         num_warps=NUM_WARPS,
         **options,
@@ -192,8 +207,10 @@ def _compilation(
     normed: bool,
     early: bool = True,
     adapted: bool = False,
+    num_parts: int = 0,
 ) -> Compilation:
-    delta = {"delta_ptr": "*fp32", "has_adapter_ptr": "*i32"}
+    optional = {"delta_ptr": "*fp32", "has_adapter_ptr": "*i32"} if adapted else {}
+    optional |= {"parts_ptr": "*fp32"} if num_parts else {}
     return Compilation(
         rope_kv_kernel,
         {
@@ -210,8 +227,8 @@ def _compilation(
             "max_blocks": "i32",
             "eps": "fp32",
         }
-        | (delta if adapted else {}),
-        ({} if adapted else dict.fromkeys(delta))
+        | optional,
+        {name: None for name in ("delta_ptr", "has_adapter_ptr", "parts_ptr") if name not in optional}
         | {
             "NUM_HEADS": num_heads,
             "NUM_KV_HEADS": num_kv_heads,
@@ -222,6 +239,7 @@ def _compilation(
             "SCALED": True,
             "NORMED": normed,
             "FP8": cache == "fp8e4nv",
+            "PARTS": num_parts,
             "STARTS_EARLY": early,
         },
         num_warps=NUM_WARPS,
@@ -236,6 +254,7 @@ COMPILATIONS = [
     _compilation(32, 8, 128, "bf16", normed=True, early=False),
     _compilation(32, 8, 128, "fp8e4nv", normed=False),
     _compilation(32, 8, 128, "bf16", normed=False, adapted=True),
+    _compilation(32, 8, 128, "bf16", normed=False, adapted=True, num_parts=2),
     _compilation(8, 4, 32, "bf16", normed=False),
     _compilation(8, 4, 32, "bf16", normed=False, early=False),
     _compilation(8, 4, 32, "fp8e4nv", normed=True),

@@ -29,10 +29,11 @@ def rope_kv_reference(
     eps: float,
     scale_T: Tensor | None,
     delta: AdapterDelta | None,
+    parts_PTN: Tensor | None,
 ) -> Tensor:
     """Semantics: see the package. q and k are turned in place; returns q as [T, Hq, D]."""
-    if scale_T is not None or delta is not None:
-        qkv_TN.copy_(true_rows(qkv_TN, scale_T, delta))
+    if scale_T is not None or delta is not None or parts_PTN is not None:
+        qkv_TN.copy_(true_rows(qkv_TN, scale_T, delta, parts_PTN))
     num_kv_heads, head_dim = cache_N2HBD.shape[2], cache_N2HBD.shape[4]
     heads = qkv_TN.unflatten(1, (-1, head_dim))
     q, k = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]

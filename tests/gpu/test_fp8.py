@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.activation import Activation
-from kernels.linear_fp8 import Fp8Weight, Product, linear_fp8, product
+from kernels.activation import Activation, true_rows
+from kernels.linear_fp8 import Fp8Weight, Product, linear_fp8, num_parts, product
 from kernels.linear_fp8.cases import CASES, DEVICE_CASES, Case, quantized
 from kernels.linear_fp8.kernel import linear_fp8_triton
 from kernels.linear_fp8.scratch import scratch
@@ -36,6 +36,25 @@ def assert_rows_near(got: torch.Tensor, expected: torch.Tensor) -> None:
 def test_matches_exact_sums(case: Case, device: torch.device) -> None:
     activation, weight = case.inputs(device)
     assert_rows_near(run(activation, weight), case.expected(activation, weight))
+
+
+@pytest.mark.parametrize("case", [case for case in DEVICE_CASES if case.num_rows <= 128], ids=str)
+def test_parts_add_up_to_exact_sums(case: Case, device: torch.device) -> None:
+    activation, weight = case.inputs(device)
+    count = num_parts(case.num_rows, weight)
+    assert product(case.num_rows, weight) is Product.STREAM or count == 1
+    if count == 1:
+        return
+    out = torch.full((case.num_rows, weight.out_features), float("nan"), dtype=torch.bfloat16, device=device)
+    parts = torch.full((count, *out.shape), float("nan"), device=device)
+    for _ in range(3):
+        found = linear_fp8(activation, weight, out, parts_PTN=parts)
+    assert found.parts_PTN is parts
+    assert out.isnan().all(), "nothing is written there"
+    scale_T = found.scale_T
+    assert_rows_near(true_rows(out, scale_T, None, parts), case.expected(activation, weight))
+    whole = run(activation, weight)
+    assert_rows_near(whole, true_rows(out, scale_T, None, parts).double())
 
 
 def test_every_product_is_tested(device: torch.device) -> None:

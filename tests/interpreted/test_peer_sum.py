@@ -4,14 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.peer_sum import sum_norm, sum_parts
+from kernels.delta_cases import split
+from kernels.peer_sum import Addresses, sum_norm, sum_parts
 from kernels.peer_sum.reference import sum_norm_reference
 
 EPS = 1e-5
 
 
-def addresses(tensors: list[Tensor]) -> Tensor:
-    return torch.tensor([tensor.data_ptr() for tensor in tensors])
+def addresses(tensors: list[Tensor]) -> Addresses:
+    return tuple(tensor.data_ptr() for tensor in tensors)
 
 
 def inputs(
@@ -46,6 +47,16 @@ def test_as_the_reference(size: int, rows: int, hidden: int, scaled: bool, kept:
     for expected, got in zip(*found, strict=True):
         step = 2.0**-3 * expected.abs().max() if expected is found[0][2] else 0  # of e4m3, at an edge
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 + float(step) / 8)
+
+
+def test_parts_of_parts() -> None:
+    parts, scales, residual = inputs(2, 3, 48, True)
+    expected, out, norms = residual.clone(), torch.empty(3, 48), torch.empty(3, 48)
+    sum_norm_reference(parts, scales, expected, torch.ones(48), EPS, norms)
+    smaller = [split(part, 3) for part in parts]
+    sum_norm(addresses(smaller), addresses(scales), None, residual, torch.ones(48), EPS, out, num_parts=3)
+    torch.testing.assert_close(residual, expected)
+    torch.testing.assert_close(out, norms)
 
 
 def test_without_quantisation() -> None:

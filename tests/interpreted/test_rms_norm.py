@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.delta_cases import split
 from kernels.rms_norm import rms_norm
 from kernels.rms_norm.cases import CASES, SCALED_CASES, Case, ScaledCase
 
@@ -38,6 +39,22 @@ def test_scaled_rows_in_and_out(case: ScaledCase) -> None:
     torch.testing.assert_close(scale, largest, rtol=1e-5, atol=0)
     got = outputs["quantized"].double() * scale[:, None]
     assert ((got - expected).abs() <= HALF_STEP * expected.abs() + 2.0**-10 * scale[:, None]).all()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.hidden == 256], ids=str)
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_reads_parts(case: Case, num_parts: int) -> None:
+    inputs = case.inputs()
+    x, weight, residual = inputs["x"], inputs["weight"], inputs["residual"]
+    expected, summed = case.expected(inputs, 1e-5)
+    parts = split(x, num_parts)
+    x.fill_(float("nan"))
+    rms_norm(x, weight, 1e-5, x, residual, delta=case.delta(), parts=parts)
+    torch.testing.assert_close(x.double(), expected, rtol=1e-5, atol=1e-5)
+    if residual is not None:
+        torch.testing.assert_close(residual.double(), summed, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="parts"):
+        rms_norm(x, weight, 1e-5, x, residual, parts=parts[:, :, :-1])
 
 
 def test_strided_heads_in_place() -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.delta_cases import split
 from kernels.rope_kv import rope_kv
 from kernels.rope_kv.cases import CASES, Case, naive_rope_kv
 
@@ -13,6 +14,19 @@ def test_as_the_plain_statement(case: Case) -> None:
     where, cache, expected_cache = case.where(), case.cache(), case.cache()
     expected = naive_rope_kv(case, qkv, table, expected_cache, where, options)
     got = rope_kv(qkv, table, cache, where, case.num_heads, **options)
+    present = where.positions_T >= 0
+    torch.testing.assert_close(got[present].double(), expected[present], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(cache, expected_cache, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", CASES[-2:], ids=str)
+def test_reads_parts(case: Case) -> None:
+    qkv, table, options = case.inputs()
+    where, cache, expected_cache = case.where(), case.cache(), case.cache()
+    expected = naive_rope_kv(case, qkv, table, expected_cache, where, options)
+    parts = split(qkv, 2)
+    qkv.fill_(float("nan"))
+    got = rope_kv(qkv, table, cache, where, case.num_heads, **options, parts_PTN=parts)
     present = where.positions_T >= 0
     torch.testing.assert_close(got[present].double(), expected[present], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(cache, expected_cache, rtol=1e-5, atol=1e-5, equal_nan=True)

@@ -33,10 +33,12 @@ def linear_fp8_stream_kernel(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     NUM_STAGES: gl.constexpr,
+    AT_ONCE: gl.constexpr,
     PROGRAMS: gl.constexpr,
     MAX_PARTS: gl.constexpr,
     PER_CHANNEL: gl.constexpr,
     LETS_IN_LATE: gl.constexpr,
+    IN_PARTS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """Semantics: out[m, n] = (sum_k x[m, k] W[n, k]) * scale[n] (* row_scale[m]) (+ bias[n])
@@ -46,15 +48,18 @@ def linear_fp8_stream_kernel(
         scale_ptr: fp32 [N] if PER_CHANNEL, else [1].
         row_scale_ptr: fp32 [M]; None leaves out divided by the row scale.
         bias_ptr: any float [N], or None.
-        out_ptr: bf16 [M, N].
+        out_ptr: bf16 [M, N]; IN_PARTS fp32 [MAX_PARTS, M, N], contiguous, whose sum is out.
         partial_ptr, counter_ptr: `scratch`.
+        AT_ONCE: tiles that are on their way at once while x is waited for.
         MAX_PARTS: programs that share one tile, at most.
         LETS_IN_LATE: whether the next kernel may begin only once x is there.
 
     The tiles [BLOCK_N, BLOCK_K] of W, row by row, are dealt out as PROGRAMS equal runs (stream-K; Osama et
     al., arXiv 2301.03598). A program keeps NUM_STAGES tiles in flight, the first of them asked for before the
-    kernel that makes x has ended. Programs that share channels leave partial sums; the last to arrive adds
-    them in the order of K, so the bits do not depend on who that is.
+    kernel that makes x has ended: a few at a time, because all at once are 5 us of the memory's work, behind
+    which that kernel would wait for what it reads. Programs that share channels leave partial sums; the last
+    to arrive adds them in the order of K, so the bits do not depend on who that is. IN_PARTS they are not
+    added: part p is of the program that is p behind the first one of its channels, and 0 where there is none.
 
     Grid: PROGRAMS.
     """
@@ -69,22 +74,27 @@ def linear_fp8_stream_kernel(
     weights = gl.allocate_shared_memory(weight_desc.dtype, [NUM_STAGES, BLOCK_N, BLOCK_K], weight_desc.layout)
     xs = gl.allocate_shared_memory(x_desc.dtype, [NUM_STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
+    early = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(NUM_STAGES):
         mbarrier.init(arrived.index(stage), count=1)
+        mbarrier.init(early.index(stage), count=1)
     unit_bytes: gl.constexpr = (BLOCK_N + BLOCK_M) * BLOCK_K
     for stage in gl.static_range(NUM_STAGES):
         unit = first + stage
         wanted = stage < count
+        if stage >= AT_ONCE:
+            mbarrier.wait(early.index(stage - AT_ONCE), 0, pred=wanted)
         at = [unit // steps * BLOCK_N, unit % steps * BLOCK_K]
-        mbarrier.expect(arrived.index(stage), unit_bytes, pred=wanted)
+        mbarrier.expect(early.index(stage), BLOCK_N * BLOCK_K, pred=wanted)
         tma.async_copy_global_to_shared(
-            weight_desc, at, arrived.index(stage), weights.index(stage), pred=wanted
+            weight_desc, at, early.index(stage), weights.index(stage), pred=wanted
         )
     gdc_wait()
     if LETS_IN_LATE:
         gdc_launch_dependents()
     for stage in gl.static_range(NUM_STAGES):
         k = (first + stage) % steps * BLOCK_K
+        mbarrier.expect(arrived.index(stage), BLOCK_M * BLOCK_K, pred=stage < count)
         tma.async_copy_global_to_shared(
             x_desc, [0, k], arrived.index(stage), xs.index(stage), pred=stage < count
         )
@@ -103,6 +113,7 @@ def linear_fp8_stream_kernel(
     for index in range(count):
         unit = first + index
         step = unit % steps
+        mbarrier.wait(early.index(stage), 0)
         mbarrier.wait(arrived.index(stage), phase)
         total = warpgroup_mma(
             weights.index(stage),
@@ -137,7 +148,7 @@ def linear_fp8_stream_kernel(
             last_program = ((begins + steps) * PROGRAMS - 1) // units
             is_last = True
             result = gl.convert_layout(total, stored)
-            if last_program > first_program:
+            if not IN_PARTS and last_program > first_program:
                 # A program shares the channels it begins with and those it ends with: two slots.
                 slot = program * 2 + (program == first_program).to(gl.int32)
                 gl.store(partial_ptr + slot * (BLOCK_M * BLOCK_N) + in_tile, result, mask=kept)
@@ -160,9 +171,16 @@ def linear_fp8_stream_kernel(
                     result *= gl.load(scale_ptr)
                 if row_scale_ptr is not None:
                     result *= gl.load(row_scale_ptr + m_M, mask=m_M < M, other=0.0)[None, :]
+                part = program - first_program if IN_PARTS else 0
                 if bias_ptr is not None:
-                    bias_N = gl.load(bias_ptr + channels_N, mask=channels_N < N, other=0.0)
+                    bias_N = gl.load(bias_ptr + channels_N, mask=(channels_N < N) & (part == 0), other=0.0)
                     result += bias_N.to(gl.float32)[:, None]
                 inside = (m_M < M)[None, :] & (channels_N < N)[:, None]
                 out_at = out_ptr + m_M[None, :].to(gl.int64) * out_stride + channels_N[:, None]
+                if IN_PARTS:
+                    out_at += (program - first_program).to(gl.int64) * M * out_stride
                 gl.store(out_at, result.to(out_ptr.dtype.element_ty), mask=inside)
+                if IN_PARTS:
+                    for behind in gl.static_range(1, MAX_PARTS):
+                        missing = inside & (program == last_program) & (part + behind < MAX_PARTS)
+                        gl.store(out_at + behind * M * out_stride, gl.zeros_like(result), mask=missing)
