@@ -61,6 +61,16 @@ class AdapterDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """Memory for a linear layer's output in parts."""
+
+    y_PTN: Tensor
+    """fp32, contiguous: their sum is the true value."""
+    copies: tuple[int, ...] = ()
+    """Addresses of memory of other GPUs that gets the same."""
+
+
+@dataclass(frozen=True, slots=True)
 class Projection:
     """Output of a linear layer: the true value is y * scale + delta, row by row."""
 
@@ -72,8 +82,13 @@ class Projection:
     """The true value is the sum over the ranks of a group, which the op that reads it computes."""
     delta: AdapterDelta | None = None
     """None where y holds what adapters add already. Rows without an adapter have none."""
-    parts_PTN: Tensor | None = None
-    """fp32, contiguous: y is their sum, which the op that reads it computes."""
+    parts: Parts | None = None
+    """Their sum is the true value but for the delta; the op that reads it computes it."""
+
+    @property
+    def parts_PTN(self) -> Tensor | None:
+        """fp32, contiguous."""
+        return None if self.parts is None else self.parts.y_PTN
 
 
 def check_parts(op: str, parts_PTN: Tensor, rows_TN: Tensor) -> None:
@@ -91,11 +106,13 @@ def true_rows(
 ) -> Tensor:
     """Defines the true value of a projection in torch, in fp32: kernels that read one are tested against it.
 
-    Semantics: y[t] * scale[t] + delta[t]; y[t] * scale[t] for a row without an adapter; y = sum_p parts[p]
+    Semantics: y[t] * scale[t] + delta[t]; y[t] * scale[t] for a row without an adapter. With parts their sum
+    takes the place of y * scale.
     """
-    y_TN = y_TN.float() if parts_PTN is None else parts_PTN.sum(0)
-    if scale_T is not None:
-        y_TN = y_TN * scale_T[:, None]
+    if parts_PTN is not None:
+        y_TN = parts_PTN.sum(0)
+    else:
+        y_TN = y_TN.float() if scale_T is None else y_TN * scale_T[:, None]
     if delta is not None:
         y_TN = y_TN + delta.y_TN.masked_fill(delta.has_adapter_T[:, None] == 0, 0.0)
     return y_TN

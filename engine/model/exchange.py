@@ -9,21 +9,23 @@ sums and gathers. Every rank makes the same calls in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from engine.model.collectives import ShardGroup
+from engine.model.product_parts import ProductParts
+from engine.model.quantization import Linear
 from engine.model.shards import vocabulary_part
 from kernels.activation import Activation, Projection
 from kernels.lora.mailbox import Mailbox
-from kernels.peer_sum import sum_norm, sum_parts
+from kernels.peer_sum import PeerSlots, sum_norm, sum_parts
 from kernels.workspace import Workspace
 
 MAX_PART_ROWS = 8
-"""Parts are four times as many bytes to read from the other ranks as the sum of two."""
+"""Of a product that ranks write to one another in parts: four times as many bytes as the sum of two."""
 
 Product = Callable[[Tensor, Tensor], None]
 """(hidden states [S, H], out [S, part of V]): computes a rank's part of the logits."""
@@ -38,6 +40,7 @@ class Exchange:
         self._peers = group.peers
         self._vocab_size = vocab_size
         self._adapter_sums = 0
+        self._slots: dict[int, PeerSlots] = {}
         self._mailboxes: list[Mailbox] = []
         self.first_id, self.end_id = vocabulary_part(vocab_size, group.shard)
         """This rank's part of the vocabulary."""
@@ -47,10 +50,17 @@ class Exchange:
         """Where products are taken from that the ranks sum, and their scales."""
         return self._workspace if self._peers is None else self._peers
 
-    @property
-    def max_part_rows(self) -> int:
-        """Rows of a product that may be left in parts for the norm that sums the ranks'."""
-        return 0 if self._peers is None else MAX_PART_ROWS
+    def product_parts(self, group: str, linears: Iterable[Linear], width: int) -> ProductParts:
+        """Allocates memory for a product's parts: all ranks' on each, where GPUs write one another's."""
+        peers = self._peers
+
+        def take(numel: int) -> tuple[Tensor, tuple[int, ...]]:
+            assert peers is not None
+            slots = peers.slots(f"{group}.parts", numel)
+            self._slots[slots.memory.data_ptr()] = slots
+            return slots.memory, slots.copies
+
+        return ProductParts(linears, width, take, 0 if peers is None else MAX_PART_ROWS)
 
     def begin(self) -> None:
         """Queues a wait until rank 0 has drawn the ids of this step and read the last one's logits."""
@@ -85,9 +95,13 @@ class Exchange:
         """Semantics: residual += the sum of the ranks' deltas; x = norm(residual)."""
         assert self._peers is not None
         scale_T = delta.scale_T
-        parts_PTN = delta.parts_PTN
+        if delta.parts is None:
+            parts, num_parts = self._peers.addresses(delta.y_TN), None
+        else:
+            slots, num_parts = self._slots[delta.parts.y_PTN.data_ptr()], len(delta.parts.y_PTN)
+            parts = slots.received if delta.parts.copies else slots.own
         sum_norm(
-            self._peers.addresses(delta.y_TN if parts_PTN is None else parts_PTN),
+            parts,
             None if scale_T is None else self._peers.addresses(scale_T),
             self._peers.meeting,
             residual,
@@ -96,7 +110,7 @@ class Exchange:
             x.x_TK,
             quantized=x.quantized_TK,
             quantized_scale_T=x.scale_T,
-            num_parts=None if parts_PTN is None else len(parts_PTN),
+            num_parts=num_parts,
         )
 
     def adapter_parts(self, x_TK: Tensor, out_TN: Tensor, *, is_summed: bool) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from engine.model.exchange import Exchange
 from engine.model.product_parts import ProductParts
 from engine.model.quantization import Linear
 from engine.model.rope import RotaryTable
-from kernels.activation import Activation, Projection
+from kernels.activation import Activation, Parts, Projection
 from kernels.attention import AttentionMetadata, AttentionPlan, DeviceStep, paged_attention
 from kernels.embedding import embed
 from kernels.lora import LoraContext
@@ -332,30 +332,33 @@ class Model:
         widths, lora = self._widths[group], step.lora
         workspace = self._parts if group in PARTS else self._workspace
         out_TN = workspace.take(group, (step.num_rows, sum(widths)), self.dtype)
-        parts_PTN = None
+        parts = None
         if group in ADDED_BEHIND and self.product_rows is None:
-            parts_PTN = self._product_parts[group].of(linear, out_TN)
+            parts = self._product_parts[group].of(linear, out_TN)
         if lora is None:
-            return self._product(linear, x, out_TN, parts_PTN)
+            return self._product(linear, x, out_TN, parts)
         assert x.x_TK is not None
         if isinstance(lora, DeviceLora) and lora.runs_beside(step.num_rows):
-            product = linear.letting_in(x, out_TN, parts_PTN)
+            product = linear.letting_in(x, out_TN, parts)
             if product is not None:
                 return replace(product, delta=lora.delta(index, group, x.x_TK, widths))
-        reads_TK, adds_TN = x.x_TK, out_TN if parts_PTN is None else parts_PTN[0]
+        reads_TK, adds_TN = x.x_TK, out_TN
+        if parts is not None:
+            # Adapters add to a part that is here: it is not there yet when the product ends.
+            adds_TN, parts = parts.y_PTN[0], replace(parts, copies=())
         if self.exchange is not None:
             reads_TK, adds_TN = self.exchange.adapter_parts(reads_TK, adds_TN, is_summed=group in PARTS)
             widths = (adds_TN.shape[1],) if group in PARTS else widths
         if self._side is None:
             lora.shrink(index, group, reads_TK)
-            out = self._product(linear, x, out_TN, parts_PTN)
+            out = self._product(linear, x, out_TN, parts)
         else:
             # The shrink does not depend on the product: both run at once.
             here = torch.cuda.current_stream()
             self._side.wait_stream(here)
             with torch.cuda.stream(self._side):
                 lora.shrink(index, group, reads_TK)
-            out = self._product(linear, x, out_TN, parts_PTN)
+            out = self._product(linear, x, out_TN, parts)
             here.wait_stream(self._side)
         lora.expand(index, group, adds_TN, widths, out.scale_T)
         return out
@@ -363,17 +366,17 @@ class Model:
     def _parts_of(self, group: str) -> ProductParts:
         linears, width = [getattr(layer, group) for layer in self._layers], sum(self._widths[group])
         if self.exchange is not None and group in PARTS:
-            return ProductParts(f"{group}.parts", linears, width, self._parts, self.exchange.max_part_rows)
-        return ProductParts("parts", linears, width, self._workspace)
+            return self.exchange.product_parts(group, linears, width)
+        return ProductParts(linears, width, lambda numel: (self._workspace.take("parts", (numel,)), ()))
 
     def _product(
-        self, linear: Linear, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None
+        self, linear: Linear, x: Activation, out_TN: Tensor, parts: Parts | None = None
     ) -> Projection:
         slices = self._product_slices(len(out_TN))
         if len(slices) == 1:
-            return linear(x, out_TN, parts_PTN)
-        parts = [linear(x.rows(rows), out_TN[rows]) for rows in slices]
-        return Projection(out_TN, None if parts[0].scale_T is None else x.scale_T)
+            return linear(x, out_TN, parts)
+        sliced = [linear(x.rows(rows), out_TN[rows]) for rows in slices]
+        return Projection(out_TN, None if sliced[0].scale_T is None else x.scale_T)
 
     def _product_slices(self, num_rows: int) -> list[slice]:
         step = self.product_rows or num_rows

@@ -17,7 +17,7 @@ from torch.distributed import _symmetric_memory as symmetric_memory
 
 from engine.model.shards import Shard
 from kernels.lora.mailbox import Mailbox
-from kernels.peer_sum import MAX_PROGRAMS, Addresses, Meeting, meet
+from kernels.peer_sum import MAX_PROGRAMS, Addresses, Meeting, PeerSlots, meet
 from kernels.workspace import Workspace
 
 MAX_READ_ROWS = 8192
@@ -64,6 +64,17 @@ class PeerMemory(Workspace):
         own = self._rank * inbox_RPW[0].nbytes
         outboxes = [address + own for address in self.addresses(inbox_RPW)]
         return Mailbox(torch.tensor(outboxes, device=self.device), inbox_RPW, self.meeting.counts)
+
+    def slots(self, name: str, numel: int) -> PeerSlots:
+        """Allocates a slot of so many fp32 numbers for each rank, on all ranks."""
+        taken = self.take(name, (self._size, numel), torch.float32)
+        addresses, stride = self.addresses(taken), taken[0].nbytes
+        return PeerSlots(
+            taken[self._rank],
+            tuple(at + self._rank * stride for rank, at in enumerate(addresses) if rank != self._rank),
+            tuple(addresses[self._rank] + rank * stride for rank in range(self._size)),
+            tuple(at + rank * stride for rank, at in enumerate(addresses)),
+        )
 
     def _zeros(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Takes memory that is zero on all ranks before one of them writes to another's."""

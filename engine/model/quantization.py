@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.activation import Activation, Projection
+from kernels.activation import Activation, Parts, Projection
 from kernels.linear_fp8 import Fp8Weight, Product, linear_fp8, num_parts, product
 from kernels.linear_int4 import Int4Weight, linear_int4
 from kernels.linear_int8 import Int8Weight, linear_int8
@@ -39,13 +39,13 @@ class Linear(Protocol):
         """In how many parts a product of so many rows can be left; 1 where it is computed whole."""
         ...
 
-    def __call__(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection:
-        """Overwrites `out_TN`, or parts whose sum it is, with x W^T + bias, divided by the rows' scales where
-        the result has any.
+    def __call__(self, x: Activation, out_TN: Tensor, parts: Parts | None = None) -> Projection:
+        """Overwrites `out_TN`, or the parts, with x W^T + bias, divided by the rows' scales where the result
+        has any.
         """
         ...
 
-    def letting_in(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection | None:
+    def letting_in(self, x: Activation, out_TN: Tensor, parts: Parts | None = None) -> Projection | None:
         """Computes the same, and lets the next kernel of the stream begin as soon as `x` is there. Computes
         nothing and returns None where it cannot.
         """
@@ -58,7 +58,7 @@ class _WholeLinear:
     def num_parts(self, num_rows: int) -> int:
         return 1
 
-    def letting_in(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> None:
+    def letting_in(self, x: Activation, out_TN: Tensor, parts: Parts | None = None) -> None:
         return None
 
 
@@ -76,7 +76,7 @@ class DenseLinear(_WholeLinear):
     def num_bytes(self) -> int:
         return self.weight_KN.nbytes
 
-    def __call__(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection:
+    def __call__(self, x: Activation, out_TN: Tensor, parts: Parts | None = None) -> Projection:
         assert x.x_TK is not None
         if self.bias_N is not None:
             torch.addmm(self.bias_N, x.x_TK, self.weight_KN, out=out_TN)
@@ -97,7 +97,7 @@ class Int8Linear(_WholeLinear):
     def num_bytes(self) -> int:
         return self.weight.out_features * self.weight.in_features + self.weight.scale_N.nbytes
 
-    def __call__(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection:
+    def __call__(self, x: Activation, out_TN: Tensor, parts: Parts | None = None) -> Projection:
         assert x.x_TK is not None
         linear_int8(x.x_TK, self.weight, out_TN)
         return Projection(out_TN)
@@ -118,13 +118,13 @@ class Fp8Linear:
     def num_parts(self, num_rows: int) -> int:
         return num_parts(num_rows, self.weight)
 
-    def __call__(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection:
-        return linear_fp8(x, self.weight, out_TN, parts_PTN=parts_PTN)
+    def __call__(self, x: Activation, out_TN: Tensor, parts: Parts | None = None) -> Projection:
+        return linear_fp8(x, self.weight, out_TN, parts=parts)
 
-    def letting_in(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection | None:
+    def letting_in(self, x: Activation, out_TN: Tensor, parts: Parts | None = None) -> Projection | None:
         if product(len(out_TN), self.weight) is not Product.STREAM:
             return None
-        return linear_fp8(x, self.weight, out_TN, lets_in_late=True, parts_PTN=parts_PTN)
+        return linear_fp8(x, self.weight, out_TN, lets_in_late=True, parts=parts)
 
 
 class Int4Linear(_WholeLinear):
@@ -139,7 +139,7 @@ class Int4Linear(_WholeLinear):
         zeros = 0 if self.weight.zeros is None else self.weight.zeros.nbytes
         return self.weight.words.nbytes + self.weight.scales.nbytes + zeros
 
-    def __call__(self, x: Activation, out_TN: Tensor, parts_PTN: Tensor | None = None) -> Projection:
+    def __call__(self, x: Activation, out_TN: Tensor, parts: Parts | None = None) -> Projection:
         linear_int4(x, self.weight, out_TN)
         return Projection(out_TN)
 

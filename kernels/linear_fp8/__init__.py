@@ -12,7 +12,7 @@ from enum import Enum
 
 from torch import Tensor
 
-from kernels.activation import Activation, Projection, check_parts
+from kernels.activation import Activation, Parts, Projection, check_parts
 from kernels.backend import uses_triton
 from kernels.linear_fp8.reference import linear_fp8_reference
 from kernels.linear_fp8.weight import E4M3, Fp8Weight
@@ -71,9 +71,9 @@ def linear_fp8(
     out_TN: Tensor,
     *,
     lets_in_late: bool = False,
-    parts_PTN: Tensor | None = None,
+    parts: Parts | None = None,
 ) -> Projection:
-    """Semantics: see the module; parts_0 + parts_1 + ... = y.
+    """Semantics: see the module; parts_0 + parts_1 + ... = y s (+ bias).
 
     Args:
         activation: quantised; a row with NaN or infinity gives a row without a finite number, and leaves the
@@ -82,11 +82,11 @@ def linear_fp8(
         out_TN: contiguous, overwritten.
         lets_in_late: the next kernel may begin once the activation is there, and need not wait for more; only
             where `product` is `STREAM`.
-        parts_PTN: fp32, contiguous, `num_parts` of them, overwritten in place of `out_TN`: blocks of the same
-            channels do not wait for one another then.
+        parts: `num_parts` of them are overwritten in place of `out_TN`: blocks of the same channels do not
+            wait for one another then.
 
     Returns:
-        `out_TN`, with the activation's scales where it is left divided by them, and the parts.
+        `out_TN`, with the activation's scales where it is left divided by them; or the parts, which are not.
     """
     quantized_TK, scale_T = activation.quantized_TK, activation.scale_T
     if quantized_TK is None or scale_T is None:
@@ -100,20 +100,19 @@ def linear_fp8(
         )
     if quantized_TK.dtype != E4M3 or not quantized_TK.is_contiguous() or not out_TN.is_contiguous():
         raise ValueError("linear_fp8: x must be e4m3, x and out contiguous")
-    row_scale_T = scale_T if weight.per_channel else None
+    row_scale_T = scale_T if weight.per_channel or parts is not None else None
     by = product(num_rows, weight)
     if lets_in_late and by is not Product.STREAM:
         raise ValueError(
             f"linear_fp8: {num_rows} rows are computed by {by.value}, which lets no kernel in late"
         )
-    if parts_PTN is not None:
-        check_parts("linear_fp8", parts_PTN, out_TN)
-        if len(parts_PTN) != num_parts(num_rows, weight):
-            raise ValueError(f"linear_fp8: {len(parts_PTN)} parts, not {num_parts(num_rows, weight)}")
+    if parts is not None:
+        check_parts("linear_fp8", parts.y_PTN, out_TN)
+        if len(parts.y_PTN) != num_parts(num_rows, weight):
+            raise ValueError(f"linear_fp8: {len(parts.y_PTN)} parts, not {num_parts(num_rows, weight)}")
     if num_rows:
-        written = out_TN if parts_PTN is None else parts_PTN
-        _run(by, quantized_TK, row_scale_T, weight, written, lets_in_late)
-    return Projection(out_TN, None if weight.per_channel else scale_T, parts_PTN=parts_PTN)
+        _run(by, quantized_TK, row_scale_T, weight, out_TN, parts, lets_in_late)
+    return Projection(out_TN, scale_T if row_scale_T is None else None, parts=parts)
 
 
 def _run(
@@ -122,6 +121,7 @@ def _run(
     row_scale_T: Tensor | None,
     weight: Fp8Weight,
     out_TN: Tensor,
+    parts: Parts | None,
     lets_in_late: bool,
 ) -> None:
     if by is Product.REFERENCE:
@@ -129,7 +129,10 @@ def _run(
     elif by is Product.STREAM:
         from kernels.linear_fp8.stream import linear_fp8_stream
 
-        linear_fp8_stream(quantized_TK, row_scale_T, weight, out_TN, lets_in_late=lets_in_late)
+        written, copies = (out_TN, ()) if parts is None else (parts.y_PTN, parts.copies)
+        linear_fp8_stream(
+            quantized_TK, row_scale_T, weight, written, copies=copies, lets_in_late=lets_in_late
+        )
     elif by is Product.TRITON:
         from kernels.linear_fp8.kernel import linear_fp8_triton
 

@@ -131,12 +131,13 @@ def linear_fp8_stream(
     out_TN: Tensor,
     cut: StreamCut | None = None,
     *,
+    copies: tuple[int, ...] = (),
     lets_in_late: bool = False,
 ) -> None:
     """Launches `linear_fp8_stream_kernel` where `streams` says it can run.
 
-    `out_TN` may be fp32 `[num_parts, T, N]`, contiguous: parts whose sum is the product. `lets_in_late`: the
-    next kernel begins once the input is there, not before.
+    `out_TN` may be fp32 `[num_parts, T, N]`, contiguous: parts whose sum is the product, and which are
+    written to `copies` as well. `lets_in_late`: the next kernel begins once the input is there, not before.
     """
     num_rows, device = len(quantized_TK), quantized_TK.device
     n, k = weight.values_NK.shape
@@ -151,6 +152,7 @@ def linear_fp8_stream(
         row_scale_T,
         weight.bias_N,
         out_TN,
+        copies or None,
         partial,
         counters,
         num_rows,
@@ -167,6 +169,7 @@ def linear_fp8_stream(
         PER_CHANNEL=weight.per_channel,
         LETS_IN_LATE=lets_in_late,
         IN_PARTS=out_TN.dim() == 3,
+        COPIES=len(copies),
         num_warps=cut.num_warps,
         launch_pdl=True,
     )
@@ -198,6 +201,7 @@ def _compilation(
     bias: bool = False,
     late: bool = False,
     in_parts: bool = False,
+    num_copies: int = 0,
 ) -> Compilation:
     cut = stream_cut(num_rows, n, k, 132)
 
@@ -206,9 +210,10 @@ def _compilation(
 
     pointers = {
         "scale_ptr": "*fp32",
-        "row_scale_ptr": "*fp32" if per_channel else None,
+        "row_scale_ptr": "*fp32" if per_channel or in_parts else None,
         "bias_ptr": "*bf16" if bias else None,
         "out_ptr": "*fp32" if in_parts else "*bf16",
+        "copies": ("i64",) * num_copies or None,
         "partial_ptr": "*fp32",
         "counter_ptr": "*i32",
     }
@@ -221,7 +226,7 @@ def _compilation(
         | {"N": n, "K": k, "BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k}
         | {"NUM_STAGES": cut.num_stages, "PROGRAMS": cut.programs, "MAX_PARTS": cut.max_parts}
         | {"PER_CHANNEL": per_channel, "LETS_IN_LATE": late, "IN_PARTS": in_parts}
-        | {"AT_ONCE": at_once(num_rows, late), "num_warps": cut.num_warps},
+        | {"COPIES": num_copies, "AT_ONCE": at_once(num_rows, late), "num_warps": cut.num_warps},
         num_warps=cut.num_warps,
         architectures=(90,),
     )
@@ -238,5 +243,6 @@ COMPILATIONS = [
     )
 ] + [
     _compilation(1, 6144, 4096, in_parts=True),
+    _compilation(1, 4096, 2048, in_parts=True, num_copies=1),
     _compilation(64, 4096, 14336, per_channel=True, bias=True, late=True, in_parts=True),
 ]

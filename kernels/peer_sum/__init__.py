@@ -32,6 +32,20 @@ class Meeting:
     """int32 [MAX_PROGRAMS], 0 at first: how often this rank's programs have met the others'."""
 
 
+@dataclass(frozen=True, slots=True)
+class PeerSlots:
+    """Memory for what each rank has, on all ranks: one slot for each."""
+
+    memory: Tensor
+    """This rank's own."""
+    copies: Addresses
+    """This rank's slot in the other ranks' memory."""
+    received: Addresses
+    """By rank: its slot in this rank's memory."""
+    own: Addresses
+    """By rank: its slot in its own memory."""
+
+
 def meet(meeting: Meeting) -> None:
     """Queues a wait until all ranks have come here: what they queued before is then done, and seen by all."""
     from kernels.peer_sum.kernel import meet_triton

@@ -23,6 +23,7 @@ def linear_fp8_stream_kernel(
     row_scale_ptr,
     bias_ptr,
     out_ptr,
+    copies,
     partial_ptr,
     counter_ptr,
     M,
@@ -39,6 +40,7 @@ def linear_fp8_stream_kernel(
     PER_CHANNEL: gl.constexpr,
     LETS_IN_LATE: gl.constexpr,
     IN_PARTS: gl.constexpr,
+    COPIES: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """Semantics: out[m, n] = (sum_k x[m, k] W[n, k]) * scale[n] (* row_scale[m]) (+ bias[n])
@@ -49,6 +51,7 @@ def linear_fp8_stream_kernel(
         row_scale_ptr: fp32 [M]; None leaves out divided by the row scale.
         bias_ptr: any float [N], or None.
         out_ptr: bf16 [M, N]; IN_PARTS fp32 [MAX_PARTS, M, N], contiguous, whose sum is out.
+        copies: COPIES addresses where the parts are written as well, on other GPUs; or None.
         partial_ptr, counter_ptr: `scratch`.
         AT_ONCE: tiles that are on their way at once while x is waited for.
         MAX_PARTS: programs that share one tile, at most.
@@ -89,6 +92,8 @@ def linear_fp8_stream_kernel(
         tma.async_copy_global_to_shared(
             weight_desc, at, early.index(stage), weights.index(stage), pred=wanted
         )
+    if not PER_CHANNEL:
+        scale = gl.load(scale_ptr)
     gdc_wait()
     if LETS_IN_LATE:
         gdc_launch_dependents()
@@ -107,6 +112,8 @@ def linear_fp8_stream_kernel(
     m_M = gl.arange(0, BLOCK_M, gl.SliceLayout(0, stored))
     in_tile = m_M[None, :] * BLOCK_N + n_N[:, None]
     kept = (m_M < M)[None, :] & (n_N < BLOCK_N)[:, None]
+    if row_scale_ptr is not None:
+        row_scale_M = gl.load(row_scale_ptr + m_M, mask=m_M < M, other=0.0)
     total = gl.zeros((BLOCK_N, BLOCK_M), gl.float32, accumulators)
     stage = 0
     phase = 0
@@ -168,19 +175,26 @@ def linear_fp8_stream_kernel(
                 if PER_CHANNEL:
                     result *= gl.load(scale_ptr + channels_N, mask=channels_N < N, other=0.0)[:, None]
                 else:
-                    result *= gl.load(scale_ptr)
+                    result *= scale
                 if row_scale_ptr is not None:
-                    result *= gl.load(row_scale_ptr + m_M, mask=m_M < M, other=0.0)[None, :]
+                    result *= row_scale_M[None, :]
                 part = program - first_program if IN_PARTS else 0
                 if bias_ptr is not None:
                     bias_N = gl.load(bias_ptr + channels_N, mask=(channels_N < N) & (part == 0), other=0.0)
                     result += bias_N.to(gl.float32)[:, None]
                 inside = (m_M < M)[None, :] & (channels_N < N)[:, None]
-                out_at = out_ptr + m_M[None, :].to(gl.int64) * out_stride + channels_N[:, None]
+                place = m_M[None, :].to(gl.int64) * out_stride + channels_N[:, None]
                 if IN_PARTS:
-                    out_at += (program - first_program).to(gl.int64) * M * out_stride
-                gl.store(out_at, result.to(out_ptr.dtype.element_ty), mask=inside)
+                    place += (program - first_program).to(gl.int64) * M * out_stride
+                gl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=inside)
+                for copy in gl.static_range(COPIES):
+                    copy_ptr = copies[copy].to(gl.int64).to(gl.pointer_type(gl.float32))
+                    gl.store(copy_ptr + place, result, mask=inside)
                 if IN_PARTS:
                     for behind in gl.static_range(1, MAX_PARTS):
                         missing = inside & (program == last_program) & (part + behind < MAX_PARTS)
-                        gl.store(out_at + behind * M * out_stride, gl.zeros_like(result), mask=missing)
+                        zeros, behind_it = gl.zeros_like(result), place + behind * M * out_stride
+                        gl.store(out_ptr + behind_it, zeros, mask=missing)
+                        for copy in gl.static_range(COPIES):
+                            copy_ptr = copies[copy].to(gl.int64).to(gl.pointer_type(gl.float32))
+                            gl.store(copy_ptr + behind_it, zeros, mask=missing)
