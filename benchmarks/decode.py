@@ -252,7 +252,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
             "capture_s": round(engine.capture_s, 2),
         }
         bench = Bench(engine, asked.quantization, bandwidth, asked.repeats)
-        figures |= _sections(bench, asked, kinds, sizes)
+        _sections(bench, asked, kinds, sizes, figures)
         if asked.profile is not None:
             batch, distinct = asked.batches[-1]
             asked.profile.parent.mkdir(parents=True, exist_ok=True)
@@ -266,12 +266,17 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def _sections(
-    bench: Bench, asked: argparse.Namespace, kinds: Sequence[Adapters], sizes: Sizes
-) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
+    bench: Bench,
+    asked: argparse.Namespace,
+    kinds: Sequence[Adapters],
+    sizes: Sizes,
+    figures: dict[str, Any],
+) -> None:
+    """Adds rows to the figures. Each is in the report as soon as it is measured: a time limit loses none."""
 
     def note(section: str, row: dict[str, Any]) -> None:
         figures.setdefault(section, []).append(row)
+        write_report(asked.out, figures)
         print(
             section, {name: value for name, value in row.items() if not isinstance(value, list)}, flush=True
         )
@@ -296,7 +301,6 @@ def _sections(
         requests = min(requests, 3 * sizes.max_rows)
         for distinct, kind in of(mixes):
             note("mixed_load", bench.mixed_load(requests, prompt_len, output_len, distinct, kind))
-    return figures
 
 
 def versions() -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,23 @@ def test_every_section_is_measured(short: None, tmp_path: Path) -> None:
     assert all(row["requests"] == 9 and row["preemptions"] == 0 for row in report["mixed_load"])
     assert "batch 3, 2 distinct adapters" in profile.read_text()
     assert "aten::" in profile.read_text()
+
+
+def test_a_run_that_is_cut_off_keeps_its_rows(
+    short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = decode.Bench.row
+
+    def row(bench: decode.Bench, batch: int, distinct: int, adapters: decode.Adapters) -> dict[str, Any]:
+        if batch == 2:
+            raise KeyboardInterrupt
+        return measured(bench, batch, distinct, adapters)
+
+    monkeypatch.setattr(decode.Bench, "row", row)
+    out = tmp_path / "decode.json"
+    with pytest.raises(KeyboardInterrupt):
+        main([*TINY, "--sections", "rows", "--batches", "1:0,2:0", "--out", str(out)])
+    assert [row["batch"] for row in json.loads(out.read_text())["rows"]] == [1]
 
 
 def test_a_step_is_the_difference_over_its_tokens(short: None, monkeypatch: pytest.MonkeyPatch) -> None:
