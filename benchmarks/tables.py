@@ -187,7 +187,8 @@ def tensor_parallel_table(name: str) -> Callable[[Results], str]:
             f"{group['gpus']} GPUs: start {group['start_s']} s, copy {group['copy_tb_s']} TB/s"
             for group in report["groups"]
         )
-        return f"{table}\n\n{_circumstances(report, name.rpartition('/')[2])}; {groups}"
+        circumstances = _circumstances(report, name.rpartition("/")[2])
+        return f"{table}\n\n{'; '.join(filter(None, (circumstances, groups)))}"
 
     return render
 
@@ -370,6 +371,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "decode": decode_table(DECODE, barred=True),
     "decode-h100": decode_table("../h100/decode-llama-3.1-8b-fp8-r16.json"),
     "decode-h100-before": decode_table("../h100/decode-llama-3.1-8b-fp8-r16-before.json"),
+    "few-rows": decode_table("few-rows-after.json"),
+    "few-rows-before": decode_table("few-rows-before.json"),
     "decode-shares-h100": step_shares_table("../h100/decode-shares.json"),
     "decode-ranks": decode_table("decode-llama-3.1-8b-fp8-ranks.json"),
     "decode-fp8-adapters": decode_table("decode-llama-3.1-8b-fp8-adapters-fp8.json"),
@@ -389,6 +392,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
         "../h100-x4/tensor-parallel-llama-3.1-70b-fp8-before.json"
     ),
     "tensor-parallel-8b": tensor_parallel_table("../h200-x2/tensor-parallel-llama-3.1-8b-fp8.json"),
+    "few-rows-two": tensor_parallel_table("../h200-x2/few-rows-after.json"),
     "tensor-parallel-8b-h100": tensor_parallel_table("../h100-x2/tensor-parallel-llama-3.1-8b-fp8.json"),
     "tensor-parallel-8b-h100-before": tensor_parallel_table(
         "../h100-x2/tensor-parallel-llama-3.1-8b-fp8-before.json"

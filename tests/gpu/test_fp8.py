@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.activation import Activation, Parts, true_rows
+from kernels.activation import Activation, Parts, Projection, true_rows
 from kernels.linear_fp8 import Fp8Weight, Product, linear_fp8, num_parts, product
 from kernels.linear_fp8.cases import CASES, DEVICE_CASES, Case, quantized
 from kernels.linear_fp8.kernel import linear_fp8_triton
@@ -119,8 +119,12 @@ def test_a_wild_row_stays_alone(case: Case, poison: float, device: torch.device)
     assert not spoiled[2].isfinite().any()
 
 
-@pytest.mark.parametrize("num_rows", [1, 32, 64, 256])
-def test_a_chain_of_norms_and_products_in_a_graph(num_rows: int, device: torch.device) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "in_parts"), [(1, False), (32, False), (64, False), (256, False), (1, True), (64, True)]
+)
+def test_a_chain_of_norms_and_products_in_a_graph(
+    num_rows: int, in_parts: bool, device: torch.device
+) -> None:
     """Kernels start before their predecessors end: were one to read too early, replays would differ."""
     torch.manual_seed(0)
     weights = [
@@ -131,17 +135,20 @@ def test_a_chain_of_norms_and_products_in_a_graph(num_rows: int, device: torch.d
     start = torch.randn(num_rows, 4096, device=device).bfloat16()
     residual, out = torch.empty_like(start), torch.empty_like(start)
     activation = dataclasses.replace(quantized(start))
+    memory = torch.empty(max(num_parts(num_rows, weight) for weight in weights), *start.shape, device=device)
 
     def step() -> None:
         residual.copy_(start)
-        delta, scale_T = start, None
+        last = Projection(start)
         for weight in weights:
             rms_norm(
-                delta, norm_weight, 1e-5, None, residual, scale_T=scale_T,
+                last.y_TN, norm_weight, 1e-5, None, residual, scale_T=last.scale_T, parts=last.parts_PTN,
                 quantized=activation.quantized_TK, quantized_scale_T=activation.scale_T,
             )  # fmt: skip
-            projection = linear_fp8(activation, weight, out)
-            delta, scale_T = projection.y_TN, projection.scale_T
+            parts = Parts(memory[: num_parts(num_rows, weight)]) if in_parts else None
+            last = linear_fp8(activation, weight, out, parts=parts)
+        if last.parts_PTN is not None:
+            out.copy_(last.parts_PTN.sum(0))
 
     results = []
     for _ in range(2):  # once to compile; then one kernel at a time
