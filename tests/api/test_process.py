@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import httpx2
@@ -49,6 +50,7 @@ class Processes:
     redis_url: str
     port: int
     started: list[Forked] = field(default_factory=list)
+    clients: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
     def url(self) -> str:
@@ -84,6 +86,11 @@ class Processes:
         self.started.append(process)
         return process
 
+    def client(self, key: str, port: int | None = None, **options: Any) -> openai.OpenAI:
+        """The stock client, closed with the processes."""
+        url = f"http://127.0.0.1:{port or self.port}/v1"
+        return self.clients.enter_context(openai.OpenAI(base_url=url, api_key=key, max_retries=0, **options))
+
     def wait_for(self, path: str, status: int) -> httpx.Response:
         end = time.monotonic() + 150
         while True:
@@ -104,7 +111,8 @@ def processes(
     folder = servers_dir / f"api-{os.getpid()}-{time.monotonic_ns() % 10**6}"
     folder.mkdir()
     made = Processes(folder, base_dir, database_url, redis_url, free_port())
-    yield made
+    with made.clients:
+        yield made
     for process in made.started:
         if process.poll() is None:
             process.kill()
@@ -135,7 +143,7 @@ async def test_the_service_from_start_to_drain(processes: Processes, account: Ac
     assert waiting.json()["not_ready"] == ["engine"], processes.log
     engine = processes.start("engine.main", "--null", ROOTSTOCK_ENGINE_NULL_STEP_SECONDS="0.01")
     processes.wait_for("/readyz", 200)
-    sdk = openai.OpenAI(base_url=f"{processes.url}/v1", api_key=account.key, max_retries=0)
+    sdk = processes.client(account.key)
     assert [model.id for model in sdk.models.list()] == ["sapling", "sapling:pirate"]
     first = sdk.chat.completions.create(model="sapling:pirate", messages=HELLO, max_tokens=20, seed=1)
     assert first.model == "sapling:pirate@1"
@@ -152,9 +160,7 @@ async def test_the_service_from_start_to_drain(processes: Processes, account: Ac
         sdk.chat.completions.create(model="sapling:other", messages=HELLO)
     with pytest.raises(openai.AuthenticationError):
         sdk.with_options(api_key=account.key[:-1] + ("x" if account.key[-1] != "x" else "y")).models.list()
-    admin = openai.OpenAI(
-        base_url=f"{processes.url}/v1", api_key=account.key, admin_api_key=account.admin_key, max_retries=0
-    )
+    admin = processes.client(account.key, admin_api_key=account.admin_key)
     page = admin.admin.organization.usage.completions(start_time=int(time.time()) - 60, bucket_width="1m")
     assert page.object == "page"
     processes.wait_for("/console/sign-in", 200)
@@ -217,7 +223,7 @@ async def test_a_killed_engine_and_a_drain_that_lasts_too_long(
     api = processes.start("api.main", ROOTSTOCK_API_DRAIN_TIMEOUT="1")
     engine = processes.start("engine.main", "--null", ROOTSTOCK_ENGINE_NULL_STEP_SECONDS="0.01")
     processes.wait_for("/readyz", 200)
-    sdk = openai.OpenAI(base_url=f"{processes.url}/v1", api_key=account.key, max_retries=0)
+    sdk = processes.client(account.key)
 
     def long_stream() -> Iterator[ChatCompletionChunk]:
         stream = sdk.chat.completions.create(model="sapling", messages=HELLO, stream=True, max_tokens=1500)
@@ -300,7 +306,7 @@ async def test_a_background_response_survives_its_process(
     processes.wait_for("/readyz", 200)
     wait_until(lambda: _answers(f"http://127.0.0.1:{other_port}/readyz"), 120)
     sdks = {
-        name: openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=account.key, max_retries=0)
+        name: processes.client(account.key, port)
         for name, port in (("first", processes.port), ("second", other_port))
     }
     made = sdks["first"].responses.create(
