@@ -262,9 +262,6 @@ class Scheduler:
                 self._tracker.fail(request)
                 any_ended = True
                 continue
-            if request.group.scores_only:
-                self._tracker.finish_scored(request)
-                continue
             # The step computed the tokens known before it; the block of the token drawn is not full yet.
             known_len = len(request.token_ids)
             if (
@@ -272,6 +269,9 @@ class Scheduler:
                 and request.state is RequestState.RUNNING
             ):
                 request.table.register_computed(request.token_ids, known_len)
+            if request.group.scores_only:
+                self._tracker.finish_scored(request)
+                continue
             token_id = token_ids[position]
             request.token_ids.append(token_id)
             drawn.append(request)

@@ -291,8 +291,18 @@ LIFTED = limited(
 )
 
 
+# The last block of a scored prompt was registered with a step in flight alone: its last token alone fills it.
+SCORED = limited(
+    [
+        submission("r", [1] * 9 + [0] * 4, 5),
+        submission("r", [1] * 5 + [2] * 15, 0, prompt_logprobs=0),
+    ]
+)
+
+
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example(submits=LIFTED, num_blocks=13, max_rows=1, max_batch_tokens=8)
+@example(submits=SCORED, num_blocks=13, max_rows=2, max_batch_tokens=32)
 @given(
     submits=st.lists(submissions("r"), min_size=1, max_size=10).map(limited),
     num_blocks=st.integers(13, 30),
