@@ -79,7 +79,7 @@ class DeviceForward:
             token_buckets(max(limits.max_batch_tokens, limits.max_rows)),
         )
         if options.batch_invariant:
-            model.product_rows = INVARIANT_ROWS
+            model.products.rows = INVARIANT_ROWS
             rows, tokens = ([_rounded_up(sizes[-1])] for sizes in (rows, tokens))
         self.max_rows = rows[-1]
         """Rows of the largest decode step."""
@@ -161,7 +161,7 @@ class DeviceForward:
             self._model.quantization,
             self.kv.layers.dtype,
             self._limits,
-            self._model.product_rows,
+            self._model.products.rows,
             buckets,
         )
         if note.exists():

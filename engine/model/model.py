@@ -7,7 +7,7 @@ implementation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,34 +16,23 @@ from engine.model.cache import KVCache
 from engine.model.collectives import ShardGroup
 from engine.model.config import ModelConfig
 from engine.model.exchange import Exchange
-from engine.model.product_parts import ProductParts
+from engine.model.products import Adapters, Products
 from engine.model.quantization import Linear
 from engine.model.rope import RotaryTable
-from kernels.activation import Activation, Parts, Projection
+from kernels.activation import Activation, Projection
 from kernels.attention import AttentionMetadata, AttentionPlan, DeviceStep, paged_attention
 from kernels.embedding import embed
-from kernels.lora import LoraContext
-from kernels.lora.device import DeviceLora
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv import CacheRows, Placement, kv_rows, rope_kv
 from kernels.silu_mul import silu_mul
 from kernels.workspace import Workspace
 
-Adapters = LoraContext | DeviceLora
-"""Applies adapters: from stacks of the resident ones on a CPU, from a table of them on a GPU."""
-
 MIN_ROWS = 4
 """Rows to which every product on a CPU is padded: with fewer the BLAS sums in another order, and a lone
 request would get other bits than the same request in a batch."""
 
-PARTS = ("o", "down")
-"""Products that the ranks of a group sum."""
-ADDED_BEHIND = ("qkv", "o", "down")
-"""Products that may be left in parts for the op behind them to add. gate_up has too many columns for the one
-program a row that reads it.
-"""
 PART_INPUTS = ("mixed", "inner")
-"""Their inputs, whose scales are the products'."""
+"""Inputs of the products that the ranks of a group sum, whose scales are the products'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +85,6 @@ class Model:
         self.quantization = quantization
         self.device = embedding_VH.device
         self.dtype = embedding_VH.dtype
-        self.product_rows: int | None = None
-        """Rows of every product, where its shape must not depend on the batch; None: as many as the step has.
-        Steps then have a multiple of it.
-        """
         self._embedding_VH = embedding_VH
         self._layers = layers
         self._norm_H = norm_H
@@ -108,9 +93,8 @@ class Model:
         self._workspace = Workspace(self.device)
         self.exchange = None if group is None else Exchange(group, config.vocab_size, self._workspace)
         self._parts = self._workspace if self.exchange is None else self.exchange.parts
-        self._side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._widths = config.group_widths
-        self._product_parts = {group: self._parts_of(group) for group in ADDED_BEHIND}
+        linears = {group: [getattr(layer, group) for layer in layers] for group in config.group_widths}
+        self.products = Products(config, linears, self.dtype, self._workspace, self.exchange)
 
     @property
     def weight_bytes(self) -> int:
@@ -227,7 +211,7 @@ class Model:
         """Computes logits of this rank's part of the vocabulary."""
         num_rows, head_HV = len(hidden_SH), self._head_HV[:, : out_SV.shape[1]]
         if self.device.type == "cuda":
-            for rows in self._product_slices(num_rows):
+            for rows in self.products.slices(num_rows):
                 torch.mm(hidden_SH[rows], head_HV, out_dtype=torch.float32, out=out_SV[rows])
             return
         if num_rows < MIN_ROWS:
@@ -284,7 +268,7 @@ class Model:
 
     def _attention(self, index: int, layer: Layer, x: Activation, step: Step) -> Projection:
         config, num_tokens = self.config, step.num_tokens
-        fused = self._linear(index, "qkv", layer.qkv, x, step)
+        fused = self._product(index, "qkv", x, step)
         cache = step.cache[index]
         q = rope_kv(
             fused.y_TN[:num_tokens],
@@ -311,10 +295,10 @@ class Model:
             quantized=mixed.quantized_TK,
             quantized_scale_T=mixed.scale_T,
         )
-        return self._summed(self._linear(index, "o", layer.o, mixed, step))
+        return self._summed(self._product(index, "o", mixed, step))
 
     def _feed_forward(self, index: int, layer: Layer, x: Activation, step: Step) -> Projection:
-        gate_up = self._linear(index, "gate_up", layer.gate_up, x, step)
+        gate_up = self._product(index, "gate_up", x, step)
         shape = (step.num_rows, self.config.intermediate_size)
         inner = self._input("inner", self._take("inner", shape), layer.down, step)
         silu_mul(
@@ -325,62 +309,10 @@ class Model:
             quantized=inner.quantized_TK,
             quantized_scale_T=inner.scale_T,
         )
-        return self._summed(self._linear(index, "down", layer.down, inner, step))
+        return self._summed(self._product(index, "down", inner, step))
 
-    def _linear(self, index: int, group: str, linear: Linear, x: Activation, step: Step) -> Projection:
-        """Computes the fused base linear of a group, and the adapters beside it."""
-        widths, lora = self._widths[group], step.lora
-        workspace = self._parts if group in PARTS else self._workspace
-        out_TN = workspace.take(group, (step.num_rows, sum(widths)), self.dtype)
-        parts = None
-        if group in ADDED_BEHIND and self.product_rows is None:
-            parts = self._product_parts[group].of(linear, out_TN)
-        if lora is None:
-            return self._product(linear, x, out_TN, parts)
-        assert x.x_TK is not None
-        if isinstance(lora, DeviceLora) and lora.runs_beside(step.num_rows):
-            product = linear.letting_in(x, out_TN, parts)
-            if product is not None:
-                return replace(product, delta=lora.delta(index, group, x.x_TK, widths))
-        reads_TK, adds_TN = x.x_TK, out_TN
-        if parts is not None:
-            # Adapters add to a part that is here: it is not there yet when the product ends.
-            adds_TN, parts = parts.y_PTN[0], replace(parts, copies=())
-        if self.exchange is not None:
-            reads_TK, adds_TN = self.exchange.adapter_parts(reads_TK, adds_TN, is_summed=group in PARTS)
-            widths = (adds_TN.shape[1],) if group in PARTS else widths
-        if self._side is None:
-            lora.shrink(index, group, reads_TK)
-            out = self._product(linear, x, out_TN, parts)
-        else:
-            # The shrink does not depend on the product: both run at once.
-            here = torch.cuda.current_stream()
-            self._side.wait_stream(here)
-            with torch.cuda.stream(self._side):
-                lora.shrink(index, group, reads_TK)
-            out = self._product(linear, x, out_TN, parts)
-            here.wait_stream(self._side)
-        lora.expand(index, group, adds_TN, widths, out.scale_T)
-        return out
-
-    def _parts_of(self, group: str) -> ProductParts:
-        linears, width = [getattr(layer, group) for layer in self._layers], sum(self._widths[group])
-        if self.exchange is not None and group in PARTS:
-            return self.exchange.product_parts(group, linears, width)
-        return ProductParts(linears, width, lambda numel: (self._workspace.take("parts", (numel,)), ()))
-
-    def _product(
-        self, linear: Linear, x: Activation, out_TN: Tensor, parts: Parts | None = None
-    ) -> Projection:
-        slices = self._product_slices(len(out_TN))
-        if len(slices) == 1:
-            return linear(x, out_TN, parts)
-        sliced = [linear(x.rows(rows), out_TN[rows]) for rows in slices]
-        return Projection(out_TN, None if sliced[0].scale_T is None else x.scale_T)
-
-    def _product_slices(self, num_rows: int) -> list[slice]:
-        step = self.product_rows or num_rows
-        return [slice(first, first + step) for first in range(0, num_rows, step)]
+    def _product(self, index: int, group: str, x: Activation, step: Step) -> Projection:
+        return self.products.compute(index, group, x, step.num_rows, step.lora)
 
     def _norm(
         self, update: Projection | None, weight_H: Tensor, residual: Tensor, x: Activation
