@@ -268,7 +268,7 @@ class Model:
 
     def _attention(self, index: int, layer: Layer, x: Activation, step: Step) -> Projection:
         config, num_tokens = self.config, step.num_tokens
-        fused = self._product(index, "qkv", x, step)
+        fused = self._product(index, "qkv", layer.qkv, x, step)
         cache = step.cache[index]
         q = rope_kv(
             fused.y_TN[:num_tokens],
@@ -295,10 +295,10 @@ class Model:
             quantized=mixed.quantized_TK,
             quantized_scale_T=mixed.scale_T,
         )
-        return self._summed(self._product(index, "o", mixed, step))
+        return self._summed(self._product(index, "o", layer.o, mixed, step))
 
     def _feed_forward(self, index: int, layer: Layer, x: Activation, step: Step) -> Projection:
-        gate_up = self._product(index, "gate_up", x, step)
+        gate_up = self._product(index, "gate_up", layer.gate_up, x, step)
         shape = (step.num_rows, self.config.intermediate_size)
         inner = self._input("inner", self._take("inner", shape), layer.down, step)
         silu_mul(
@@ -309,10 +309,10 @@ class Model:
             quantized=inner.quantized_TK,
             quantized_scale_T=inner.scale_T,
         )
-        return self._summed(self._product(index, "down", inner, step))
+        return self._summed(self._product(index, "down", layer.down, inner, step))
 
-    def _product(self, index: int, group: str, x: Activation, step: Step) -> Projection:
-        return self.products.compute(index, group, x, step.num_rows, step.lora)
+    def _product(self, index: int, group: str, linear: Linear, x: Activation, step: Step) -> Projection:
+        return self.products.compute(index, group, linear, x, step.num_rows, step.lora)
 
     def _norm(
         self, update: Projection | None, weight_H: Tensor, residual: Tensor, x: Activation

@@ -39,24 +39,29 @@ class Products:
         workspace: Workspace,
         exchange: Exchange | None,
     ) -> None:
-        """`linears`: by group, one for each layer."""
+        """`linears`: those that will be computed, by group."""
         self.rows: int | None = None
         """Of every product, where its shape must not depend on the batch; None: as many as the step has.
         Steps then have a multiple of it.
         """
-        self._linears = linears
         self._widths = config.group_widths
         self._dtype = dtype
         self._workspace = workspace
         self._exchange = exchange
         self._side = torch.cuda.Stream(workspace.device) if workspace.device.type == "cuda" else None
-        self._parts = {group: self._parts_of(group) for group in ADDED_BEHIND}
+        self._parts = {group: self._parts_of(group, linears[group]) for group in ADDED_BEHIND}
 
     def compute(
-        self, layer: int, group: str, x: Activation, num_rows: int, lora: Adapters | None
+        self,
+        layer: int,
+        group: str,
+        linear: Linear,
+        x: Activation,
+        num_rows: int,
+        lora: Adapters | None,
     ) -> Projection:
         """Returns the product of `num_rows` rows, with what their adapters add."""
-        linear, widths = self._linears[group][layer], self._widths[group]
+        widths = self._widths[group]
         workspace = self._workspace
         if self._exchange is not None and group in SUMMED:
             workspace = self._exchange.parts
@@ -104,8 +109,8 @@ class Products:
         sliced = [linear(x.rows(rows), out_TN[rows]) for rows in slices]
         return Projection(out_TN, None if sliced[0].scale_T is None else x.scale_T)
 
-    def _parts_of(self, group: str) -> ProductParts:
-        linears, width = self._linears[group], sum(self._widths[group])
+    def _parts_of(self, group: str, linears: Sequence[Linear]) -> ProductParts:
+        width = sum(self._widths[group])
         if self._exchange is not None and group in SUMMED:
             return self._exchange.product_parts(group, linears, width)
         return ProductParts(linears, width, lambda numel: (self._workspace.take("parts", (numel,)), ()))
