@@ -78,7 +78,7 @@ class Products:
                 return replace(product, delta=lora.delta(layer, group, x.x_TK, widths))
         reads_TK, adds_TN = x.x_TK, out_TN
         if parts is not None:
-            # Adapters add to a part after the product, which may have been sent by then: it is not.
+            # Adapters add to the first part after the product, which therefore does not send it.
             adds_TN, parts = parts.y_PTN[0], replace(parts, copies=())
         if self._exchange is not None:
             reads_TK, adds_TN = self._exchange.adapter_parts(reads_TK, adds_TN, is_summed=group in SUMMED)
