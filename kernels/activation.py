@@ -51,8 +51,7 @@ class AdapterDelta:
         y_TN, has_adapter_T = self.y_TN, self.has_adapter_T
         if rows_TN.dim() != 2 or y_TN.shape != rows_TN.shape:
             raise ValueError(f"{op}: delta {tuple(y_TN.shape)} for rows {tuple(rows_TN.shape)}")
-        if y_TN.dtype != torch.float32 or not y_TN.is_contiguous():
-            raise ValueError(f"{op}: delta is {y_TN.dtype} with strides {y_TN.stride()}, not contiguous fp32")
+        _check_fp32(f"{op}: delta is", y_TN)
         if has_adapter_T.shape != rows_TN.shape[:1] or has_adapter_T.dtype != torch.int32:
             raise ValueError(
                 f"{op}: has_adapter_T {tuple(has_adapter_T.shape)} of {has_adapter_T.dtype}"
@@ -95,10 +94,12 @@ def check_parts(op: str, parts_PTN: Tensor, rows_TN: Tensor) -> None:
     """Raises ValueError where these are no parts of the rows that an op reads."""
     if parts_PTN.dim() != 3 or parts_PTN.shape[1:] != rows_TN.shape:
         raise ValueError(f"{op}: parts {tuple(parts_PTN.shape)} of rows {tuple(rows_TN.shape)}")
-    if parts_PTN.dtype != torch.float32 or not parts_PTN.is_contiguous():
-        raise ValueError(
-            f"{op}: parts are {parts_PTN.dtype} with strides {parts_PTN.stride()}, not contiguous fp32"
-        )
+    _check_fp32(f"{op}: parts are", parts_PTN)
+
+
+def _check_fp32(what: str, memory: Tensor) -> None:
+    if memory.dtype != torch.float32 or not memory.is_contiguous():
+        raise ValueError(f"{what} {memory.dtype} with strides {memory.stride()}, not contiguous fp32")
 
 
 def true_rows(

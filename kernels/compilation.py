@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -26,6 +26,7 @@ SHARED_MEMORY_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 class Compilation:
     """One specialisation of a kernel."""
 
+    source_type: ClassVar[Any] = ASTSource
     kernel: Any
     """The `triton.jit` function."""
     signature: Mapping[str, str | tuple[str, ...]]
@@ -51,13 +52,18 @@ class Compilation:
         attributes = {
             (index,): [["tt.divisibility", 16]]
             for index, name in enumerate(self.kernel.arg_names)
-            if str(types[name]).startswith("*")
+            if str(types[name]).startswith("*")  # addresses of several ranks are a tuple of integers
         }
         return triton.compile(
-            ASTSource(self.kernel, types, constants, attributes),
+            self.source_type(self.kernel, types, constants, attributes),
             target=GPUTarget("cuda", architecture, 32),
-            options={"num_warps": self.num_warps, "num_stages": self.num_stages},
+            options=self.options,
         )
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Options of the compiler."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 # Records of the section .nv.info: format, attribute, then 16 bits of value or the length of what follows.

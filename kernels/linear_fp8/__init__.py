@@ -108,8 +108,8 @@ def linear_fp8(
         )
     if parts is not None:
         check_parts("linear_fp8", parts.y_PTN, out_TN)
-        if len(parts.y_PTN) != num_parts(num_rows, weight):
-            raise ValueError(f"linear_fp8: {len(parts.y_PTN)} parts, not {num_parts(num_rows, weight)}")
+        if len(parts.y_PTN) != (count := num_parts(num_rows, weight)):
+            raise ValueError(f"linear_fp8: {len(parts.y_PTN)} parts, not {count}")
     if num_rows:
         _run(by, quantized_TK, row_scale_T, weight, out_TN, parts, lets_in_late)
     return Projection(out_TN, scale_T if row_scale_T is None else None, parts=parts)

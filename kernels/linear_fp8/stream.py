@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -176,21 +175,13 @@ def linear_fp8_stream(
 
 
 class GluonCompilation(Compilation):
-    """A Gluon kernel begins as another language."""
+    """A Gluon kernel begins as another language, and has its stages written in it."""
 
-    def compile(self, architecture: int) -> Any:
-        types = {name: self.signature.get(name, "constexpr") for name in self.kernel.arg_names}
-        constants = {(self.kernel.arg_names.index(name),): value for name, value in self.constexprs.items()}
-        attributes = {
-            (index,): [["tt.divisibility", 16]]
-            for index, name in enumerate(self.kernel.arg_names)
-            if str(types[name]).startswith("*")
-        }
-        return triton.compile(
-            GluonASTSource(self.kernel, types, constants, attributes),
-            target=GPUTarget("cuda", architecture, 32),
-            options={"num_warps": self.num_warps},
-        )
+    source_type = GluonASTSource
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": self.num_warps}
 
 
 def _compilation(
