@@ -183,12 +183,11 @@ def tensor_parallel_table(name: str) -> Callable[[Results], str]:
         columns = ("GPUs", "batch", "adapters", "step ms", "floor ms", "ratio", "tok/s")
         keys = ("gpus", "batch", "distinct", "step_ms", "floor_ms", "ratio", "decode_tok_s")
         table = _markdown(columns, [[row[key] for key in keys] for row in report["rows"]])
-        groups = "; ".join(
-            f"{group['gpus']} GPUs: start {group['start_s']} s, copy {group['copy_tb_s']} TB/s"
+        groups = "".join(
+            f"; {group['gpus']} GPUs: start {group['start_s']} s, copy {group['copy_tb_s']} TB/s"
             for group in report["groups"]
         )
-        circumstances = _circumstances(report, name.rpartition("/")[2])
-        return f"{table}\n\n{'; '.join(filter(None, (circumstances, groups)))}"
+        return f"{table}\n\n{_circumstances(report, name.rpartition('/')[2])}{groups}"
 
     return render
 
