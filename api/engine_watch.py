@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from admin.operator.engines.report import EngineReport, EngineState
 from engine.client import EngineClient
-from telemetry.tasks import cancel
+from telemetry.tasks import cancel, gather_all
 
 log = structlog.get_logger(__name__)
 
@@ -103,7 +103,7 @@ class EngineWatch:
 
     async def report(self) -> None:
         """Stores a report of each of this process's engines."""
-        await asyncio.gather(*(self._report(engine) for engine in self._engines()))
+        await gather_all(*(self._report(engine) for engine in self._engines()))
 
     async def _report(self, engine: EngineClient) -> None:
         """Stores a report of an engine, unless another process does or has a better view."""

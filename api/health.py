@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from api.openapi.routing import Router, answers, reference
 from api.pools import Pools
 from api.services import Check, Services, services_of
+from telemetry.tasks import gather_all
 
 CHECK_TIMEOUT = 2.0
 """Seconds after which a check without an answer counts as not ready."""
@@ -114,7 +115,7 @@ def is_of_engines(name: str) -> bool:
 async def reasons_not_ready(services: Services) -> dict[str, str | None]:
     """Runs every check; returns why each fails, by its name, and None for those that pass."""
     names = list(services.checks)
-    reasons = await asyncio.gather(*(_run(name, services.checks[name]) for name in names))
+    reasons = await gather_all(*(_run(name, services.checks[name]) for name in names))
     return {**_engines(services.pools), **dict(zip(names, reasons, strict=True))}
 
 

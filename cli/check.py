@@ -31,6 +31,7 @@ from db.settings import DatabaseSettings
 from engine.registry import RegistryAddress
 from engine.settings import EngineSettings
 from telemetry.disk import DiskSettings
+from telemetry.tasks import gather_all
 from worker.settings import JobsSettings, WorkerSettings
 
 _SECRET_ENDINGS = ("_SECRET", "_KEY", "_PASSWORD")
@@ -82,7 +83,7 @@ async def _networked(configuration: Configuration) -> list[Finding]:
     if (storage := configuration.get(StorageSettings)) is not None:
         checks.append(check_storage(storage))
     checks += [_engines(endpoints, base) for base, endpoints in _pools(configuration).items()]
-    return [finding for group in await asyncio.gather(*checks) for finding in group]
+    return [finding for group in await gather_all(*checks) for finding in group]
 
 
 async def _engines(named: list[str], base_name: str | None) -> list[Finding]:

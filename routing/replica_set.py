@@ -28,7 +28,7 @@ from routing.reports import report_of
 from routing.router import Choice, NoReplica, Reason, Router, RoutingQuery
 from routing.served_elsewhere import ServedElsewhere
 from routing.warming import KnownAdapters, warm
-from telemetry.tasks import cancel
+from telemetry.tasks import cancel, gather_all
 
 __all__ = ["ReplicaSet"]
 
@@ -172,7 +172,7 @@ class ReplicaSet:
             await self._membership.close()
         for replica in self._replicas:
             await self._stop_joining(replica)
-        await asyncio.gather(*(client.close() for client in self.clients))
+        await gather_all(*(client.close() for client in self.clients))
         self._available.clear()
 
     async def wait_ready(self) -> EngineInfo:

@@ -28,6 +28,7 @@ from engine.protocol import (
     Submit,
     TokenLogprob,
 )
+from telemetry.tasks import run_together
 from tenants.object_names import CALIBRATION_KEY
 
 AT_ONCE = 8
@@ -111,14 +112,8 @@ class EngineScorer:
                     await self.pace.rest(time.monotonic() - began)
                     return found
 
-        tasks = [asyncio.create_task(one(sample)) for sample in samples]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            # A cancelled reader aborts its request, so that the engine does not compute unread results.
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        # A cancelled reader aborts its request, so that the engine does not compute unread results.
+        return await run_together(*(one(sample) for sample in samples))
 
     async def _asked(self, sample: Sample, adapter: AdapterRef | None) -> Scores:
         """Retries until the request is answered or rejected, or the time is up."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import segno
 from markupsafe import Markup
 
 from admin.web.sessions import OpenSession, SessionStore, SessionSummary, handle_of
+from telemetry.tasks import gather_all
 from tenants.accounts import Membership
 from tenants.identities.second_factors import FactorView, SecondFactors
 from tenants.identities.service import Identities
@@ -72,7 +72,7 @@ class AccountPage:
 
     async def gather(self, account: Membership, opened: OpenSession) -> AccountView:
         """Raises DatabaseUnavailable."""
-        factor, identities, sessions = await asyncio.gather(
+        factor, identities, sessions = await gather_all(
             self._factors.find(account),
             self._identities.list(account),
             self._sessions.of_user(account.user_id),

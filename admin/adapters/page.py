@@ -22,6 +22,7 @@ from admin.adapters.work import Work, work_of
 from admin.badge import Badge
 from admin.operator.engines.report import Engines
 from admin.web.sorting import Column, Heading, Sort, headings, sort_rows
+from telemetry.tasks import gather_all
 
 PAGE = 50
 MAX_SORTED = 500
@@ -168,7 +169,7 @@ class AdaptersPage:
     async def list(self, tenant_id: str, after: str | None = None, sort: Sort | None = None) -> AdapterList:
         """Newest first, beyond the adapter `after`; sorted, they come in one page."""
         limit = PAGE if sort is None else MAX_SORTED
-        found, (jobs, _) = await asyncio.gather(
+        found, (jobs, _) = await gather_all(
             self._catalogue.adapters(tenant_id, after=after, limit=limit + 1),
             self._jobs.page(tenant_id, limit=MAX_JOBS),
         )
@@ -195,7 +196,7 @@ class AdaptersPage:
             tenant_id, adapter, limit=MAX_VERSIONS + 1, newest_first=True
         )
         row = shown.adapter
-        (jobs, _), events, speculation = await asyncio.gather(
+        (jobs, _), events, speculation = await gather_all(
             self._jobs.page(tenant_id, limit=MAX_JOBS, adapter_id=row.id),
             self._catalogue.events(tenant_id, row.id, after=before, limit=EVENTS + 1),
             self._speculation(tenant_id, versions),

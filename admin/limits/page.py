@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from admin.amounts import read_dollars, read_size, size_written
 from admin.keys.page import MAX_PROJECTS
 from admin.web.form_errors import FieldError
 from batches.service import BatchService
+from telemetry.tasks import gather_all
 from tenants.errors import QuotaUnavailable
 from tenants.key_service import KeyService
 from tenants.limits.kinds import MAX_AMOUNT, MAX_RATE, Limit, Metric, Scope
@@ -121,7 +121,7 @@ class LimitsPage:
 
     async def gather(self, tenant_id: str, plan: PlanView, tab: Tab, number: int) -> Limits:
         """Raises TenantNotFound, DatabaseUnavailable."""
-        own, effective = await asyncio.gather(self._limits.list(tenant_id), self._limits.effective(tenant_id))
+        own, effective = await gather_all(self._limits.list(tenant_id), self._limits.effective(tenant_id))
         set_ones = {_named(limit) for limit in own}
         adapters = Limit("tenant", tenant_id, "", Metric.ADAPTERS, plan.max_adapters)
         if _named(adapters) not in {_named(limit) for limit in effective}:
@@ -131,7 +131,7 @@ class LimitsPage:
         if tab == "organisation":
             chosen.sort(key=lambda limit: (order.index(limit.metric), limit.model))
         page = chosen[PAGE * (number - 1) : PAGE * number]
-        states, stored, named = await asyncio.gather(
+        states, stored, named = await gather_all(
             self._states(tenant_id, page),
             self._stored(tenant_id, page),
             self._names.of(tenant_id, [limit.scope_id for limit in page if limit.scope != "tenant"]),
@@ -153,7 +153,7 @@ class LimitsPage:
 
     async def choices(self, tenant_id: str) -> list[tuple[str, str]]:
         """(value, words) of whom a limit can be for."""
-        projects, keys = await asyncio.gather(
+        projects, keys = await gather_all(
             self._projects.list(tenant_id, limit=MAX_PROJECTS, newest_first=False),
             self._keys.list(tenant_id, kind="inference", limit=MAX_KEYS),
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from admin.badge import Badge
+from telemetry.tasks import gather_all
 from tenants.identities.second_factors import SecondFactors
 from tenants.members.invites import InviteService
 from tenants.members.service import MemberService
@@ -77,7 +77,7 @@ class MembersPage:
 
     async def gather(self, tenant_id: str, after: str | None) -> Members:
         """Raises DatabaseUnavailable."""
-        users, invites = await asyncio.gather(
+        users, invites = await gather_all(
             self._members.list(tenant_id, after=after, limit=PAGE + 1, newest_first=False),
             self._invites.list(tenant_id, limit=MAX_INVITES),
         )

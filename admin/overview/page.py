@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import calendar
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from admin.usage.query import day_words, midnight
 from billing.invoices.credits import CreditService
 from billing.reports.slices import REQUEST, UsageRow, UsageSlices
 from sla.service import RecentLevels, SlaReports
+from telemetry.tasks import gather_all
 from tenants.key_service import KeyService
 from tenants.limits.kinds import Metric
 from tenants.object_names import CALIBRATION_KEY
@@ -142,7 +142,7 @@ class OverviewPage:
         """As of now. Raises DatabaseUnavailable."""
         today = today or datetime.now(UTC).date()
         first = min(today - timedelta(days=DAYS - 1), today.replace(day=1))
-        (used, adapters), levels, spending, refused = await asyncio.gather(
+        (used, adapters), levels, spending, refused = await gather_all(
             self._used(tenant_id, may, first, today),
             self._levels(tenant_id, may),
             self._limits(tenant_id, may),

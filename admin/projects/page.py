@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +10,7 @@ from admin.badge import Badge
 from admin.keys.page import KeyRow, row_of
 from admin.limits.page import amount_words, title_of
 from admin.projects.service_accounts_page import AccountList, ServiceAccountsPage
+from telemetry.tasks import gather_all
 from tenants.key_service import KeyService
 from tenants.limits.kinds import Limit, Scope
 from tenants.members.service import MemberService
@@ -122,7 +122,7 @@ class ProjectsPage:
     async def one(self, tenant_id: str, project_id: str, may: Callable[[Right], bool]) -> ProjectView:
         """Returns what `may` allows the user to view. Raises ProjectNotFound, DatabaseUnavailable."""
         project = await self._projects.get(tenant_id, project_id)
-        (members, others), (keys, has_more), accounts, limits = await asyncio.gather(
+        (members, others), (keys, has_more), accounts, limits = await gather_all(
             self._people(tenant_id, project_id, may),
             self._its_keys(tenant_id, project, may),
             self._accounts.index(tenant_id, project_id, limit=MAX_ACCOUNTS),

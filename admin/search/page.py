@@ -4,7 +4,6 @@ command palette.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from dataclasses import asdict, dataclass
 from adapters.catalogue import AdapterCatalogue
 from admin.navigation import ADAPTERS, KEYS, PROJECTS, SECTIONS, USAGE, Section
 from admin.usage.request_finder import RequestFinder
+from telemetry.tasks import gather_all
 from tenants.object_names import NameService, SearchedKind
 from tenants.roles import Right
 
@@ -58,7 +58,7 @@ class SearchPage:
                 asked.append(self._named(tenant_id, "project", "Project", PROJECTS, wanted))
             if _can_see(USAGE, may) and _REQUEST_ID.fullmatch(wanted):
                 asked.append(self._request(tenant_id, wanted))
-            for matches in await asyncio.gather(*asked):
+            for matches in await gather_all(*asked):
                 found += matches
             found.sort(key=lambda one: not one.title.casefold().startswith(wanted.casefold()))
         return found[:MAX_MATCHES]

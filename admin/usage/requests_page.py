@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from admin.web.form_errors import FieldError
 from billing.models import UsageRecord
 from billing.reports.repository import Outcome
 from billing.reports.slices import RequestPosition, Requests, UsageSlices
+from telemetry.tasks import gather_all
 from tenants.object_names import CALIBRATION_KEY
 from tenants.refusals.models import RefusedCall
 from tenants.refusals.repository import RefusedFilter
@@ -124,7 +124,7 @@ class RequestsPage:
         hidden = query.hidden_keys
         if not query.deleted and not query.chosen.get("key"):
             hidden += deleted
-        ran, (refused, counts) = await asyncio.gather(
+        ran, (refused, counts) = await gather_all(
             self._ran(tenant_id, query, hidden, position),
             self._refused.page(
                 *(tenant_id, query.start, query.end),

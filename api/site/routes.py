@@ -23,6 +23,7 @@ from api.site.pages import HERE, render, render_reference
 from api.site.status import StatusPages
 from db.errors import DatabaseUnavailable
 from sla.incidents.service import PublicIncident
+from telemetry.tasks import gather_all
 
 SITE: Final = HERE / "built"
 """The documentation as `docs/site/build.py` leaves it."""
@@ -76,7 +77,7 @@ class SiteRoutes:
             self._app.add_api_route(path, endpoint, methods=_METHODS, include_in_schema=False)
 
     async def landing(self, request: Request) -> Response:
-        reasons, incidents = await asyncio.gather(reasons_not_ready(self._services), self._incidents())
+        reasons, incidents = await gather_all(reasons_not_ready(self._services), self._incidents())
         html = render(
             "landing.html",
             base_url=_base_url(request),

@@ -6,7 +6,6 @@ delivery to the next, so it may arrive twice, with the same id.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,6 +23,7 @@ from billing.notifications.repository import DueDeliveries, DueDelivery
 from billing.notifications.sending import WebhookSender
 from billing.notifications.signing import headers
 from db.session import EVERY_TENANT, Database
+from telemetry.tasks import gather_all
 from tenants.outbound.errors import EndpointUnreachable
 from tenants.repository import TenantDirectory
 
@@ -81,7 +81,7 @@ class Deliveries:
             directory = TenantDirectory(session)
             mailed = {due.tenant_id for due in taken if due.recipient is not None}
             names = {tenant: found.name for tenant in mailed if (found := await directory.tenant(tenant))}
-        attempts = await asyncio.gather(*(self._try(due, names.get(due.tenant_id, "")) for due in taken))
+        attempts = await gather_all(*(self._try(due, names.get(due.tenant_id, "")) for due in taken))
         for due, attempt in zip(taken, attempts, strict=True):
             await self._note(due, attempt)
         return len(taken)

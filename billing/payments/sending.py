@@ -21,6 +21,7 @@ from billing.payments.gateway import PaymentGateway
 from billing.payments.models import Document, MeterEvent
 from billing.payments.repository import SendingQueue
 from db.session import EVERY_TENANT, Database
+from telemetry.tasks import gather_all
 
 log = structlog.get_logger(__name__)
 
@@ -91,7 +92,7 @@ class Sending:
             attempts = await self._claim(done)
             if attempts is None:
                 break
-            await asyncio.gather(
+            await gather_all(
                 *(self._attempt(attempt, number, done) for number, attempt in enumerate(attempts))
             )
             await self._sleep(self._pace * len(attempts))

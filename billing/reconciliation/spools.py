@@ -7,7 +7,6 @@ disagree on a request, it is a difference. An engine that does not respond count
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,6 +20,7 @@ from db.session import EVERY_TENANT, Database
 from engine.client import EngineClient, EngineError
 from engine.protocol import IssuedEvents, SetAside, Spooled, UsageEvent
 from routing.endpoints import engines_at
+from telemetry.tasks import gather_all
 
 LATE_AFTER = timedelta(hours=1)
 """The time since an engine wrote an event to disk. A restarted Redis is back in a minute."""
@@ -53,7 +53,7 @@ class SpoolComparison:
     async def compare(self) -> list[Difference]:
         """Returns the differences. Raises DatabaseUnavailable."""
         self._endpoints = await engines_at(self._endpoints)
-        answers = await asyncio.gather(*(_disk(endpoint) for endpoint in self._endpoints))
+        answers = await gather_all(*(_disk(endpoint) for endpoint in self._endpoints))
         self.why_not = "; ".join(answer for answer in answers if isinstance(answer, str))
         disks = {
             endpoint: answer

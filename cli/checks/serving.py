@@ -15,6 +15,7 @@ from cli.checks.findings import Finding, Status
 from cli.checks.stores import redis_address
 from engine.protocol import EngineInfo
 from engine.settings import EngineSettings
+from telemetry.tasks import gather_all
 from worker.settings import JobsSettings, WorkerSettings
 
 ENGINE_ANSWER_S = 4.0
@@ -85,7 +86,7 @@ async def check_engines(endpoints: Sequence[str], base_name: str | None) -> list
     """Checks that an engine answers at each endpoint and serves `base_name` (None accepts any base), and that
     the engines can be replicas of one another.
     """
-    answers = await asyncio.gather(*(_check_engine(endpoint, base_name) for endpoint in endpoints))
+    answers = await gather_all(*(_check_engine(endpoint, base_name) for endpoint in endpoints))
     findings = [finding for finding, _ in answers]
     infos = {one: info for one, (_, info) in zip(endpoints, answers, strict=True) if info is not None}
     weights = {f"{info.base_digest[:12]} {info.quantization}" for info in infos.values()}

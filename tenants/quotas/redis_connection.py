@@ -18,7 +18,7 @@ import redis.asyncio
 import structlog
 from redis.asyncio import SSLConnection, UnixDomainSocketConnection
 
-from telemetry.tasks import cancel
+from telemetry.tasks import cancel, gather_all
 from tenants.quotas.scripts import command
 
 log = structlog.get_logger(__name__)
@@ -113,7 +113,7 @@ class RedisConnection:
         else:
             _, protocol = await loop.create_connection(made, where.host, where.port, ssl=where.tls)
         try:
-            await asyncio.gather(*(protocol.call(each) for each in self._prologue))
+            await gather_all(*(protocol.call(each) for each in self._prologue))
         except BaseException:
             protocol.drop("not greeted")
             raise

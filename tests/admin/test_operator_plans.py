@@ -270,3 +270,4 @@ async def test_who_looks_on_changes_no_plan(site: Site, visitor: httpx.AsyncClie
         assert (await post(visitor, HERE, path, name="gold", **GOLD)).status_code == 403
     for path in (f"{HERE}/plan_none", f"{HERE}/plan_none/edit", f"{HERE}/%00"):
         assert (await visitor.get(path)).status_code == 404
+        assert site.place.database.checked_out == 0

@@ -166,6 +166,19 @@ def test_log_lines_are_events_with_fields() -> None:
     assert not offenders
 
 
+def test_nothing_runs_on_when_one_of_several_fails() -> None:
+    """`asyncio.gather` raises the first failure and leaves the rest running; `telemetry.tasks` does not."""
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in modules()
+        for node in walked(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "asyncio.gather"
+        and "return_exceptions" not in {keyword.arg for keyword in node.keywords}
+    ]
+    assert not found, found
+
+
 def test_constructors_take_few_parameters() -> None:
     """What belongs together is a small dataclass with a name (whose own constructor is generated)."""
     offenders = [

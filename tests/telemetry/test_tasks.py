@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from telemetry import tasks
-from telemetry.tasks import cancel, discard, run_together
+from telemetry.tasks import cancel, discard, gather_all, run_together
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +64,28 @@ async def test_the_first_failure_ends_the_rest() -> None:
         with pytest.raises(ValueError, match="broken"):
             await run_together(waits(), fails())
     assert ended.is_set()
+
+
+async def test_results_are_in_order() -> None:
+    assert await gather_all(asyncio.sleep(0.01, 1), asyncio.sleep(0, "two")) == (1, "two")
+    assert await run_together(asyncio.sleep(0.01, 1), asyncio.sleep(0, 2)) == [1, 2]
+
+
+async def test_nothing_runs_on_after_a_failure_is_raised() -> None:
+    ended: list[int] = []
+
+    async def ends(number: int) -> None:
+        await asyncio.sleep(0.01)
+        ended.append(number)
+
+    with pytest.raises(ValueError, match="broken"):
+        await gather_all(ends(1), fails(), ends(2))
+    assert ended == [1, 2]
+
+
+async def test_a_cancelled_caller_cancels_all_of_it() -> None:
+    waiting = [asyncio.create_task(loses_cancellations(0)) for _ in range(2)]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await gather_all(*waiting)
+    assert all(task.cancelled() for task in waiting)

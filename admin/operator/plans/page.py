@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +12,7 @@ from admin.operator.plans.fields import GROUPS, Field
 from admin.operator.plans.form_values import Difference
 from billing.previews.service import Preview, PricePreviews
 from billing.pricing import PriceService, PriceVersion
+from telemetry.tasks import gather_all
 from tenants.limits.kinds import Metric
 from tenants.models import Tenant
 from tenants.plans import PlanService, revision
@@ -82,12 +82,12 @@ class PlanPages:
 
     async def list(self) -> list[PlanRow]:
         """Raises DatabaseUnavailable."""
-        plans, counts = await asyncio.gather(self._plans.list(), self._plans.num_tenants())
+        plans, counts = await gather_all(self._plans.list(), self._plans.num_tenants())
         return [PlanRow(plan, counts.get(plan.id, 0), _classes(plan)) for plan in plans]
 
     async def one(self, plan_id: str) -> PlanPage:
         """Raises PlanNotFound, DatabaseUnavailable."""
-        plan, counts = await asyncio.gather(self._plans.find_by_id(plan_id), self._plans.num_tenants())
+        plan, counts = await gather_all(self._plans.find_by_id(plan_id), self._plans.num_tenants())
         groups = [
             (group.title, group.note, [_fact(plan, field) for field in group.fields if _says(plan, field)])
             for group in GROUPS
@@ -98,7 +98,7 @@ class PlanPages:
         """`values`: by the names of fields; None while they cannot be read. Raises PlanNotFound,
         DatabaseUnavailable.
         """
-        plan, counts = await asyncio.gather(self._plans.find_by_id(plan_id), self._plans.num_tenants())
+        plan, counts = await gather_all(self._plans.find_by_id(plan_id), self._plans.num_tenants())
         differences = [] if values is None else form_values.differences(plan, values)
         return PlanDraft(plan, counts.get(plan.id, 0), differences, revision(plan))
 
@@ -116,7 +116,7 @@ class PlanPages:
     async def move(self, tenant_id: str, plan: str) -> Move:
         """Raises TenantNotFound, PlanNotFound, DatabaseUnavailable."""
         tenant = await self._tenants.find_tenant(tenant_id)
-        before, after = await asyncio.gather(self._plans.of_tenant(tenant.id), self._plans.find(plan))
+        before, after = await gather_all(self._plans.of_tenant(tenant.id), self._plans.find(plan))
         return Move(tenant, before, after, form_values.between(before, after))
 
 

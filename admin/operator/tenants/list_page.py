@@ -6,7 +6,6 @@ details are gathered for one page of them. Every figure is read from daily sums.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from admin.operator.tenants.state import state_of
 from admin.web.form_errors import FieldError
 from admin.web.sorting import Column, Heading, Sort, headings, sort_rows
 from billing.customers.service import CustomerUse
+from telemetry.tasks import gather_all
 from tenants.operators.directory import TenantFilter, TenantRow
 from tenants.plans import PlanService
 
@@ -104,7 +104,7 @@ class TenantListPage:
     ) -> TenantList:
         """Raises FieldError, DatabaseUnavailable."""
         now = datetime.now(UTC)
-        queue, plans = await asyncio.gather(self._queue.now(), self._plans.list())
+        queue, plans = await gather_all(self._queue.now(), self._plans.list())
         choices = [("", "Any"), *((plan.name, plan.name) for plan in plans)]
         if sort is None:
             found, count = await self._directory.page(wanted, after=after, limit=PAGE + 1)
@@ -144,7 +144,7 @@ class TenantListPage:
 
     async def _lines(self, rows: Sequence[TenantRow], queue: QueueShares, now: datetime) -> list[TenantLine]:
         ids = [row.id for row in rows]
-        uses, days, failures = await asyncio.gather(
+        uses, days, failures = await gather_all(
             self._customers.month(ids, now),
             self._customers.tokens_by_day(ids, now, DAYS),
             self._failures.recent(ids, now, DAYS),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +14,7 @@ from billing.customers.service import CustomerUse
 from billing.invoices.accounts import BillingAccountView
 from billing.invoices.credits import Balance
 from billing.invoices.views import InvoiceView
+from telemetry.tasks import gather_all
 from tenants.limits.kinds import Limit
 from tenants.models import Tenant, User
 from tenants.operators.directory import KeyCount
@@ -60,7 +60,7 @@ class TenantPages:
     async def one(self, tenant_id: str) -> TenantPage:
         """Raises TenantNotFound, DatabaseUnavailable."""
         tenant = await self._account.tenants.find_tenant(tenant_id)
-        organisation, customer, adapters = await asyncio.gather(
+        organisation, customer, adapters = await gather_all(
             self._directory.organisation(tenant, num_members=MEMBERS),
             self._customers.one(tenant.id, datetime.now(UTC), num_invoices=INVOICES),
             self._catalogue.adapters(tenant.id, limit=ADAPTERS),
