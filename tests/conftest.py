@@ -8,11 +8,13 @@ each has its own.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import itertools
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -230,7 +232,16 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
     opened = Database(database_url, prepared_statements=True)
     yield opened
+    await wait_until_returned(opened)
     await opened.close()
+
+
+async def wait_until_returned(database: Database) -> None:
+    """Waits for what a test left running: a connection that is returned to a closed pool is never closed."""
+    deadline = time.monotonic() + 10
+    while num_out := database.checked_out:
+        assert time.monotonic() < deadline, f"{num_out} connections are still in use"
+        await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -240,6 +251,7 @@ async def owner_database(owner_url: str) -> AsyncIterator[Database]:
 
     opened = Database(owner_url)
     yield opened
+    await wait_until_returned(opened)
     await opened.close()
 
 
