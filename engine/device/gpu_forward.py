@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import NO_SLOT, Batch, NewRow
-from engine.device.batch_state import BatchState, Shares, positions_of_logits
+from engine.device.batch_state import BatchState, Ints, Shares, positions_of_logits
 from engine.device.compiled_steps import compiled_steps_note
 from engine.device.graphs import Bucket, StepGraphs, first_buckets, row_buckets, token_buckets
 from engine.device.runner_options import BatchLimits, CacheLayout, RunnerOptions
@@ -23,7 +23,7 @@ from engine.lora.shards import adapter_widths
 from engine.model.cache import KVCache
 from engine.model.model import Model
 from kernels.attention import AttentionGeometry, DevicePlan
-from kernels.attention.device_plan import can_read_ahead
+from kernels.attention.device_plan import can_read_ahead, decodes_chunks
 from kernels.lora.device import DeviceLora
 from kernels.parallel_compilation import compiled_in_parallel
 from kernels.step_inputs import StepInputs
@@ -44,10 +44,10 @@ class PreparedForward:
     bucket: Bucket
     num_changes: int
     """Of block tables, among the inputs."""
-
-    @property
-    def decode_only(self) -> bool:
-        return self.bucket.decode_only
+    logits_at: Ints | None
+    """Which rows the step's draws have of the logits, and its placeholders after them; None for the first
+    ones.
+    """
 
 
 class DeviceForward:
@@ -70,7 +70,7 @@ class DeviceForward:
         """
         config, device = model.config, model.device
         self._model, self._inputs, self._limits = model, inputs, limits
-        self._captures = options.cuda_graphs
+        self._captures, self._is_invariant = options.cuda_graphs, options.batch_invariant
         self._max_graph_rows = limits.max_rows if options.max_graph_rows is None else options.max_graph_rows
         self.kv = KVCache(config, cache.num_blocks, cache.block_size, device, cache.dtype or model.dtype)
         self.state = BatchState(limits.max_rows, limits.max_len, cache.block_size)
@@ -189,25 +189,40 @@ class DeviceForward:
         rows, query_lens, *_ = shares
         state = self.state
         num_tokens = int(query_lens.sum())
-        decode_only = num_tokens == len(rows)
         num_changes = self._send_changes()
         ends = state.computed_len[rows] + query_lens
-        owners = rows if decode_only else np.repeat(rows, query_lens)
+        has_chunks = num_tokens > len(rows)
+        decode_only = not has_chunks or self._decodes_chunks(query_lens, ends)
+        owners = np.repeat(rows, query_lens) if has_chunks else rows
         slots = state.slots_of_tokens(shares)
         with_adapters = self._lora is not None and bool((slots != NO_SLOT).any())
-        bucket = self._graphs.bucket(num_tokens, decode_only, with_adapters, int(ends.max()))
+        longest = None if has_chunks else int(ends.max())
+        bucket = self._graphs.bucket(num_tokens, decode_only, with_adapters, longest)
         if bucket.with_adapters:
             self._assign_slots(slots, bucket)
-        positions = self._plan.fill(rows, query_lens, ends, bucket.num_tokens)
+        positions = self._plan.fill(rows, query_lens, ends, bucket.num_tokens, decode_only=decode_only)
         ids = self._ids.host
         ids[:num_tokens] = state.tokens[owners, positions]
         ids[num_tokens : bucket.num_tokens] = 0
-        self._fill_sampled(shares, decode_only)
-        return PreparedForward(shares, bucket, num_changes)
+        logits_at = positions_of_logits(query_lens.cumsum() - 1, shares)
+        if decode_only:
+            return PreparedForward(shares, bucket, num_changes, logits_at)
+        sampled = self._sampled.host
+        sampled[: len(logits_at)] = logits_at
+        sampled[len(logits_at) :] = 0
+        return PreparedForward(shares, bucket, num_changes, None)
+
+    def _decodes_chunks(self, query_lens: Ints, total_lens: Ints) -> bool:
+        """Returns whether a step with chunks runs as one of so many decoding rows."""
+        return (
+            not self._is_invariant
+            and int(query_lens.sum()) <= min(self.max_rows, self._max_graph_rows)
+            and decodes_chunks(query_lens, total_lens)
+        )
 
     def run(self, prepared: PreparedForward) -> Tensor:
-        """Queues a step behind its inputs. Returns logits [S, V] of what may be drawn: in a decode step every
-        row's, otherwise of the step's draws, then of its placeholders.
+        """Queues a step behind its inputs. Returns logits [S, V]: in a decode step every token's, otherwise
+        of the step's draws, then of its placeholders.
         """
         if prepared.num_changes:
             self._write_tables(*self._changes.device[:, : prepared.num_changes])
@@ -257,15 +272,6 @@ class DeviceForward:
         row_slots[: len(slots)] = slots
         row_slots[len(slots) :] = NO_SLOT
         self._lora.begin(row_slots)
-
-    def _fill_sampled(self, shares: Shares, decode_only: bool) -> None:
-        """Says, in a mixed step, which tokens' logits are needed. A decode step needs all."""
-        if decode_only:
-            return
-        at = positions_of_logits(shares.query_lens.cumsum() - 1, shares)
-        sampled = self._sampled.host
-        sampled[: len(at)] = at
-        sampled[len(at) :] = 0
 
     @torch.inference_mode()
     def _forward(self, bucket: Bucket, num_layers: int | None = None) -> Tensor:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from engine.batch import Batch, CompletedStep, LaunchedStep, Scored, StepResult
@@ -171,11 +170,11 @@ class DeviceRunner:
         self._inputs.begin()
         forward = self._forward.prepare(shares)
         draws = state.draws(shares)
-        # A decode step has the logits of every row, also of a prompt's last token but one.
-        places = np.flatnonzero(shares.samples) if forward.decode_only else None
         output_lens = state.total_len[draws.rows] - state.prompt_len[draws.rows] + draws.num_ahead
         masks, constraints = self._constraints.of(draws.rows, output_lens)
-        prepared = self._sampler.prepare(draws.rows, output_lens, places, masks, draws, shares.guessing)
+        prepared = self._sampler.prepare(
+            draws.rows, output_lens, forward.logits_at, masks, draws, shares.guessing
+        )
         return _PreparedStep(forward, prepared, constraints, ahead_of_masks(masks, draws.ahead))
 
     def _queue(self, step: _PreparedStep, scored: list[Scored]) -> LaunchedStep:

@@ -188,15 +188,18 @@ class DeviceSampler:
         Args:
             rows: int [S], rows of the batch that draw.
             output_lens: int [S], tokens that each has, pending ones included: the position drawn now.
-            at: int [S], their rows of the logits; by default the first S.
+            at: int [S + placeholders], their rows of the logits, then those of the placeholders; by default
+                the first ones.
             masks: int [S], the mask of each in the table that `launch` is given; by default no row has one.
             draws: which of the draws come after drafts, if any do.
-            guessing: the step's placeholders, whose logits follow those of the draws. What is written as such
-                a row's next token means nothing: its draws are verified first.
+            guessing: the step's placeholders. What is written as such a row's next token means nothing: its
+                draws are verified first.
         """
         params, num_rows = self._params, len(rows)
-        places = np.arange(num_rows)
-        at = places if at is None else at
+        everything = np.arange(num_rows + len(guessing.rows))
+        places, behind = everything[:num_rows], everything[num_rows:]
+        at = everything if at is None else at
+        at, guessed_at = at[:num_rows], at[num_rows:]
         masks = np.full(num_rows, ops.NO_MASK) if masks is None else masks
         young = params.min_tokens[rows] > output_lens
         entries = self._shaping.entry[rows]
@@ -211,10 +214,8 @@ class DeviceSampler:
             self._plain.fill(params, at[plain], rows[plain], output_lens[plain], places[plain], masks[plain])
         else:
             self._plain.fill(params, at, rows, output_lens, places, masks)
-        num_guesses = len(guessing.rows)
-        if num_guesses:
-            behind = np.arange(num_rows, num_rows + num_guesses)
-            self._plain.add_likeliest(behind, guessing.rows, behind)
+        if behind.size:
+            self._plain.add_likeliest(guessed_at, guessing.rows, behind)
         is_random = params.temperature[rows] > 0
         truncates = is_random & ((params.top_k[rows] > 0) | (params.top_p[rows] < 1))
         num_tops = params.num_logprobs[rows]
@@ -224,7 +225,7 @@ class DeviceSampler:
             self._wanted_place.host[: wanted.size] = wanted
         return PreparedDraws(
             rows=rows,
-            plain=num_shaped < num_rows or num_guesses > 0,
+            plain=num_shaped < num_rows or behind.size > 0,
             draws=bool(is_random.any()),
             truncates=bool(truncates.any()),
             num_shaped=num_shaped,

@@ -22,7 +22,7 @@ ROW_BUCKETS = (1, 2, 4)
 ROW_STEP = 8
 """Padding costs at most the work of 7 rows, and products come in multiples of 8 or 16 rows anyway."""
 TOKEN_BUCKETS = (16, 32)
-"""Mixed steps of few tokens: rows with drafts."""
+"""Mixed steps of few tokens whose sequences are long: rows with drafts."""
 TOKEN_STEP = 64
 TOKEN_GROWTH = 1.125
 """Larger ones: a bucket is at most this much larger than the one below it, or `TOKEN_STEP` tokens."""
@@ -34,10 +34,10 @@ class Bucket:
 
     num_tokens: int
     decode_only: bool
-    """Every sequence has one token; otherwise any mix of decoding rows and prefill chunks."""
+    """Every token is decoded by itself; otherwise any mix of decoding rows and prefill chunks."""
     with_adapters: bool
     has_long: bool = True
-    """A sequence may be longer than those whose keys are read ahead. Else a layer has one launch less."""
+    """The keys of a sequence may not all be read ahead. Else a layer has one launch less."""
 
 
 def row_buckets(max_rows: int) -> list[int]:
@@ -101,14 +101,14 @@ class StepGraphs:
         """What all graphs allocate from."""
         self.counters = RunnerCounters()
 
-    def bucket(self, num_tokens: int, decode_only: bool, with_adapters: bool, longest: int) -> Bucket:
+    def bucket(self, num_tokens: int, decode_only: bool, with_adapters: bool, longest: int | None) -> Bucket:
         """Returns the smallest bucket that holds a step; a larger one while its graph is postponed.
 
-        `longest`: tokens of its longest sequence.
+        `longest`: tokens of its longest sequence; None where one has several in the step.
         """
         sizes = self._rows if decode_only else self._tokens
         size = sizes[bisect_left(sizes, num_tokens)]
-        has_long = not decode_only or longest > self._ahead_keys(size)
+        has_long = not decode_only or longest is None or longest > self._ahead_keys(size)
         smallest = Bucket(size, decode_only, with_adapters, has_long)
         return self._postponed.get(smallest, smallest)
 

@@ -65,20 +65,26 @@ class Case:
         return torch.where(hidden, torch.tensor(value, device=cache.device), cache.float()).to(cache.dtype)
 
     def device_step(
-        self, device: torch.device | str = "cpu", filling: int = 0, *, reads_ahead: bool = False
+        self,
+        device: torch.device | str = "cpu",
+        filling: int = 0,
+        *,
+        reads_ahead: bool = False,
+        decode_only: bool = False,
     ) -> DeviceStep:
         """Returns the step as kernels read it, rows in reverse order, in a bucket with `filling` tokens to
-        spare.
+        spare. `decode_only`: tokens of chunks are decoded.
         """
         metadata = self.metadata()
         num_seqs, num_tokens = metadata.num_seqs, metadata.num_tokens + filling
+        decode_only = decode_only or bool((metadata.query_lens == 1).all())
+        max_rows = num_tokens if decode_only else num_seqs + filling
         max_blocks = metadata.block_tables.shape[1]
-        batch = DeviceBatch(self, num_seqs + filling, num_tokens, max_blocks, device, reads_ahead=reads_ahead)
+        batch = DeviceBatch(self, max_rows, num_tokens, max_blocks, device, reads_ahead=reads_ahead)
         rows = np.arange(num_seqs)[::-1].copy()
         batch.set_tables(rows, metadata.block_tables)
-        decode_only = bool((metadata.query_lens == 1).all())
         step = batch.plan.bucket(num_tokens, decode_only)
-        batch.fill(rows, metadata.query_lens, metadata.total_lens, num_tokens)
+        batch.fill(rows, metadata.query_lens, metadata.total_lens, num_tokens, decode_only=decode_only)
         return step
 
 
@@ -107,10 +113,18 @@ class DeviceBatch:
         new = torch.from_numpy(np.ascontiguousarray(tables)).to(there.device, torch.int32)
         there[torch.from_numpy(rows).to(there.device), : new.shape[1]] = new
 
-    def fill(self, rows: IntArray, query_lens: IntArray, total_lens: IntArray, num_tokens: int) -> IntArray:
+    def fill(
+        self,
+        rows: IntArray,
+        query_lens: IntArray,
+        total_lens: IntArray,
+        num_tokens: int,
+        *,
+        decode_only: bool = False,
+    ) -> IntArray:
         """Sends one step. Returns its tokens' positions."""
         self.inputs.begin()
-        positions = self.plan.fill(rows, query_lens, total_lens, num_tokens)
+        positions = self.plan.fill(rows, query_lens, total_lens, num_tokens, decode_only=decode_only)
         self.inputs.send()
         return positions
 

@@ -44,6 +44,13 @@ AHEAD_TOKENS = 4
 AHEAD_KEYS = 2048
 """Of all sequences of such a bucket together, at most: 8 splits, 256 programs of 32 query heads."""
 
+DECODED_TOKENS = 64
+"""Of a step, at most, whose chunks are decoded token by token."""
+DECODED_KEYS = 1 << 14
+"""Of all tokens of its chunks together, at most: every token reads all keys before it. By bytes 16 us a layer
+of the 8B on an H200, as long as one program takes for the 1 600 keys of a chunk's tile.
+"""
+
 AHEAD_HEAD_DIM = 128
 """Numbers of a key: 256 keys and values then fill two thirds of a multiprocessor's registers."""
 
@@ -60,6 +67,16 @@ def split_lengths(total_lens: IntArray) -> IntArray:
 def ahead_keys(num_tokens: int) -> int:
     """Returns the most keys of a sequence that are read ahead in a bucket; 0 where none are."""
     return AHEAD_KEYS // num_tokens if num_tokens <= AHEAD_TOKENS else 0
+
+
+def decodes_chunks(query_lens: IntArray, total_lens: IntArray) -> bool:
+    """Returns whether a step's chunks are so short that their tokens are decoded, each by itself: those of
+    rows with drafts, mostly.
+    """
+    if query_lens.sum() > DECODED_TOKENS:
+        return False
+    keys = query_lens * total_lens
+    return bool(keys[query_lens > 1].sum() <= DECODED_KEYS)
 
 
 def can_read_ahead(geometry: AttentionGeometry, device: torch.device) -> bool:
@@ -180,9 +197,9 @@ class DevicePlan:
         """What to launch steps of up to `num_tokens` tokens with. Only after `inputs.freeze`.
 
         Args:
-            decode_only: no sequence of such a step has more than one token, so prefill is not launched.
-            has_long: a sequence of such a step may have more than `ahead_keys` tokens. Otherwise only the
-                kernel is launched that reads keys ahead.
+            decode_only: every token of such a step is decoded by itself, so prefill is not launched.
+            has_long: a sequence of such a step may have more than `ahead_keys` tokens, or several of them in
+                the step. Otherwise only the kernel is launched that reads keys ahead.
         """
         if num_tokens > self.max_tokens or (decode_only and num_tokens > self.max_rows):
             raise ValueError(
@@ -218,14 +235,21 @@ class DevicePlan:
         )
 
     def fill(
-        self, rows_S: IntArray, query_lens_S: IntArray, total_lens_S: IntArray, num_tokens: int
+        self,
+        rows_S: IntArray,
+        query_lens_S: IntArray,
+        total_lens_S: IntArray,
+        num_tokens: int,
+        *,
+        decode_only: bool = False,
     ) -> IntArray:
         """Writes one step. Returns the positions of its tokens, in host memory that a later step overwrites.
 
         Args:
             rows_S: row of the batch state of each sequence, in the order of the flattened batch; none at all
                 for a step that is all filling.
-            query_lens_S: tokens of this step. One token is decoded, more are a prefill chunk.
+            query_lens_S: tokens of this step. One token is decoded, more are a prefill chunk, unless
+                `decode_only`: then each of them is decoded.
             total_lens_S: tokens of the sequence up to and including this step's.
             num_tokens: of the bucket; tokens beyond the batch's are marked as filling.
         """
@@ -251,25 +275,43 @@ class DevicePlan:
             positions[:used] = np.arange(used) + (total_lens_S - ends)[owner]
             rows[:used] = rows_S[owner]
             single = query_lens_S == 1
-            self._fill_decode(ends[single] - 1, rows_S[single], total_lens_S[single], num_tokens)
-            wide = ~single
-            query_lens = query_lens_S[wide]
-            counts[1] = self._fill_prefill(
-                ends[wide] - query_lens, query_lens, rows_S[wide], total_lens_S[wide]
-            )
+            if decode_only:
+                totals = positions[:used] + 1
+                self._fill_decode(np.arange(used), rows[:used], totals, num_tokens, single[owner])
+                counts[1] = 0
+            else:
+                self._fill_decode(ends[single] - 1, rows_S[single], total_lens_S[single], num_tokens)
+                wide = ~single
+                query_lens = query_lens_S[wide]
+                counts[1] = self._fill_prefill(
+                    ends[wide] - query_lens, query_lens, rows_S[wide], total_lens_S[wide]
+                )
         positions[used:num_tokens] = -1
         rows[used:num_tokens] = self.max_rows
         return positions[:used]
 
-    def _fill_decode(self, tokens: IntArray, rows: IntArray, total_lens: IntArray, num_tokens: int) -> None:
-        """Writes the decode items of a step, those ahead in a list of their own."""
+    def _fill_decode(
+        self,
+        tokens: IntArray,
+        rows: IntArray,
+        total_lens: IntArray,
+        num_tokens: int,
+        has_old_keys: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Writes the decode items of a step, those ahead in a list of their own.
+
+        `has_old_keys`: tokens of which all keys but their own are older than the step; by default all are so.
+        """
         counts, most_keys = self._counts.host, self.ahead_keys(num_tokens)
         if not most_keys:
             counts[0], counts[2] = _write_items(self._items.host, tokens, rows, total_lens), 0
             return
+        is_ahead = total_lens <= most_keys
+        if has_old_keys is not None:
+            is_ahead &= has_old_keys
         for index, items, which in (
-            (0, self._items.host, total_lens > most_keys),
-            (2, self._ahead_items.host, total_lens <= most_keys),
+            (0, self._items.host, ~is_ahead),
+            (2, self._ahead_items.host, is_ahead),
         ):
             counts[index] = _write_items(items, tokens[which], rows[which], total_lens[which])
 

@@ -67,6 +67,26 @@ def test_keys_read_ahead(case: Case, filling: int) -> None:
     assert not step.arrivals_SH.any()
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(((4, 300),), 4, 2, 16),
+        Case(((1, 40), (3, 3)), 4, 4, 32),
+        Case(((1, 2), (5, 600), (2, 17), (9, 20)), 7, 1, 48),
+    ],
+    ids=str,
+)
+def test_tokens_of_chunks_are_decoded(case: Case) -> None:
+    """Keys of the same step are not read ahead: in the bucket of four, too, where older ones are."""
+    q, cache = case.inputs()
+    expected = naive_attention(q, cache, case.metadata(), case.head_dim**-0.5)
+    step = case.device_step(reads_ahead=True, decode_only=True)
+    assert step.prefill_tiles == 0
+    got = attend(case, q, case.poison(cache), step)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+    assert not step.arrivals_SH.any()
+
+
 def test_a_bucket_of_short_sequences_launches_one_kernel() -> None:
     case = AHEAD_CASES[1]
     q, cache = case.inputs()

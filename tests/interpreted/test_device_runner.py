@@ -15,6 +15,7 @@ from adapters.packing import pack
 from engine.batch import NO_SLOT, Batch, Drafted, NewRow, Placeholders, Scheduled
 from engine.core import EngineCore
 from engine.device.gpu_runner import DeviceRunner
+from engine.device.graphs import Bucket, StepGraphs
 from engine.device.runner_options import BatchLimits, CacheLayout
 from engine.environment import EngineEnvironment
 from engine.grammar.admission import GrammarAdmission
@@ -32,6 +33,8 @@ from engine.protocol import AdapterRef, Grammar, SamplingParams, Submit
 from engine.scheduling.drafter import Drafter
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import EngineLimits
+from kernels.attention import device_plan
+from kernels.attention.device_plan import DECODED_TOKENS
 from tests.adapters.peft_files import LINEARS, lora_tensors, write_peft
 from tests.engine.grammar import sapling
 from tests.engine.plain.guesses import GuessingDrafter
@@ -149,7 +152,28 @@ def test_it_answers_and_scores_as_the_cpus_runner(
     assert found.core.runner.counters.eager_steps > 0
 
 
-def test_with_drafts_it_answers_as_without(tmp_path: Path) -> None:
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
+    """Of the steps that ran."""
+    found: list[Bucket] = []
+    launched = StepGraphs.run
+
+    def run_and_note(graphs: StepGraphs, bucket: Bucket) -> torch.Tensor:
+        found.append(bucket)
+        return launched(graphs, bucket)
+
+    monkeypatch.setattr(StepGraphs, "run", run_and_note)
+    return found
+
+
+@pytest.fixture(params=[0, DECODED_TOKENS], ids=["chunks", "decoded"])
+def decoded_tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of steps whose rows with drafts run as chunks of prompts do, or as decoding rows."""
+    monkeypatch.setattr(device_plan, "DECODED_TOKENS", request.param)
+    return request.param
+
+
+def test_with_drafts_it_answers_as_without(tmp_path: Path, sizes: list[Bucket], decoded_tokens: int) -> None:
     write_base(tmp_path / "base", num_hidden_layers=1)
     ref = write_adapter(tmp_path, tmp_path / "base", 4, ["q_proj", "v_proj"])
     model = load_model(tmp_path / "base")
@@ -176,9 +200,11 @@ def test_with_drafts_it_answers_as_without(tmp_path: Path) -> None:
         vocab_size=model.config.vocab_size,
         skill=0.8,
     )
-    core = device_core(model, tmp_path / "packed", 1, drafter=drafter, max_rows=16)
+    core = device_core(model, tmp_path / "packed", 1, drafter=drafter, max_rows=BUDGET)
+    sizes.clear()
     found = run(core, submits)
     assert found.tokens() == without.tokens()
+    assert all(size.decode_only for size in sizes) == bool(decoded_tokens)
     # Rows that ended with drafts in flight are taken by others, in the opposite order.
     assert run(core, submits[::-1]).tokens() == without.tokens()
     assert drafter.num_drafts > drafter.num_accepted > 5
@@ -187,7 +213,9 @@ def test_with_drafts_it_answers_as_without(tmp_path: Path) -> None:
         assert [score.logprob for score in answer.logprobs] == pytest.approx(expected, abs=CLOSE)
 
 
-def test_with_placeholders_it_answers_as_without_and_guesses_as_the_cpus_runner(tmp_path: Path) -> None:
+def test_with_placeholders_it_answers_as_without_and_guesses_as_the_cpus_runner(
+    tmp_path: Path, decoded_tokens: int
+) -> None:
     write_base(tmp_path / "base", num_hidden_layers=1)
     ref = write_adapter(tmp_path, tmp_path / "base", 4, ["q_proj", "v_proj"])
     draft = write_adapter(tmp_path, tmp_path / "base", 8, list(LINEARS))

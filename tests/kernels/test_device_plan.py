@@ -7,6 +7,8 @@ import torch
 from kernels.attention.cases import Case, DeviceBatch
 from kernels.attention.device_plan import (
     AHEAD_TOKENS,
+    DECODED_KEYS,
+    DECODED_TOKENS,
     MAX_SPLITS,
     PREFILL_ROWS,
     SPLIT_KEYS,
@@ -14,6 +16,7 @@ from kernels.attention.device_plan import (
     AttentionGeometry,
     DevicePlan,
     ahead_keys,
+    decodes_chunks,
     max_splits,
     split_lengths,
 )
@@ -123,6 +126,47 @@ def test_short_sequences_of_small_buckets_are_read_ahead(num_tokens: int) -> Non
     else:
         with pytest.raises(AssertionError, match="reads no keys ahead"):
             batch.plan.bucket(num_tokens, decode_only=True, has_long=False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tokens_of_chunks_are_decoded_in_small_steps(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    query_lens = rng.integers(1, 6, int(rng.integers(1, 9)))
+    query_lens[0] = 2
+    num_tokens = int(query_lens.sum()) if seed % 2 else 4
+    if num_tokens == 4:
+        query_lens = np.array([2, 1])
+    total_lens = query_lens + rng.integers(0, 900, len(query_lens))
+    batch = DeviceBatch(HEADS, 64, 64, 512, "cpu", reads_ahead=True)
+    rows = rng.permutation(64)[: len(query_lens)]
+    positions = batch.fill(rows, query_lens, total_lens, num_tokens, decode_only=True)
+    expected = np.concatenate([np.arange(t - q, t) for q, t in zip(query_lens, total_lens, strict=True)])
+    assert positions.tolist() == expected.tolist()
+
+    step = batch.plan.bucket(num_tokens, decode_only=True)
+    num_items, num_tiles, num_ahead = step.counts_3.tolist()
+    assert num_tiles == 0
+    owners, seen = np.repeat(rows, query_lens), np.zeros(len(expected), np.int64)
+    alone = np.repeat(query_lens == 1, query_lens)
+    for items, count, is_ahead in ((step.items_I4, num_items, False), (step.ahead_items_I4, num_ahead, True)):
+        for place, first, last, _ in items[:count].tolist():
+            token = place & 0xFFFF
+            assert place >> 16 == owners[token]
+            assert first == seen[token] < last
+            assert is_ahead == (alone[token] and expected[token] < ahead_keys(num_tokens))
+            seen[token] = last
+    assert seen.tolist() == (expected + 1).tolist()
+
+
+def test_chunks_are_decoded_while_they_are_short_and_see_few_keys() -> None:
+    def decodes(*seqs: tuple[int, int]) -> bool:
+        return decodes_chunks(*(np.array(lens) for lens in zip(*seqs, strict=True)))
+
+    assert decodes((5, 200), (1, 100_000))
+    assert decodes((DECODED_TOKENS, DECODED_TOKENS))
+    assert not decodes((DECODED_TOKENS, DECODED_TOKENS), (1, 9))
+    assert decodes((8, DECODED_KEYS // 8))
+    assert not decodes((8, DECODED_KEYS // 8), (2, 2))
 
 
 def test_a_step_of_nobody_is_all_filling() -> None:
