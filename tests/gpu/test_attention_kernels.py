@@ -167,6 +167,27 @@ def test_a_decoding_row_has_the_same_bits_in_any_company(
 
 
 @pytest.mark.parametrize("cache_dtype", [BF16, FP8], ids=str)
+@pytest.mark.parametrize("seqs", [((4, 700),), ((5, 600), (1, 40), (2, 2), (6, 4097), (1, 900))], ids=str)
+def test_a_token_of_a_chunk_has_the_bits_of_a_decoding_row(
+    seqs: tuple, cache_dtype: torch.dtype, device: torch.device
+) -> None:
+    """Where keys of one step are read ahead, too: they are not, of a chunk."""
+    case = Case(seqs, 32, 8, 128)
+    q, cache = on_device(case, device, cache_dtype)
+    got = attend(case, q, case.poison(cache), case.device_step(device, reads_ahead=True, decode_only=True))
+    assert_near(got, reference(case, q, cache), RATIO)
+    metadata, num_tokens = case.metadata(), len(q)
+    batch = DeviceBatch(case, num_tokens, num_tokens, metadata.block_tables.shape[1], device)
+    batch.set_tables(np.arange(len(seqs)), metadata.block_tables)
+    owners = np.repeat(np.arange(len(seqs)), metadata.query_lens)
+    alone = batch.plan.bucket(num_tokens, decode_only=True)
+    for token, (row, position) in enumerate(zip(owners, metadata.positions, strict=True)):
+        batch.fill(np.array([row]), np.array([1]), np.array([position + 1]), num_tokens)
+        out = attend(case, q[[token] * num_tokens], cache, alone)
+        assert torch.equal(out[0], got[token]), token
+
+
+@pytest.mark.parametrize("cache_dtype", [BF16, FP8], ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (8, 4, 32), (14, 2, 64)])
 def test_prefill_chunks_of_any_size_give_the_same_bits(
     heads: int, kv_heads: int, dim: int, cache_dtype: torch.dtype, device: torch.device
