@@ -8,13 +8,11 @@ each has its own.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import importlib
 import itertools
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +34,7 @@ from tests.support.collecting import fork_test_processes, without_garbage_collec
 from tests.support.databases import SharedDatabase
 from tests.support.distribution import ByFile, rank
 from tests.support.scratch import put_temporary_directories_in_memory, scratch_directory
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -232,16 +231,13 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
     opened = Database(database_url, prepared_statements=True)
     yield opened
-    await wait_until_returned(opened)
-    await opened.close()
+    await close_when_unused(opened)
 
 
-async def wait_until_returned(database: Database) -> None:
+async def close_when_unused(database: Database) -> None:
     """Waits for what a test left running: a connection that is returned to a closed pool is never closed."""
-    deadline = time.monotonic() + 10
-    while num_out := database.checked_out:
-        assert time.monotonic() < deadline, f"{num_out} connections are still in use"
-        await asyncio.sleep(0.005)
+    await eventually(lambda: not database.checked_out, 10)
+    await database.close()
 
 
 @pytest.fixture
@@ -251,8 +247,7 @@ async def owner_database(owner_url: str) -> AsyncIterator[Database]:
 
     opened = Database(owner_url)
     yield opened
-    await wait_until_returned(opened)
-    await opened.close()
+    await close_when_unused(opened)
 
 
 def database_at(server: LocalServer, name: str) -> str:
