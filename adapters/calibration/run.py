@@ -363,7 +363,10 @@ async def _timed(work: Coroutine[Any, Any, T]) -> tuple[T, float]:
 
 
 async def _both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, Any]) -> tuple[T, Any]:
-    """Runs both at the same time; when one fails, cancels the other, waits for it and raises the failure."""
+    """Runs both at the same time; when one fails, cancels the other, waits for it and raises the failure.
+
+    Unlike `telemetry.tasks.run_together` it cancels once: a thread may take long, and is waited for.
+    """
     tasks = asyncio.create_task(first), asyncio.create_task(second)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -92,6 +92,8 @@ def positions_of_logits(last: Ints, shares: Shares) -> Ints:
 
     `last`: the last token of each scheduled row, as the step has them.
     """
+    if not shares.is_verified.any():
+        return last[shares.samples]
     num_draws = np.where(shares.samples, 1 + shares.num_drafts, 0)
     at = positions_of_draws(last - shares.num_placeholders, num_draws)
     if not shares.num_placeholders.any():

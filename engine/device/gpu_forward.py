@@ -70,7 +70,7 @@ class DeviceForward:
         """
         config, device = model.config, model.device
         self._model, self._inputs, self._limits = model, inputs, limits
-        self._captures, self._is_invariant = options.cuda_graphs, options.batch_invariant
+        self._captures = options.cuda_graphs
         self._max_graph_rows = limits.max_rows if options.max_graph_rows is None else options.max_graph_rows
         self.kv = KVCache(config, cache.num_blocks, cache.block_size, device, cache.dtype or model.dtype)
         self.state = BatchState(limits.max_rows, limits.max_len, cache.block_size)
@@ -85,6 +85,8 @@ class DeviceForward:
         """Rows of the largest decode step."""
         self.max_tokens = max(rows[-1], tokens[-1])
         """Tokens of the largest step."""
+        self._max_decoded = 0 if options.batch_invariant else min(self.max_rows, self._max_graph_rows)
+        """Tokens of the largest step with chunks that runs as one of so many decoding rows."""
         self.next_ids_R: Tensor
         """int32 by row: the token drawn last. Set before the first step; must not move."""
         self._ids = inputs.field("runner.ids", self.max_tokens)
@@ -192,7 +194,7 @@ class DeviceForward:
         num_changes = self._send_changes()
         ends = state.computed_len[rows] + query_lens
         has_chunks = num_tokens > len(rows)
-        decode_only = not has_chunks or self._decodes_chunks(query_lens, ends)
+        decode_only = not has_chunks or (num_tokens <= self._max_decoded and decodes_chunks(query_lens, ends))
         owners = np.repeat(rows, query_lens) if has_chunks else rows
         slots = state.slots_of_tokens(shares)
         with_adapters = self._lora is not None and bool((slots != NO_SLOT).any())
@@ -211,14 +213,6 @@ class DeviceForward:
         sampled[: len(logits_at)] = logits_at
         sampled[len(logits_at) :] = 0
         return PreparedForward(shares, bucket, num_changes, None)
-
-    def _decodes_chunks(self, query_lens: Ints, total_lens: Ints) -> bool:
-        """Returns whether a step with chunks runs as one of so many decoding rows."""
-        return (
-            not self._is_invariant
-            and int(query_lens.sum()) <= min(self.max_rows, self._max_graph_rows)
-            and decodes_chunks(query_lens, total_lens)
-        )
 
     def run(self, prepared: PreparedForward) -> Tensor:
         """Queues a step behind its inputs. Returns logits [S, V]: in a decode step every token's, otherwise
