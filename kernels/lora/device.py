@@ -52,9 +52,10 @@ class RankSums(Protocol):
 class DeviceLora:
     """LoRA of all layers over an `AdapterTable`.
 
-    Of a row's bits: they depend on the bucket, on how many rows of its own adapter are in the step (up to 2:
-    vector units; up to 16, and in buckets of up to 256 always: tensor cores; beyond: other tiles), and on
-    nothing else. With `batch_invariant` they depend on the row and its adapter alone.
+    Of a row's bits: they depend on the bucket and, in buckets beyond 128, on how many rows of its own adapter
+    are in the step (up to 2: vector units; up to 16, and in buckets of up to 256 always: tensor cores;
+    beyond: other tiles), and on nothing else. With `batch_invariant` they depend on the row and its adapter
+    alone.
     """
 
     def __init__(

@@ -37,6 +37,8 @@ ROWS_OF_A_TOGETHER = {2048: 8, 4096: 4, 8192: 2}
 """By their length, rounded up to a power of two: what is in flight is as much as fits the registers."""
 WIDE_OUTPUT = 8192
 """Columns of a module from which a unit of a block is two tiles: looking a slot up takes a tile's time."""
+GROUP_BUCKET = 64
+"""Rows up to which a rank of a group has programs of few columns."""
 NARROW_OUTPUT = 4096
 """Columns of all modules up to which 32 adapters have no more units of 128 columns than programs run."""
 
@@ -52,7 +54,9 @@ class Plan:
     max_registers: int | None = None
 
 
-def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int, *, apart: bool = False) -> Plan:
+def plan_shrink_rows(
+    width_in: int, bucket: int, rank_stride: int, *, with_blocks: bool, apart: bool = False
+) -> Plan:
     """A whole row of A at a time where that fits the registers, 16 or 32 of its columns a thread.
 
     Up to `MEDIUM_BUCKET` rows the programs are to run beside the base product's, which leave 19 KB of shared
@@ -73,6 +77,7 @@ def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int, *, apart: boo
         "BLOCK_ROWS": tiling.BLOCK_ROWS,
         "FETCHES": not apart and bucket <= tiling.SMALL_BUCKET and width_in % 16 == 0,
         "WITH_PAIRS": not pairs_are_wide(width_in, bucket),
+        "WITH_BLOCKS": with_blocks,
         "APART": apart,
     }
     if bucket <= tiling.MEDIUM_BUCKET:
@@ -110,12 +115,18 @@ def plan_shrink_wide_pairs(width_in: int, rank_stride: int) -> Plan:
 
 
 def plan_expand_rows(
-    widths: Sequence[int], bucket: int, rank_stride: int, num_ranks: int = 0, *, apart: bool = False
+    widths: Sequence[int],
+    bucket: int,
+    rank_stride: int,
+    num_ranks: int = 0,
+    *,
+    with_blocks: bool,
+    apart: bool = False,
 ) -> Plan:
     """Measured likewise. 16 columns a thread, so that every thread sums over ranks by itself; fewer where
     many small programs are best, which is also where a group's rank has a few columns of many adapters.
     """
-    of_group = num_ranks > 1 and bucket <= tiling.MEDIUM_BUCKET
+    of_group = num_ranks > 1 and bucket <= GROUP_BUCKET
     small = bucket <= tiling.SMALL_BUCKET or of_group
     pair_r, pair_n = (16, 128) if small else (4, 1024)
     if of_group and bucket > tiling.SMALL_BUCKET and sum(widths) > NARROW_OUTPUT:
@@ -130,6 +141,7 @@ def plan_expand_rows(
         "STRETCH": 2 if max(widths) >= WIDE_OUTPUT and not small else 1,
         "BLOCK_ROWS": tiling.BLOCK_ROWS,
         "FETCHES": not apart and small and all(width % pair_n == 0 for width in widths),
+        "WITH_BLOCKS": with_blocks,
         "APART": apart,
     }
     return Plan(constants, 1, programs_per_sm=16) if small else Plan(constants, 2, 2, 8, 128)
@@ -227,7 +239,8 @@ def shrink_triton(
     where = (work.order.device, place, table.num_slots)
     stride = {"X_STRIDE": x_TK.stride(0)}
     sized = stride | {"SIZE": size}
-    plan = plan_shrink_rows(width_in, bucket, scratch.rank_stride, apart=apart)
+    with_blocks = limits.blocks > 0
+    plan = plan_shrink_rows(width_in, bucket, scratch.rank_stride, with_blocks=with_blocks, apart=apart)
     units = limits.pairs * MAX_PARTS + limits.blocks * plan.constants["CHUNKS"]
     lists = (work.pairs.device, work.blocks.device)
     _launch(shrink_rows, plan, units, early, (*given, *lists, *where, number), **sized)
@@ -275,7 +288,10 @@ def expand_triton(
     )
     where = (work.order.device, place, table.num_slots)
     stride = {"OUT_STRIDE": out_TN.stride(0)}
-    plan = plan_expand_rows(widths, bucket, scratch.rank_stride, sizes["SIZE"], apart=apart)
+    num_ranks, with_blocks = sizes["SIZE"], limits.blocks > 0
+    plan = plan_expand_rows(
+        widths, bucket, scratch.rank_stride, num_ranks, with_blocks=with_blocks, apart=apart
+    )
     units = limits.pairs * _num_tiles(widths, plan.constants["PAIR_N"])
     units += limits.blocks * _num_tiles(widths, plan.constants["STRETCH"] * plan.constants["BLOCK_N"])
     lists = (work.pairs.device, work.blocks.device)
@@ -368,6 +384,11 @@ def _compilations() -> list[Compilation]:
     return found
 
 
+def _forms(bucket: int) -> Sequence[bool]:
+    """Whether there may be blocks: in small buckets only where all is blocks."""
+    return (False, True) if bucket <= tiling.MEDIUM_BUCKET else (True,)
+
+
 def _launches(
     width_in: int, widths: Sequence[int], bucket: int, num_ranks: int
 ) -> Iterator[tuple[Any, Plan]]:
@@ -377,18 +398,21 @@ def _launches(
         yield shrink_tiles, plan_shrink_tiles(width_in, bucket, stride)
         yield expand_tiles, plan_expand_tiles(widths, stride)
         return
-    yield shrink_rows, plan_shrink_rows(width_in, bucket, stride)
+    for with_blocks in _forms(bucket):
+        yield shrink_rows, plan_shrink_rows(width_in, bucket, stride, with_blocks=with_blocks)
     if pairs_are_wide(width_in, bucket):
         yield shrink_wide_pairs, plan_shrink_wide_pairs(width_in, stride)
-    yield expand_rows, plan_expand_rows(widths, bucket, stride, num_ranks)
+    for with_blocks in _forms(bucket):
+        yield expand_rows, plan_expand_rows(widths, bucket, stride, num_ranks, with_blocks=with_blocks)
 
 
 def _launches_apart(width_in: int, widths: Sequence[int], bucket: int) -> Iterator[tuple[Any, Plan]]:
     """Of one group behind a product that lets them start."""
     stride = MAX_MODULES * DEFAULT_MAX_RANK
     if bucket <= tiling.MEDIUM_BUCKET and width_in >= 4096:
-        yield shrink_rows, plan_shrink_rows(width_in, bucket, stride, apart=True)
-        yield expand_rows, plan_expand_rows(widths, bucket, stride, apart=True)
+        for with_blocks in _forms(bucket):
+            yield shrink_rows, plan_shrink_rows(width_in, bucket, stride, with_blocks=with_blocks, apart=True)
+            yield expand_rows, plan_expand_rows(widths, bucket, stride, with_blocks=with_blocks, apart=True)
 
 
 COMPILATIONS = _compilations()

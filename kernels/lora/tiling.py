@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PAIR_ROWS = 2
-"""Rows of a slot up to which products are sums of the vector units: a tensor core would be mostly idle, and
-waits for shared memory."""
+"""Rows of a slot at a time whose products are sums of the vector units: a tensor core would be mostly idle,
+and waits for shared memory."""
+PAIRED_ROWS = 2
+"""Rows of a slot up to which they are cut into pairs, in buckets beyond `MEDIUM_BUCKET`."""
 BLOCK_ROWS = 16
 """The smallest tile of a tensor core. With fewer rows, rows of zeros fill it."""
 TILE_ROWS = 64
@@ -20,7 +22,7 @@ TILES_FROM = 256
 decoding steps are spared two launches."""
 
 
-SMALL_BUCKET, MEDIUM_BUCKET = 16, 64
+SMALL_BUCKET, MEDIUM_BUCKET = 16, 128
 """Up to these a step's time is that of one program after another, and many small programs are best. Beyond,
 it is bytes."""
 STEP = 128
@@ -75,12 +77,23 @@ class WorkLimits(NamedTuple):
     """Rows in pairs and blocks."""
 
 
+def max_paired(bucket: int) -> int:
+    """Rows of a slot up to which they are cut into pairs. In small buckets that is all: the second pair finds
+    the weights in a cache, and a block would be waited for.
+    """
+    return bucket if bucket <= MEDIUM_BUCKET else PAIRED_ROWS
+
+
 def limits(bucket: int, num_slots: int, batch_invariant: bool) -> WorkLimits:
     """Of what a batch of this many rows can have. All paths are one with `batch_invariant`: blocks."""
     if batch_invariant:
         return WorkLimits(0, min(bucket, num_slots + bucket // BLOCK_ROWS), 0, bucket)
-    pairs, many = min(bucket, num_slots), min(bucket // (PAIR_ROWS + 1), num_slots)
+    paired = max_paired(bucket)
+    # Every slot may have a row that is a pair by itself.
+    pairs = min(bucket, (bucket + num_slots) // PAIR_ROWS, num_slots * -(-paired // PAIR_ROWS))
+    many = min(bucket // (paired + 1), num_slots)
     if bucket <= TILES_FROM:
-        return WorkLimits(pairs, min(bucket // (PAIR_ROWS + 1), many + bucket // BLOCK_ROWS), 0, bucket)
+        blocks = min(bucket // (paired + 1), many + bucket // BLOCK_ROWS)
+        return WorkLimits(pairs, blocks, 0, bucket)
     tiles = min(bucket // (BLOCK_ROWS + 1), num_slots) + bucket // TILE_ROWS
     return WorkLimits(pairs, many, tiles, min(bucket, num_slots * BLOCK_ROWS))

@@ -108,8 +108,8 @@ def expand_rows(
     OUT_STRIDE: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, ALIGN: tl.constexpr,
     RANK_STRIDE: tl.constexpr, PAIR_R: tl.constexpr, PAIR_N: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr, STRETCH: tl.constexpr, BLOCK_ROWS: tl.constexpr, FETCHES: tl.constexpr,
-    SIZE: tl.constexpr, PART_SIZE: tl.constexpr, APART: tl.constexpr, WITH_E4M3: tl.constexpr,
-    COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    WITH_BLOCKS: tl.constexpr, SIZE: tl.constexpr, PART_SIZE: tl.constexpr, APART: tl.constexpr,
+    WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: out[order[p], n] += sum over r of shrunk[p, r] * B[slot][r, n] / (scale[order[p]] or 1), r
         running over the ranks of n's module; APART = instead of +=.
@@ -123,6 +123,7 @@ def expand_rows(
         PAIR_R, PAIR_N, BLOCK_R, BLOCK_N: ranks and columns at a time, of pairs and of blocks.
         STRETCH: tiles of BLOCK_N columns in a unit of a block.
         FETCHES: whether weights are asked for before the launch before this one ends; PAIR_N divides all N.
+        WITH_BLOCKS: whether there may be blocks.
         APART: whether out is memory of its own, of which all columns of a row with an adapter are written; of
             the launches before, only the shrink that sends the words is waited for.
 
@@ -137,7 +138,6 @@ def expand_rows(
     EVEN_BLOCKS: tl.constexpr = (N0 % WIDE == 0) and (N1 % WIDE == 0) and (N2 % WIDE == 0)
     program, programs = tl.program_id(0), tl.num_programs(0)
     pair_units = tl.load(counts_ptr) * PAIR_TILES
-    block_units = tl.load(counts_ptr + 1) * TILES
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     if FETCHES and program < pair_units:
@@ -171,26 +171,28 @@ def expand_rows(
                     rows, row0, row1, rank, columns, tile * PAIR_N, OUT_STRIDE, RANK_STRIDE, PAIR_R, PAIR_N,
                     EVEN_PAIRS, True, number, SIZE, PART_SIZE, not APART,
                 )  # fmt: skip
-    for unit in tl.range((program + programs - pair_units % programs) % programs, block_units, programs):
-        slot, first, rows = load_piece(blocks_ptr, unit // TILES)
-        module, tile, columns, start = find_columns(unit % TILES, N0, N1, N2, WIDE, ALIGN)
-        offset, rank_start, rank, e4m3 = look_up_module(
-            offsets_ptr, ranks_ptr, place * num_slots + slot, module
-        )
-        if (rank > 0) | APART:
-            if e4m3 == 0:
-                expand_block(
-                    out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
-                    offset, first, rows, rank, columns, tile * WIDE, OUT_STRIDE, RANK_STRIDE, BLOCK_ROWS,
-                    BLOCK_R, BLOCK_N, STRETCH, EVEN_BLOCKS, False, COMPUTE, number, SIZE, PART_SIZE,
-                    not APART,
-                )  # fmt: skip
-            elif WITH_E4M3:
-                expand_block(
-                    out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
-                    offset, first, rows, rank, columns, tile * WIDE, OUT_STRIDE, RANK_STRIDE, BLOCK_ROWS,
-                    BLOCK_R, BLOCK_N, STRETCH, EVEN_BLOCKS, True, COMPUTE, number, SIZE, PART_SIZE,
-                    not APART,
-                )  # fmt: skip
+    if WITH_BLOCKS:
+        block_units = tl.load(counts_ptr + 1) * TILES
+        for unit in tl.range((program + programs - pair_units % programs) % programs, block_units, programs):
+            slot, first, rows = load_piece(blocks_ptr, unit // TILES)
+            module, tile, columns, start = find_columns(unit % TILES, N0, N1, N2, WIDE, ALIGN)
+            offset, rank_start, rank, e4m3 = look_up_module(
+                offsets_ptr, ranks_ptr, place * num_slots + slot, module
+            )
+            if (rank > 0) | APART:
+                if e4m3 == 0:
+                    expand_block(
+                        out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
+                        offset, first, rows, rank, columns, tile * WIDE, OUT_STRIDE, RANK_STRIDE, BLOCK_ROWS,
+                        BLOCK_R, BLOCK_N, STRETCH, EVEN_BLOCKS, False, COMPUTE, number, SIZE, PART_SIZE,
+                        not APART,
+                    )  # fmt: skip
+                elif WITH_E4M3:
+                    expand_block(
+                        out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
+                        offset, first, rows, rank, columns, tile * WIDE, OUT_STRIDE, RANK_STRIDE, BLOCK_ROWS,
+                        BLOCK_R, BLOCK_N, STRETCH, EVEN_BLOCKS, True, COMPUTE, number, SIZE, PART_SIZE,
+                        not APART,
+                    )  # fmt: skip
     if STARTS_EARLY and APART:
         end_after_those_before(program)

@@ -119,8 +119,8 @@ def shrink_rows(
     K: tl.constexpr, X_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, MAX_PARTS: tl.constexpr,
     STEP: tl.constexpr, AHEAD: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_ROWS: tl.constexpr, FETCHES: tl.constexpr,
-    WITH_PAIRS: tl.constexpr, TOGETHER: tl.constexpr, SIZE: tl.constexpr, APART: tl.constexpr,
-    WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    WITH_PAIRS: tl.constexpr, WITH_BLOCKS: tl.constexpr, TOGETHER: tl.constexpr, SIZE: tl.constexpr,
+    APART: tl.constexpr, WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: shrunk[p, r] = f[slot][r] * sum over k of x[order[p], k] * A[slot][r, k].
 
@@ -137,6 +137,7 @@ def shrink_rows(
         TOGETHER: rows of A at a time; more than one needs a STEP of at least K, and no shared memory.
         CHUNK, CHUNKS: of K; a block's units. BLOCK_R, BLOCK_K: of one product.
         WITH_PAIRS: whether this launch works off pairs too, or `shrink_wide_pairs` does.
+        WITH_BLOCKS: whether there may be blocks.
         FETCHES: whether weights are asked for before the launch before this one ends; K is a multiple of 16.
         APART: whether x was there when the launch before let this one begin, so that nothing is waited for.
 
@@ -177,26 +178,27 @@ def shrink_rows(
                 )  # fmt: skip
             # The next unit's weights may be of the other type, and lie in shared memory where sums are now.
             tl.debug_barrier()
-    block_units = tl.load(counts_ptr + 1) * CHUNKS
-    # They begin where pairs ended, so that no program gets more than its share of both.
-    begin = (program + programs - pair_units % programs) % programs if WITH_PAIRS else program
-    for unit in tl.range(begin, block_units, programs):
-        slot, first, rows = load_piece(blocks_ptr, unit // CHUNKS)
-        offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
-        sums_ptr = partials_ptr + unit % CHUNKS * RANK_STRIDE
-        if e4m3 == 0:
-            _shrink_block(
-                x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
-                K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, False, COMPUTE,
+    if WITH_BLOCKS:
+        block_units = tl.load(counts_ptr + 1) * CHUNKS
+        # They begin where pairs ended, so that no program gets more than its share of both.
+        begin = (program + programs - pair_units % programs) % programs if WITH_PAIRS else program
+        for unit in tl.range(begin, block_units, programs):
+            slot, first, rows = load_piece(blocks_ptr, unit // CHUNKS)
+            offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
+            sums_ptr = partials_ptr + unit % CHUNKS * RANK_STRIDE
+            if e4m3 == 0:
+                _shrink_block(
+                    x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
+                    K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, False, COMPUTE,
+                )  # fmt: skip
+            elif WITH_E4M3:
+                _shrink_block(
+                    x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
+                    K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, True, COMPUTE,
+                )  # fmt: skip
+            add_up_chunks(
+                partials_ptr, shrunk_ptr, fp32_ptr + factors, counters_ptr + unit // CHUNKS, first, rows,
+                rank, CHUNKS, 16, BLOCK_ROWS, RANK_STRIDE, number, SIZE,
             )  # fmt: skip
-        elif WITH_E4M3:
-            _shrink_block(
-                x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
-                K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, True, COMPUTE,
-            )  # fmt: skip
-        add_up_chunks(
-            partials_ptr, shrunk_ptr, fp32_ptr + factors, counters_ptr + unit // CHUNKS, first, rows,
-            rank, CHUNKS, 16, BLOCK_ROWS, RANK_STRIDE, number, SIZE,
-        )  # fmt: skip
     if STARTS_EARLY and APART:
         end_after_those_before(program)
