@@ -44,7 +44,7 @@ AHEAD_TOKENS = 4
 AHEAD_KEYS = 2048
 """Of all sequences of such a bucket together, at most: 8 splits, 256 programs of 32 query heads."""
 
-DECODED_TOKENS = 64
+DECODED_TOKENS = 128
 """Of a step, at most, whose chunks are decoded token by token."""
 DECODED_KEYS = 1 << 14
 """Of all tokens of its chunks together, at most: every token reads all keys before it, by bytes 16 us a layer
