@@ -91,7 +91,8 @@ class DeviceForward:
         """int32 by row: the token drawn last. Set before the first step; must not move."""
         self._ids = inputs.field("runner.ids", self.max_tokens)
         self._sampled = inputs.field("runner.sampled", rows[-1])
-        self._changes = inputs.field("runner.changes", (2, MAX_TABLE_CHANGES), torch.int64)
+        self._changed_places = inputs.field("runner.changed_places", MAX_TABLE_CHANGES, torch.int64)
+        self._changed_blocks = inputs.field("runner.changed_blocks", MAX_TABLE_CHANGES)
         geometry = AttentionGeometry(config.num_heads, config.num_kv_heads, config.head_dim, cache.block_size)
         max_blocks = self.state.tables.shape[1]
         self._plan = DevicePlan(
@@ -219,7 +220,8 @@ class DeviceForward:
         of the step's draws, then of its placeholders.
         """
         if prepared.num_changes:
-            self._write_tables(*self._changes.device[:, : prepared.num_changes])
+            num = prepared.num_changes
+            self._write_tables(self._changed_places.device[:num], self._changed_blocks.device[:num])
         return self._graphs.run(prepared.bucket)
 
     def hidden(self, prepared: PreparedForward) -> Tensor:
@@ -247,15 +249,16 @@ class DeviceForward:
         self._changed.clear()
         num_ahead = max(0, len(places) - MAX_TABLE_CHANGES)
         if num_ahead:
-            self._write_tables(*torch.tensor([places[:num_ahead], values[:num_ahead]]).to(self._model.device))
+            ahead = torch.tensor([places[:num_ahead], values[:num_ahead]]).to(self._model.device)
+            self._write_tables(ahead[0], ahead[1].int())
         num_changes = len(places) - num_ahead
-        changes = self._changes.host
-        changes[0, :num_changes] = places[num_ahead:]
-        changes[1, :num_changes] = values[num_ahead:]
+        self._changed_places.host[:num_changes] = places[num_ahead:]
+        self._changed_blocks.host[:num_changes] = values[num_ahead:]
         return num_changes
 
     def _write_tables(self, places: Tensor, values: Tensor) -> None:
-        self._plan.tables_RB.view(-1).index_put_((places,), values.int())
+        # One kernel: this is queued before a step that the device may be waiting for.
+        self._plan.tables_RB.view(-1).scatter_(0, places, values)
 
     # ---- one step
 

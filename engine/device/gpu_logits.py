@@ -111,11 +111,12 @@ class ShapedRows:
             self.entry[row] = NO_ENTRY
             self.always[row] = False
 
-    @torch.inference_mode()
     def count_more(self, row: int, token_ids: Sequence[int]) -> None:
         """Counts several tokens of one row, if it has an entry."""
         entry = int(self.entry[row])
-        if entry != NO_ENTRY:
+        if entry == NO_ENTRY:
+            return  # most rows: the mode below would take longer than all else
+        with torch.inference_mode():
             drawn = self._sent(token_ids)
             self._counts_EV[entry].index_add_(0, drawn, torch.ones_like(drawn, dtype=torch.int32))
 

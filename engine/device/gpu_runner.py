@@ -1,9 +1,10 @@
 """Runs batches on a GPU, one step ahead of the host: no launch waits for the step before it.
 
-Owns the order in which a step is queued: changes, inputs, model, draws, scores. `engine.device.gpu_forward`
-computes the logits; here rows get their masks and their draws. Drawn tokens stay on the device as the next
-step's input; the host reads them later. Draws that wait for masks are queued when the next step is prepared,
-before its inputs.
+Owns the order in which a step is queued: changes, inputs, model, the draws' inputs, draws, scores.
+`engine.device.gpu_forward` computes the logits; here rows get their masks and their draws. The draws are
+prepared while the model runs already: a step behind drafts is waited for. Drawn tokens stay on the device as
+the next step's input; the host reads them later. Draws that wait for masks are queued when the next step is
+prepared, before its inputs.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from engine.batch import Batch, CompletedStep, LaunchedStep, Scored, StepResult
-from engine.device.batch_state import Shares
 from engine.device.gpu_forward import DeviceForward, PreparedForward
 from engine.device.gpu_masks import ConstrainedDraws, DeviceMasks
 from engine.device.gpu_sampler import DeviceSampler, PreparedDraws
@@ -33,11 +34,10 @@ from kernels.step_inputs import StepInputs
 
 
 @dataclass(frozen=True, slots=True)
-class _PreparedStep:
-    """A step whose inputs are written on the host."""
+class _PlannedDraws:
+    """A step's draws, whose inputs are written on the host."""
 
-    forward: PreparedForward
-    draws: PreparedDraws
+    prepared: PreparedDraws
     constraints: list[RowConstraint]
     """Those that have a mask, in the order of the masks."""
     ahead: list[list[int]] | None
@@ -70,11 +70,12 @@ class DeviceRunner:
         config, device = model.config, model.device
         self._pool, self._group = pool, model.group
         inputs = self._inputs = StepInputs(device)
+        draw_inputs = self._draw_inputs = StepInputs(device)
         forward = self._forward = DeviceForward(model, pool, cache, limits, options, inputs)
         max_rows = forward.max_rows
         next_ids_R = None if model.group is None else model.group.shared_ids(max_rows + 1, device)
         self._sampler = DeviceSampler(
-            inputs, max_rows, config.vocab_size, config.eos_ids, device, next_ids_R=next_ids_R
+            draw_inputs, max_rows, config.vocab_size, config.eos_ids, device, next_ids_R=next_ids_R
         )
         forward.next_ids_R = self._sampler.next_ids_R
         self._constraints = RowConstraints(limits.max_rows)
@@ -84,6 +85,7 @@ class DeviceRunner:
         # Chunks of as many rows as the largest step draws for: the logits' memory is at least that large.
         self._scorer = DeviceScorer(model.logits, forward.max_tokens, max_rows, device)
         inputs.freeze()
+        draw_inputs.freeze()
         self.counters = forward.counters
 
     @property
@@ -133,11 +135,15 @@ class DeviceRunner:
         if batch.freed_rows or batch.new_rows:
             self._draw_last()  # it reads what rows leave on the device, which the next request overwrites
         self._apply(batch)
-        step = self._prepare(self._forward.apply(batch))
+        shares = self._forward.apply(batch)
+        self._inputs.begin()
+        forward = self._forward.prepare(shares)
         self._draw_last()
         with nullcontext() if self._pool is None else self._pool.launching():
-            launched = self._queue(step, batch.scored)
-        self._forward.state.advance(step.forward.shares)
+            self._inputs.send()
+            logits_SV = self._forward.run(forward)
+            launched = self._queue_draws(forward, logits_SV, batch.scored)
+        self._forward.state.advance(shares)
         return launched
 
     def _draw_last(self) -> None:
@@ -164,38 +170,39 @@ class DeviceRunner:
             self._sampler.admit(new.row, new.sampling, new.seed, prompt_ids, output_ids)
             self._constraints.enter(new.row, new.constraint)
 
-    def _prepare(self, shares: Shares) -> _PreparedStep:
-        """Writes the step's inputs on the host; the last step may still have to be drawn."""
-        state = self._forward.state
-        self._inputs.begin()
-        forward = self._forward.prepare(shares)
+    def _plan_draws(self, forward: PreparedForward) -> _PlannedDraws:
+        """Writes the inputs of a step's draws on the host."""
+        shares, state = forward.shares, self._forward.state
+        self._draw_inputs.begin()
         draws = state.draws(shares)
         output_lens = state.total_len[draws.rows] - state.prompt_len[draws.rows] + draws.num_ahead
         masks, constraints = self._constraints.of(draws.rows, output_lens)
         prepared = self._sampler.prepare(
             draws.rows, output_lens, forward.logits_at, masks, draws, shares.guessing
         )
-        return _PreparedStep(forward, prepared, constraints, ahead_of_masks(masks, draws.ahead))
+        return _PlannedDraws(prepared, constraints, ahead_of_masks(masks, draws.ahead))
 
-    def _queue(self, step: _PreparedStep, scored: list[Scored]) -> LaunchedStep:
-        self._inputs.send()
-        logits_SV = self._forward.run(step.forward)
+    def _queue_draws(self, forward: PreparedForward, logits_SV: Tensor, scored: list[Scored]) -> LaunchedStep:
+        """Queues a step's draws and scores behind its logits."""
+        planned = self._plan_draws(forward)
+        self._draw_inputs.send()
+        has_draws = planned.prepared.rows.size > 0
         draws: LaunchedStep
-        if step.constraints:
+        if planned.constraints:
             if scored:
                 logits_SV = logits_SV.clone()  # the scores' own logits overwrite them before the draws
             draws = self._undrawn = ConstrainedDraws(
-                self._sampler, self._masks, step.draws, logits_SV, step.constraints, step.ahead
+                self._sampler, self._masks, planned.prepared, logits_SV, planned.constraints, planned.ahead
             )
-        elif step.draws.rows.size:
-            draws = self._sampler.launch(step.draws, logits_SV)
+        elif has_draws:
+            draws = self._sampler.launch(planned.prepared, logits_SV)
         else:
             draws = CompletedStep(StepResult([]))
         launched = draws
         if scored:
-            shares = step.forward.shares
+            shares = forward.shares
             requests = score_requests(scored, self._forward.state, shares.rows, shares.query_lens)
-            launched = self._scorer.launch(requests, self._forward.hidden(step.forward), draws)
-        if step.draws.rows.size and not step.constraints:
+            launched = self._scorer.launch(requests, self._forward.hidden(forward), draws)
+        if has_draws and not planned.constraints:
             self._share_draws()  # last: other ranks do not know which draws are late
         return launched

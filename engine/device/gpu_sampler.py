@@ -21,6 +21,7 @@ from engine.batch import MAX_DRAFTS, StepResult
 from engine.device.batch_state import NO_PLACEHOLDERS, Draws, Guessing
 from engine.device.gpu_logits import NO_TOKEN, ShapedRows
 from engine.device.sampling_rows import SamplingRows
+from engine.device.waiting import stay_awake_until
 from engine.protocol import SamplingParams, TokenLogprob, TopLogprob
 from kernels import sampling as ops
 from kernels.step_inputs import StepInputs
@@ -106,6 +107,8 @@ class PreparedDraws:
     num_tops: Ints
     guessing: Guessing
     """The placeholders behind the draws."""
+    is_awaited: bool
+    """Whether nothing is launched before the host has read them: some come after drafts."""
 
 
 class DeviceSampler:
@@ -233,6 +236,7 @@ class DeviceSampler:
             wanted=wanted,
             num_tops=num_tops[wanted],
             guessing=guessing,
+            is_awaited=draws is not None and bool(draws.is_verified.any()),
         )
 
     def _prepare_shaped(
@@ -329,12 +333,14 @@ class LaunchedDraws:
         self._logprobs = torch.zeros(max_rows * (1 + 2 * USUAL_TOPS), pin_memory=self._on_gpu)
         self._width = 0
         self._unread = False
+        self._is_awaited = False
 
     def begin(self, step: PreparedDraws, results: Tensor) -> None:
         """Queues the copy of ids and flags."""
         assert not self._unread, "the last result in this memory has not been read"
         self._unread = True
         self._num_rows, self._guessing = len(step.rows), step.guessing
+        self._is_awaited = step.is_awaited
         self._wanted, self._num_tops = step.wanted, step.num_tops
         self._results.copy_(results, non_blocking=True)
         self._width = 0
@@ -364,6 +370,8 @@ class LaunchedDraws:
         """Waits for the step and returns its draws. Call once: the memory is reused afterwards."""
         assert self._unread, "read twice"
         if self._arrived is not None:
+            if self._is_awaited:
+                stay_awake_until(self._arrived)
             self._arrived.synchronize()
         results = self._results.numpy()
         num_ids = self._num_rows + len(self._guessing.rows)
