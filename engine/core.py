@@ -14,6 +14,7 @@ step n+2; the draws are queued at the next launch.
 
 A step with drafts is committed before the next one is planned: only then are the lengths of its rows known.
 The scheduler plans nothing until then, and neither does it where the tokens in flight are worth waiting for.
+The next step is launched right behind such a commit, before the caller has its results.
 
 With depth 0 a launch returns when its step is over, and the step is committed at once.
 """
@@ -123,6 +124,7 @@ class EngineCore:
         self._step_seconds = 0.0
         self._gap_seconds = 0.0
         self._last_commit_at = 0.0  # when the last commit ended
+        self._last_result_at = 0.0  # when the last step was known to be over
         self._was_running = False  # rows had more to compute then
 
     def submit(self, submit: Submit) -> Rejected | None:
@@ -201,14 +203,13 @@ class EngineCore:
         self._apply_prompt_events()
         if self.grammars is not None:
             self._queue_compiled(self.grammars)
-        batch = self.scheduler.schedule() if may_schedule else None
-        num_behind = 0
-        if batch is not None:
-            self._launch(batch)
-            num_behind = self.runner.depth
-        self._is_blocked = batch is None and not self._in_flight
+        has_launched = may_schedule and self._launch_next()
+        num_behind = self.runner.depth if has_launched else 0
+        self._is_blocked = not has_launched and not self._in_flight
         if len(self._in_flight) > num_behind:
             outputs = self._commit(self._in_flight.popleft())
+            if may_schedule and not has_launched and self._launch_next():
+                self._fill_masks()
         else:
             outputs = self.scheduler.collect()
             self._fill_masks()
@@ -328,10 +329,17 @@ class EngineCore:
             log.info("all graphs captured", seconds=round(time.time() - self._started_at, 2))
         return True
 
+    def _launch_next(self) -> bool:
+        """Plans and launches the next step. Returns whether there is one."""
+        batch = self.scheduler.schedule()
+        if batch is not None:
+            self._launch(batch)
+        return batch is not None
+
     def _launch(self, batch: Batch) -> None:
         began = time.perf_counter()
         if self._was_running and not self._in_flight:
-            self._gap_seconds += began - self._last_commit_at
+            self._gap_seconds += began - self._last_result_at
         self._history.planned(*self.scheduler.composition)
         self._in_flight.append(_InFlightStep(batch, self.runner.launch(batch), began))
         if self.exporter is not None:
@@ -340,6 +348,7 @@ class EngineCore:
     def _commit(self, in_flight: _InFlightStep) -> StepOutputs:
         constrained = self.scheduler.constrained(in_flight.batch)
         result = in_flight.launched.result()
+        self._last_result_at = time.perf_counter()
         self.scheduler.advance_grammars(constrained, result)
         self._fill_masks()
         self._history.ending()

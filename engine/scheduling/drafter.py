@@ -52,6 +52,10 @@ class Drafter(Protocol):
         """
         ...
 
+    def learn(self, requests: Sequence[Request]) -> None:
+        """Takes in the texts of running requests as they stand, while nothing waits for it."""
+        ...
+
     def propose(
         self, requests: Sequence[Request], num_open: int, ready: ReadyAdapter
     ) -> dict[Request, Proposal]:
@@ -85,6 +89,9 @@ class NoDrafts:
     def is_waiting(self, requests: Sequence[Request], ready: ReadyAdapter) -> bool:
         """Returns False."""
         return False
+
+    def learn(self, requests: Sequence[Request]) -> None:
+        """Does nothing."""
 
     def propose(
         self, requests: Sequence[Request], num_open: int, ready: ReadyAdapter

@@ -38,7 +38,7 @@ class Drafts:
     ) -> None:
         self._running, self._queue = state.running, state.queue
         self._limits = limits
-        self._pool = pool
+        self._pool, self._block_size = pool, pool.block_size
         self._tracker = tracker
         self._drafter = drafter
         self._adapters = adapters
@@ -50,6 +50,10 @@ class Drafts:
     def is_waiting(self) -> bool:
         """Returns whether the step in flight should be committed first: drafts would be worth that."""
         return self._drafter.is_waiting(self._running.requests, self._adapters.ready)
+
+    def learn(self) -> None:
+        """Takes in what was drawn lately. Called while a step runs that is committed first."""
+        self._drafter.learn(self._running.requests)
 
     def propose(self) -> dict[Request, Proposal]:
         """Returns drafts and placeholders of running requests, as many as fit beside their next tokens.
@@ -106,25 +110,29 @@ class Drafts:
 
         What follows from a token (stops, limits, grammars, the prefix cache) is as if it came alone.
         """
-        token_ids = result.token_ids
+        token_ids, failed, logprobs = result.token_ids, result.failed, result.logprobs
         num_accepted = 0
         while num_accepted < len(drafts) and drafts[num_accepted] == token_ids[first + num_accepted]:
             num_accepted += 1
         self._drafter.note_verified(request, len(drafts), num_accepted, guesses)
         places = range(first, first + num_accepted + 1)
-        places = self._sound(request, places, result) if guesses and result.failed else places
+        places = self._sound(request, places, result) if guesses and failed else places
         request.accept_drafts(len(places) - 1)
+        known, table, record = request.token_ids, request.table, self._tracker.record_token
+        follows = request.thinking is not None or request.constraint is not None
         counted: list[int] = []
         for place in places:
-            if place in result.failed:
+            if failed and place in failed:
                 self._tracker.fail(request)
                 break
-            request.table.register_computed(request.token_ids, len(request.token_ids))
+            if len(known) - table.registered_len >= self._block_size:
+                table.register_computed(known, len(known))
             token_id = token_ids[place]
-            advance(request, token_id)
-            request.token_ids.append(token_id)
+            if follows:
+                advance(request, token_id)
+            known.append(token_id)
             counted.append(token_id)
-            if self._tracker.record_token(request, token_id, result.logprobs.get(place), now):
+            if record(request, token_id, logprobs.get(place), now):
                 break
         self._count(request, len(drafts), min(num_accepted, len(counted)), len(guesses))
         self._verified.append((request, counted))
@@ -149,7 +157,8 @@ class Drafts:
         if num_drafts:
             self._tracker.counters.count_draft_step(request.tenant, digest)
         count = self._tracker.counters.count_drafts
-        count(request.tenant, digest, DraftKind.GRAMMAR.value, num_forced, num_given_forced)
+        if num_forced:
+            count(request.tenant, digest, DraftKind.GRAMMAR.value, num_forced, num_given_forced)
         rest = num_drafts - num_forced, num_given - num_given_forced
         count(request.tenant, digest, planned.kind.value, *rest, planned.guessed_by)
         self._tracker.counters.placeholder_tokens += num_placeholders

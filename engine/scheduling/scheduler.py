@@ -214,7 +214,10 @@ class Scheduler:
         """Returns whether the next step has to wait until the last one is committed: the lengths of rows with
         drafts are known then, and so are the tokens that drafts follow.
         """
-        return bool(last.drafted) or self._drafts.is_waiting()
+        if not last.drafted:
+            return self._drafts.is_waiting()
+        self._drafts.learn()
+        return True
 
     @staticmethod
     def advance_grammars(constrained: list[tuple[int, Request]], result: StepResult) -> None:

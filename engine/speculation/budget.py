@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 
 MIN_GAIN = 1.05
 """Tokens per second with drafts over those without, as predicted: below it nothing is drafted."""
@@ -23,14 +24,24 @@ PROBE_SECONDS = 5.0
 """While steps have drafts, some without are measured this often."""
 PROBE_STEPS = 3
 _KEPT = 0.9
+_DOUBT = 2.0
+"""A size of step that took longer than estimated is believed like so many estimates: first steps of a size
+are slow, and one that is never tried again stays so.
+"""
 _LONGEST = 3.0
 """Times of steps are cut to so many times the usual: a pause of the process is none of theirs."""
 _SIZES_PER_DOUBLING = 4
 
 
+@cache
 def _size_class(num_tokens: int) -> int:
     """Returns the number of a class of about equal sizes."""
     return num_tokens if num_tokens < 8 else round(_SIZES_PER_DOUBLING * math.log2(num_tokens)) - 4
+
+
+def _moved(before: float, seconds: float, kept: float) -> float:
+    """Returns a mean that a step has moved."""
+    return before * kept + min(seconds, _LONGEST * before) * (1 - kept)
 
 
 class StepCosts:
@@ -39,6 +50,8 @@ class StepCosts:
     def __init__(self) -> None:
         self._plain: dict[int, float] = {}
         self._drafted: dict[int, float] = {}
+        self._num_drafted: dict[int, int] = {}
+        """Steps behind each of these."""
         self._loaded: set[int] = set()
         """Numbers of tokens at which a step with drafts has run."""
         # Decaying sums of 1, x, y, x x, x y for seconds y over tokens x.
@@ -48,18 +61,32 @@ class StepCosts:
         """Notes the time of a step of so many rows, and so many tokens with their drafts."""
         if seconds <= 0:
             return
-        table, size = (self._drafted if has_drafts else self._plain), _size_class(num_tokens)
-        before = table.get(size)
-        if has_drafts and before is None and num_tokens not in self._loaded:
-            self._loaded.add(num_tokens)
-            is_measured = _size_class(num_rows) in self._plain
-            if is_measured and seconds > _LONGEST * self.drafted(num_tokens, num_rows):
-                return  # it compiled or loaded what later ones find: by its time there would be none
-        if before is not None:
-            seconds = before * _KEPT + min(seconds, _LONGEST * before) * (1 - _KEPT)
-        table[size] = seconds
+        size = _size_class(num_tokens)
+        if has_drafts:
+            if not self._add_drafted(size, num_rows, num_tokens, seconds):
+                return
+        elif (before := self._plain.get(size)) is not None:
+            self._plain[size] = _moved(before, seconds, _KEPT)
+        else:
+            self._plain[size] = seconds
         terms = (1.0, num_tokens, seconds, num_tokens * num_tokens, num_tokens * seconds)
         self._sums = [0.98 * old + new for old, new in zip(self._sums, terms, strict=True)]
+
+    def _add_drafted(self, size: int, num_rows: int, num_tokens: int, seconds: float) -> bool:
+        """Notes the time of a step with drafts. Returns whether it says something about other sizes: the
+        first of its own does not.
+        """
+        before = self._drafted.get(size)
+        if before is None:
+            is_first, is_measured = num_tokens not in self._loaded, _size_class(num_rows) in self._plain
+            self._loaded.add(num_tokens)
+            if is_first and is_measured and seconds > _LONGEST * self.drafted(num_tokens, num_rows):
+                return False  # it compiled or loaded what later ones find: by its time there would be none
+            self._drafted[size], self._num_drafted[size] = seconds, 1
+            return False
+        num = self._num_drafted[size] = self._num_drafted[size] + 1
+        self._drafted[size] = _moved(before, seconds, min(_KEPT, 1 - 1 / num))
+        return True
 
     @property
     def has_drafted(self) -> bool:
@@ -72,11 +99,24 @@ class StepCosts:
 
     def drafted(self, num_tokens: int, num_rows: int) -> float:
         """Returns the seconds of a step with drafts, measured or estimated. Those without are measured."""
-        found = self._drafted.get(_size_class(num_tokens))
-        if found is not None:
-            return found
         plain = self._plain[_size_class(num_rows)]
-        return plain + self._slope(plain, num_rows) * (num_tokens - num_rows)
+        return self._believed(num_tokens, plain + self._slope(plain, num_rows) * (num_tokens - num_rows))
+
+    def all_drafted(self, num_rows: int, most: int) -> list[float]:
+        """Returns the seconds of steps with 1 to `most` drafts."""
+        plain = self._plain[_size_class(num_rows)]
+        slope = self._slope(plain, num_rows)
+        return [self._believed(num_rows + num, plain + slope * num) for num in range(1, most + 1)]
+
+    def _believed(self, num_tokens: int, estimate: float) -> float:
+        size = _size_class(num_tokens)
+        found = self._drafted.get(size)
+        if found is None:
+            return estimate
+        if found <= estimate:
+            return found
+        num = self._num_drafted[size]
+        return estimate + (found - estimate) * num / (num + _DOUBT)
 
     def _slope(self, plain: float, num_rows: int) -> float:
         count, x, y, xx, xy = self._sums
@@ -126,9 +166,10 @@ class DraftBudget:
         if plain is None or self._must_probe():
             return 0
         best, best_rate, expected = 0, MIN_GAIN * num_rows / plain, float(num_rows)
-        for num_drafts, chance in enumerate(chances, start=1):
+        seconds = self._costs.all_drafted(num_rows, len(chances))
+        for num_drafts, (chance, cost) in enumerate(zip(chances, seconds, strict=True), start=1):
             expected += chance
-            rate = expected / self._costs.drafted(num_rows + num_drafts, num_rows)
+            rate = expected / cost
             if rate > best_rate:
                 best, best_rate = num_drafts, rate
         return best

@@ -28,7 +28,8 @@ MAX_ROWS = 32
 TOKENS_PER_STEP = 256
 """Indexed in one step; prompts are long, and a step must not wait for all of one."""
 TOKENS_AT_ONCE = 16
-"""Indexed together where nothing is looked for: a call costs as much as several tokens."""
+"""Indexed together where nothing is looked for, or the device waits for the drafts: a call costs as much as
+several tokens."""
 LAST_TOKENS = 2 * TOKENS_AT_ONCE
 """Indexed when a request ends: those it drew since the last step."""
 LONGEST_SKIP = 32
@@ -69,6 +70,10 @@ class _Follow:
     guessed: Guessed | None = None
     """What that guessed last."""
 
+    def num_new(self, request: Request) -> int:
+        """Returns how many of its tokens are not indexed yet."""
+        return len(request.token_ids) - self.opened.text.num_indexed
+
     def note_look(self, found: bool) -> None:
         """Makes looks rare that find nothing worth its time."""
         self.num_skipped = 0
@@ -104,6 +109,14 @@ class MixedDrafter:
         then also after the next.
         """
         return bool(self._choose(requests, len(requests) * MAX_DRAFTS, ready, is_drawing=True))
+
+    def learn(self, requests: Sequence[Request]) -> None:
+        """Indexes the texts of running requests as they stand."""
+        left = TOKENS_PER_STEP
+        for request in requests:
+            follow = self._followed.get(request)
+            if follow is not None and follow.num_new(request) and left > 0:
+                left -= self._texts.extend(follow.opened, left)
 
     def propose(
         self, requests: Sequence[Request], num_open: int, ready: ReadyAdapter
@@ -267,15 +280,17 @@ class MixedDrafter:
             follow.num_earned += num_drawn
 
     def _candidates(self, requests: Sequence[Request], is_drawing: bool) -> list[_Candidate]:
-        """Learns from the requests' texts, and looks for what may follow."""
+        """Learns from the requests' texts, and looks for what may follow. The last few tokens are left to
+        `learn` where the device waits meanwhile.
+        """
         found = []
         left = TOKENS_PER_STEP
         for request in requests:
             follow = self._followed[request]
             follow.num_skipped += 1
             looks = follow.num_skipped > follow.skip
-            num_new = len(request.token_ids) - follow.opened.text.num_indexed
-            if left > 0 and (num_new >= TOKENS_AT_ONCE or (looks and num_new)):
+            num_new = follow.num_new(request)
+            if left > 0 and (num_new >= TOKENS_AT_ONCE or (looks and num_new and is_drawing)):
                 left -= self._texts.extend(follow.opened, left)
             if not looks and request.constraint is None and follow.guessed is None:
                 continue
@@ -299,6 +314,11 @@ class MixedDrafter:
 
     def _best(self, request: Request, follow: _Follow, forced: list[int], guess: Guess) -> _Candidate | None:
         """Returns the likelier of what texts and a draft adapter guess, behind what is forced."""
+        if not forced and follow.guessed is None:
+            if guess is NOTHING:
+                return None
+            chances = self._acceptance.chances(follow.key, guess)
+            return _Candidate(request, 0, guess.token_ids, chances, match_len=guess.match_len)
         plain = _Candidate(request, len(forced), forced, [1.0] * len(forced))
         found = [plain] if forced else []
         if guess is not NOTHING:

@@ -98,26 +98,46 @@ class SuffixIndex:
         places = self._places.get((tokens[-3], tokens[-2], tokens[-1]))
         if places is None:
             return NOTHING
-        longest, cursors = 0, list[tuple[list[int], int]]()
+        longest, cursors = KEY_LEN, list[tuple[list[int], int]]()
+        tail = tokens[size - KEY_LEN :]
         for text, place in reversed(places):
             other = text.token_ids
-            length, bound = KEY_LEN, min(MAX_MATCH, size, place)
-            while length < bound and other[place - 1 - length] == tokens[size - 1 - length]:
-                length += 1
-            if length > longest:
-                longest, cursors = length, []
-            if length == longest:
-                cursors.append((other, place))
-        token_ids: list[int] = []
-        shares: list[float] = []
-        total = len(cursors)
-        while len(token_ids) < most:
-            cursors = [(other, place) for other, place in cursors if place < len(other)]
-            if not cursors:
-                break
-            following = [other[place] for other, place in cursors]
-            token_id = following[0] if len(following) == 1 else max(following, key=following.count)
-            cursors = [(other, place + 1) for other, place in cursors if other[place] == token_id]
-            token_ids.append(token_id)
-            shares.append(len(cursors) / total)
-        return Guess(longest, token_ids, shares)
+            # Most places are left at their first token, most others at a stretch: tokens one by one are slow.
+            if place < longest or other[place - longest] != tail[0]:
+                continue
+            if longest > KEY_LEN and other[place - longest : place] != tail:
+                continue
+            if longest < MAX_MATCH:
+                length, bound = longest, min(MAX_MATCH, size, place)
+                while length < bound and other[place - 1 - length] == tokens[size - 1 - length]:
+                    length += 1
+                if length > longest:
+                    longest, cursors, tail = length, [], tokens[size - length :]
+            cursors.append((other, place))
+        return Guess(longest, *_followed(cursors, most))
+
+
+def _followed(cursors: list[tuple[list[int], int]], most: int) -> tuple[list[int], list[float]]:
+    """Returns what followed at some places, and the share of the places at which it and all before it did."""
+    token_ids: list[int] = []
+    shares: list[float] = []
+    total = len(cursors)
+    while len(cursors) > 1 and len(token_ids) < most:
+        following = [other[place] if place < len(other) else None for other, place in cursors]
+        some = [token_id for token_id in following if token_id is not None]
+        if not some:
+            return token_ids, shares
+        token_id = max(some, key=some.count)
+        cursors = [
+            (other, place + 1)
+            for (other, place), one in zip(cursors, following, strict=True)
+            if one == token_id
+        ]
+        token_ids.append(token_id)
+        shares.append(len(cursors) / total)
+    if len(cursors) == 1:
+        other, place = cursors[0]
+        rest = other[place : place + most - len(token_ids)]
+        token_ids += rest
+        shares += [1 / total] * len(rest)
+    return token_ids, shares

@@ -40,6 +40,20 @@ def run(engine: Engine) -> None:
     engine.check_idle()
 
 
+def test_the_step_behind_drafts_is_launched_before_their_results_are_given_out() -> None:
+    engine = Engine(depth=1, num_blocks=200, drafter=knowing(Random(1), skill=0.9))
+    for number in range(3):
+        engine.submit(submission(f"r{number}", [number, 5], 40))
+    num_chunks = 0
+    while engine.core.has_work:
+        outputs = engine.step()
+        num_chunks += len(outputs.chunks)
+        assert not outputs.chunks or engine.core._in_flight or not engine.scheduler.has_requests
+    assert num_chunks == 120
+    assert engine.runner.num_accepted > 40
+    engine.check_idle()
+
+
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     requests=st.lists(submissions("r"), min_size=1, max_size=12),

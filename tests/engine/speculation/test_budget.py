@@ -52,6 +52,13 @@ def test_the_first_step_of_a_size_says_nothing_about_later_ones() -> None:
     assert machine.budget.placeholder_price(1, 6) < 0.05
 
 
+def test_a_size_whose_first_steps_were_slow_is_tried_again() -> None:
+    """Not so slow that they are left out, but slower than drafts are worth."""
+    machine = Machine(0.004, 0.0001)
+    machine.first_of_a_size = 0.009
+    assert machine.choose(2, [0.6] * 6)[-10:] == [6] * 10
+
+
 def test_unlikely_drafts_are_not_taken() -> None:
     assert set(Machine(0.01, 0.001).choose(8, [0.05] * 8)) == {0}
 

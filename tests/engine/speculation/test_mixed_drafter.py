@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from benchmarks.forced_acceptance import Process, SyntheticTexts
-from engine.speculation.mixed_drafter import MAX_ROWS, MixedDrafter
+from engine.speculation.mixed_drafter import MAX_ROWS, TOKENS_AT_ONCE, MixedDrafter
+from engine.speculation.texts import OpenText, Texts
 from tests.engine.plain.harness import Engine, adapter, alone, submission
 
 ADAPTERS = [adapter(name) for name in "abcd"]
@@ -108,6 +109,26 @@ def test_a_large_batch_gets_no_drafts() -> None:
     run(engine, "first", "acme", rows=MAX_ROWS + 1, tokens=20)
     run(engine, "second", "acme", rows=MAX_ROWS + 1, tokens=20)
     assert engine.runner.num_accepted == 0
+
+
+def test_the_device_does_not_wait_while_the_last_tokens_are_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_with_drafts(depth=1)
+    run(engine, "first", "acme", rows=1)
+    learnt: list[tuple[bool, int]] = []
+    extend = Texts.extend
+
+    def noted(texts: Texts, opened: OpenText, most: int) -> int:
+        num = extend(texts, opened, most)
+        learnt.append((bool(engine.core._in_flight), num))
+        return num
+
+    monkeypatch.setattr(Texts, "extend", noted)
+    run(engine, "second", "acme", rows=1)
+    assert engine.runner.num_accepted > 20
+    *before, _ = learnt  # the last ones when the request ends
+    few = [in_flight for in_flight, num in before if num < TOKENS_AT_ONCE]
+    assert len(few) > 5
+    assert all(few)
 
 
 def test_requests_that_end_leave_nothing_but_their_texts() -> None:
