@@ -22,6 +22,8 @@ from engine.speculation.texts import OpenText, Texts
 TOKENS = (1, 2)
 """All that is drafted from texts, and what is drawn where a draft is refused. Of two tokens every run has
 occurred before: lookups take as long as they ever do."""
+NUM_RANDOM = 4093
+"""Random tokens that are drafted, by turns."""
 MATCH_LEN = 10
 """Of every guess: acceptance is measured by it, and starts at the highest estimate."""
 
@@ -65,30 +67,32 @@ class SyntheticTexts(Texts):
 
     def __init__(self, process: Process) -> None:
         super().__init__()
-        self._process = process
-        self._random = Random(process.seed)
+        self._num_drafts = process.num_drafts
+        self._drafts = Random(process.seed).choices(TOKENS, k=NUM_RANDOM)
 
     def open(self, tenant: str, adapter_digest: str | None, token_ids: list[int]) -> OpenText:
         """Adds a text."""
         opened = super().open(tenant, adapter_digest, token_ids)
-        return _SyntheticText(opened, self._process.num_drafts, self._random)
+        return _SyntheticText(opened, self._num_drafts, self._drafts)
 
 
 class _SyntheticText(OpenText):
     """A running request's text."""
 
-    __slots__ = ("_num_drafts", "_random")
+    __slots__ = ("_drafts", "_num_drafts")
 
-    def __init__(self, opened: OpenText, num_drafts: int, random: Random) -> None:
+    def __init__(self, opened: OpenText, num_drafts: int, drafts: list[int]) -> None:
         super().__init__(opened.tenant, opened.index, opened.text)
         self._num_drafts = num_drafts
-        self._random = random
+        self._drafts = drafts
 
     def guess(self, most: int) -> Guess:
         """Looks up what may follow, for the time that takes, and returns random tokens."""
         super().guess(most)
         num_drafts = min(most, self._num_drafts)
-        return Guess(MATCH_LEN, self._random.choices(TOKENS, k=num_drafts), [1.0] * num_drafts)
+        # By where the text ends, as a lookup's are: it takes no longer than a text's own tokens do.
+        begin = len(self.text.token_ids) % (NUM_RANDOM - num_drafts)
+        return Guess(MATCH_LEN, self._drafts[begin : begin + num_drafts], [1.0] * num_drafts)
 
 
 class ForcedAcceptance:

@@ -64,6 +64,9 @@ from examples.sapling.tasks import TASKS
 
 SAPLING = Path(__file__).resolve().parent.parent / "examples" / "sapling" / "weights" / "base"
 MAX_ROWS = 256
+MAX_GRAPH_ROWS = 128
+"""Captured for steps of few streams and their drafts: those of an engine's usual steps take longer to capture
+than to measure."""
 SYNTHETIC = "synthetic"
 TASK_TEXTS, DRAFT_ADAPTER, OWN_ADAPTERS = "texts, tasks", "draft adapter", "draft adapters, own"
 NOTE = "a random process accepts drafts, whatever the logits say: for speed alone, the answers mean nothing"
@@ -176,7 +179,7 @@ def engines(model: Model, asked: argparse.Namespace, process: Process | None) ->
         num_slots=most + 1,
         adapter_bytes=resident_bytes(library, registered) if on_gpu else 0,
     )
-    options = RunnerOptions(max_graph_rows=max(32, most))
+    options = RunnerOptions(max_graph_rows=max(MAX_GRAPH_ROWS, most))
     texts: Texts | None = None if process is None else SyntheticTexts(process)
     choice = None
     if asked.placeholders:
