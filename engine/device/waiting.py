@@ -21,7 +21,7 @@ def stay_awake_until(event: Event) -> None:
     """Waits by asking again and again.
 
     For a step behind which the device is idle until the host has launched the next one. On an H200's host the
-    launch took 0.99 ms where it had slept for the 2.7 ms of the step, and 0.59 where it had not. Other threads
+    launch took 0.99 ms where it had slept for 2.7 ms of the step, and 0.59 where it had not. Other threads
     get the interpreter's lock every fraction of a millisecond.
     """
     while True:
