@@ -30,6 +30,8 @@ are slow, and one that is never tried again stays so.
 """
 _LONGEST = 3.0
 """Times of steps are cut to so many times the usual: a pause of the process is none of theirs."""
+_UNUSUAL = 1.5
+"""What a step says about other sizes is cut to so many times the estimate."""
 _SIZES_PER_DOUBLING = 4
 
 
@@ -54,7 +56,7 @@ class StepCosts:
         """Steps behind each of these."""
         self._loaded: set[int] = set()
         """Numbers of tokens at which a step with drafts has run."""
-        # Decaying sums of 1, x, y, x x, x y for seconds y over tokens x.
+        # Of steps with drafts, decaying: sums of 1, x, y, x x, x y for seconds y over tokens x.
         self._sums = [0.0] * 5
 
     def add(self, num_rows: int, num_tokens: int, has_drafts: bool, seconds: float) -> None:
@@ -63,30 +65,24 @@ class StepCosts:
             return
         size = _size_class(num_tokens)
         if has_drafts:
-            if not self._add_drafted(size, num_rows, num_tokens, seconds):
-                return
-        elif (before := self._plain.get(size)) is not None:
-            self._plain[size] = _moved(before, seconds, _KEPT)
+            self._add_drafted(size, num_rows, num_tokens, seconds)
         else:
-            self._plain[size] = seconds
-        terms = (1.0, num_tokens, seconds, num_tokens * num_tokens, num_tokens * seconds)
-        self._sums = [0.98 * old + new for old, new in zip(self._sums, terms, strict=True)]
+            self._plain[size] = _moved(self._plain.get(size, seconds), seconds, _KEPT)
 
-    def _add_drafted(self, size: int, num_rows: int, num_tokens: int, seconds: float) -> bool:
-        """Notes the time of a step with drafts. Returns whether it says something about other sizes: the
-        first of its own does not.
-        """
+    def _add_drafted(self, size: int, num_rows: int, num_tokens: int, seconds: float) -> None:
         before = self._drafted.get(size)
-        if before is None:
-            is_first, is_measured = num_tokens not in self._loaded, _size_class(num_rows) in self._plain
-            self._loaded.add(num_tokens)
-            if is_first and is_measured and seconds > _LONGEST * self.drafted(num_tokens, num_rows):
-                return False  # it compiled or loaded what later ones find: by its time there would be none
-            self._drafted[size], self._num_drafted[size] = seconds, 1
-            return False
-        num = self._num_drafted[size] = self._num_drafted[size] + 1
+        if self.plain(num_rows) is not None:
+            estimate = self.drafted(num_tokens, num_rows)
+            if before is None and num_tokens not in self._loaded and seconds > _LONGEST * estimate:
+                self._loaded.add(num_tokens)
+                return  # it compiled or loaded what later ones find: by its time there would be none
+            of_others = min(seconds, _UNUSUAL * estimate)
+            terms = (1.0, num_tokens, of_others, num_tokens * num_tokens, num_tokens * of_others)
+            self._sums = [0.98 * old + new for old, new in zip(self._sums, terms, strict=True)]
+        self._loaded.add(num_tokens)
+        num = self._num_drafted[size] = self._num_drafted.get(size, 0) + 1
+        before = seconds if before is None else before
         self._drafted[size] = _moved(before, seconds, min(_KEPT, 1 - 1 / num))
-        return True
 
     @property
     def has_drafted(self) -> bool:
@@ -94,19 +90,29 @@ class StepCosts:
         return bool(self._drafted)
 
     def plain(self, num_rows: int) -> float | None:
-        """Returns the seconds of a step without drafts; None: not measured."""
-        return self._plain.get(_size_class(num_rows))
+        """Returns the seconds of a step without drafts, of the nearest size that was measured; None: of none
+        that is near.
+        """
+        size = _size_class(num_rows)
+        for distance in range(_SIZES_PER_DOUBLING):
+            for near in (size + distance, size - distance):
+                if near in self._plain:
+                    return self._plain[near]
+        return None
 
     def drafted(self, num_tokens: int, num_rows: int) -> float:
         """Returns the seconds of a step with drafts, measured or estimated. Those without are measured."""
-        plain = self._plain[_size_class(num_rows)]
-        return self._believed(num_tokens, plain + self._slope(plain, num_rows) * (num_tokens - num_rows))
+        return self.all_drafted(num_rows, range(num_tokens - num_rows, num_tokens - num_rows + 1))[0]
 
-    def all_drafted(self, num_rows: int, most: int) -> list[float]:
-        """Returns the seconds of steps with 1 to `most` drafts."""
-        plain = self._plain[_size_class(num_rows)]
-        slope = self._slope(plain, num_rows)
-        return [self._believed(num_rows + num, plain + slope * num) for num in range(1, most + 1)]
+    def all_drafted(self, num_rows: int, nums_drafts: range) -> list[float]:
+        """Returns the seconds of steps with so many drafts each."""
+        plain = self.plain(num_rows)
+        assert plain is not None, "drafts are chosen once steps without are measured"
+        at, seconds, slope = self._line(num_rows, plain)
+        return [
+            self._believed(num_rows + num, max(plain, seconds + slope * (num_rows + num - at)))
+            for num in nums_drafts
+        ]
 
     def _believed(self, num_tokens: int, estimate: float) -> float:
         size = _size_class(num_tokens)
@@ -118,12 +124,22 @@ class StepCosts:
         num = self._num_drafted[size]
         return estimate + (found - estimate) * num / (num + _DOUBT)
 
-    def _slope(self, plain: float, num_rows: int) -> float:
+    def _line(self, num_rows: int, plain: float) -> tuple[float, float, float]:
+        """Returns some number of tokens, the estimated seconds of a step of so many with drafts, and what each
+        more adds.
+
+        A step with drafts takes longer than one without, however few they are: it is waited for.
+        """
+        slope = FIRST_SLOPE * plain / num_rows
         count, x, y, xx, xy = self._sums
+        if not count:
+            return num_rows, plain, slope
         spread = xx * count - x * x
         if spread > 0.01 * x * x:
-            return max(0.0, (xy * count - x * y) / spread)
-        return FIRST_SLOPE * plain / num_rows
+            slope = (xy * count - x * y) / spread
+        elif x > num_rows * count:  # one size: at most what it took longer is because of its tokens
+            slope = min(slope, (y - plain * count) / (x - num_rows * count))
+        return x / count, y / count, max(0.0, slope)
 
 
 class DraftBudget:
@@ -166,7 +182,7 @@ class DraftBudget:
         if plain is None or self._must_probe():
             return 0
         best, best_rate, expected = 0, MIN_GAIN * num_rows / plain, float(num_rows)
-        seconds = self._costs.all_drafted(num_rows, len(chances))
+        seconds = self._costs.all_drafted(num_rows, range(1, len(chances) + 1))
         for num_drafts, (chance, cost) in enumerate(zip(chances, seconds, strict=True), start=1):
             expected += chance
             rate = expected / cost

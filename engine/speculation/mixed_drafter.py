@@ -267,7 +267,9 @@ class MixedDrafter:
         if candidate.kind is DraftKind.ADAPTER:
             assert follow.guess_key is not None
             balance = self._guess_losses.balance(follow.guess_key)
-        return min(most, candidate.num_forced + max(0, int(balance / price)))
+        # Half of the balance at a time, so that bad luck at the beginning is not the end of it.
+        num = int(balance / (2 * price)) or int(balance >= price)
+        return min(most, candidate.num_forced + max(0, num))
 
     def _earn(self, request: Request) -> None:
         """Adds to the balances what the tokens that a request drew have earned."""
