@@ -62,10 +62,11 @@ def model_of(report: dict[str, Any], constants: Constants = FITTED, gpus: int = 
 
 
 def decode_rows(constants: Constants = FITTED) -> Iterator[Row]:
-    """Decode steps: every row of every table."""
+    """Decode steps: every row of every table that says what steps take today."""
     for report in decode_reports():
         for row in report["rows"]:
-            yield _decode_row("decode", report, row, model_of(report, constants))
+            if "superseded" not in row:
+                yield _decode_row("decode", report, row, model_of(report, constants))
 
 
 def tensor_parallel_rows(constants: Constants = FITTED) -> Iterator[Row]:

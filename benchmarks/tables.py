@@ -7,9 +7,11 @@ that no number in a table can differ from the JSON it comes from.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks.markdown_tables import circumstances, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results/h200"
@@ -21,8 +23,8 @@ PEER_SUMS = "../h200-x2/peer-sums.json"
 MISSING = "No results are committed."
 
 STEP_BARS_MS = {
-    (1, 0): 3.2, (32, 0): 4.0, (128, 0): 5.2, (256, 0): 7.5, (1, 1): 3.6,
-    (32, 32): 5.5, (256, 8): 9.5, (256, 64): 11.5, (256, 256): 15.0,
+    (1, 0): 2.35, (32, 0): 2.7, (128, 0): 3.7, (256, 0): 5.4, (1, 1): 2.6,
+    (32, 32): 3.9, (256, 8): 6.4, (256, 64): 7.8, (256, 256): 11.3,
 }  # fmt: skip
 """(batch, distinct adapters of rank 16 in bf16) on an FP8 base: what a step may take."""
 MIXED_BARS_TOK_S = {0: 21_000, 32: 17_000, 256: 14_000}
@@ -40,32 +42,6 @@ def committed(folder: Path = RESULTS) -> Results:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     return read
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    lines += [f"| {' | '.join(_cell(value) for value in row)} |" for row in rows]
-    return "\n".join(lines)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    whole = isinstance(value, int) or abs(value) >= 1000
-    return f"{value:,.0f}".replace(",", " ") if whole else f"{value:g}"
-
-
-def _circumstances(report: Mapping[str, Any], name: str) -> str:
-    hardware, versions = report.get("hardware", {}), report.get("versions", {})
-    parts = [f"`{name}`", hardware.get("gpu", hardware.get("cpu", "")), f"torch {versions.get('torch')}"]
-    if "copy_tb_s" in report:
-        parts.append(f"copy {report['copy_tb_s']} TB/s")
-    if "startup" in report:
-        startup = report["startup"]
-        parts.append(f"start: weights {startup['weights_s']} s, engine {startup['engine_s']} s")
-    return ", ".join(part for part in parts if part)
 
 
 def decode_table(name: str, barred: bool = False) -> Callable[[Results], str]:
@@ -91,7 +67,7 @@ def decode_table(name: str, barred: bool = False) -> Callable[[Results], str]:
             if barred:
                 cells += [STEP_BARS_MS.get(key), theirs.get(key)] if same_work else [None, None]
             rows.append(cells)
-        return f"{_markdown(columns, rows)}\n\n{_circumstances(report, name)}"
+        return f"{markdown(columns, rows)}\n\n{circumstances(report, name)}"
 
     return render
 
@@ -139,7 +115,7 @@ def summary_table(results: Results) -> str:
             None,
         ),
     ]
-    return _markdown(("measured", "Rootstock", str(peer.get("peer", "vLLM"))), rows)
+    return markdown(("measured", "Rootstock", str(peer.get("peer", "vLLM"))), rows)
 
 
 def prefill_table(name: str) -> Callable[[Results], str]:
@@ -149,7 +125,7 @@ def prefill_table(name: str) -> Callable[[Results], str]:
             return MISSING
         columns = ("prompts", "tokens each", "adapters", "seconds", "tok/s", "of the base's")
         keys = ("prompts", "prompt_len", "distinct", "seconds", "prompt_tok_s", "ratio_to_base")
-        return _markdown(columns, [[row.get(key) for key in keys] for row in report["prefill"]])
+        return markdown(columns, [[row.get(key) for key in keys] for row in report["prefill"]])
 
     return render
 
@@ -167,7 +143,7 @@ def step_shares_table(name: str) -> Callable[[Results], str]:
             + [round(row["us"].get(part, 0.0) / 1e3, 2) or None for part in parts]
             for row in report["rows"]
         ]
-        table = _markdown(("batch", "adapters", "step ms", *parts), rows)
+        table = markdown(("batch", "adapters", "step ms", *parts), rows)
         return f"{table}\n\n`{name.rpartition('/')[2]}`, {report['hardware']['gpu']}"
 
     return render
@@ -182,12 +158,12 @@ def tensor_parallel_table(name: str) -> Callable[[Results], str]:
             return MISSING
         columns = ("GPUs", "batch", "adapters", "step ms", "floor ms", "ratio", "tok/s")
         keys = ("gpus", "batch", "distinct", "step_ms", "floor_ms", "ratio", "decode_tok_s")
-        table = _markdown(columns, [[row[key] for key in keys] for row in report["rows"]])
+        table = markdown(columns, [[row[key] for key in keys] for row in report["rows"]])
         groups = "".join(
             f"; {group['gpus']} GPUs: start {group['start_s']} s, copy {group['copy_tb_s']} TB/s"
             for group in report["groups"]
         )
-        return f"{table}\n\n{_circumstances(report, name.rpartition('/')[2])}{groups}"
+        return f"{table}\n\n{circumstances(report, name.rpartition('/')[2])}{groups}"
 
     return render
 
@@ -199,12 +175,12 @@ def peer_sum_table(results: Results) -> str:
         return MISSING
     columns = ("rows", "read from the other GPU us", "NCCL and norm us", "floor us")
     keys = ("rows", "read_us", "nccl_us", "floor_us")
-    table = _markdown(columns, [[row[key] for key in keys] for row in report["rows"]])
+    table = markdown(columns, [[row[key] for key in keys] for row in report["rows"]])
     found = (
         f"hidden size {report['hidden']}; a wait for the other GPU alone takes {report['meet_us']} us; "
         f"a GPU reads {report['read_gb_s']} GB/s of the other"
     )
-    return f"{table}\n\n{_circumstances(report, PEER_SUMS.rpartition('/')[2])}; {found}"
+    return f"{table}\n\n{circumstances(report, PEER_SUMS.rpartition('/')[2])}; {found}"
 
 
 def mixed_table(name: str) -> Callable[[Results], str]:
@@ -222,7 +198,7 @@ def mixed_table(name: str) -> Callable[[Results], str]:
             ]
             for row in report["mixed_load"]
         ]  # fmt: skip
-        return _markdown(columns, rows)
+        return markdown(columns, rows)
 
     return render
 
@@ -242,7 +218,7 @@ def serving_table(results: Results) -> str:
             _pair(row["ttft_ms"]), _pair(row["tpot_ms"]), f"{row['goodput']['share']:.1%}",
             row["goodput"]["per_s"], row["loads"],
         ])  # fmt: skip
-    return f"{_markdown(columns, rows)}\n\n{_circumstances(report, SERVING)}"
+    return f"{markdown(columns, rows)}\n\n{circumstances(report, SERVING)}"
 
 
 def cold_start_table(results: Results) -> str:
@@ -259,7 +235,7 @@ def cold_start_table(results: Results) -> str:
         ("... otherwise, ms", _pair(cold["itl_otherwise_ms"])),
         ("... during loads over otherwise", _pair(cold["itl_ratio"])),
     ]
-    return _markdown(("what", "p50 / p99"), rows)
+    return markdown(("what", "p50 / p99"), rows)
 
 
 def kernel_table(results: Results) -> str:
@@ -275,7 +251,7 @@ def kernel_table(results: Results) -> str:
         for one in report["figures"]
     ]  # fmt: skip
     refused = [f"Refused, check is red: {op}." for op in report.get("refused", {})]
-    return "\n\n".join([_markdown(columns, rows), *refused])
+    return "\n\n".join([markdown(columns, rows), *refused])
 
 
 PREFILL_APART = "../h100-x2/prefill-apart.json"
@@ -309,13 +285,32 @@ def prefill_apart_table(results: Results) -> str:
         f"streams, prompts of {options['prompt_tokens']} tokens one after the other, {options['shape']} in "
         f"{options['quantization']}, keys and values in {options['kv_dtype']}"
     )
-    return f"{_markdown(columns, rows)}\n\n{where}"
+    return f"{markdown(columns, rows)}\n\n{where}"
 
 
 GRAMMAR_BARS = {(32, 32, 0, 8): 0.03, (256, 256, 0, 8): 0.05, (256, 256, 0, 1): 0.05}
 """(rows, constrained rows, adapters, schemas) on one GPU: by how much grammars may make a step longer."""
 CPU_GRAMMAR_BAR = 0.1
 """On a CPU, for all rows."""
+
+
+def draft_table(name: str) -> Callable[[Results], str]:
+    """Steps and tokens per second with and without drafts."""
+
+    def render(results: Results) -> str:
+        report = results(name)
+        if report is None:
+            return MISSING
+        columns = ["streams", "adapters", "tokens a step and stream", "step ms, without drafts", "with them",
+                   "tok/s, without", "with them", "speed-up"]  # fmt: skip
+        rows = [
+            [row["streams"], row["distinct"], row["accepted"], row["step_ms_without"], row["step_ms"],
+             row["tok_s_without"], row["tok_s"], row["speedup"]]
+            for row in report["rows"]
+        ]  # fmt: skip
+        return f"{markdown(columns, rows)}\n\n`{name}`, {report['hardware']['gpu']}"
+
+    return render
 
 
 def grammar_table(name: str) -> Callable[[Results], str]:
@@ -344,7 +339,7 @@ def grammar_table(name: str) -> Callable[[Results], str]:
         device = hardware.get("gpu", hardware["cpu"])
         of_masks = f"{threads} thread{'s' if threads > 1 else ''} for masks"
         where = f"`{Path(name).name}`, {device}, vocabulary: {source}, {of_masks}"
-        return f"{_markdown(columns, rows)}\n\n{where}"
+        return f"{markdown(columns, rows)}\n\n{where}"
 
     return render
 
@@ -358,7 +353,7 @@ def quality_table(results: Results) -> str:
         "model", "quantization", "kv_dtype", "adapter_dtype", "mean_kl", "max_kl", "top1", "accuracy",
         "accuracy_exact",
     )  # fmt: skip
-    return _markdown(columns, [[row.get(key) for key in keys] for row in report["summary"]])
+    return markdown(columns, [[row.get(key) for key in keys] for row in report["summary"]])
 
 
 def _pair(figures: Mapping[str, float]) -> str | None:
@@ -372,6 +367,10 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "decode-h100-before": decode_table("../h100/decode-llama-3.1-8b-fp8-r16-before.json"),
     "few-rows": decode_table("few-rows-after.json"),
     "few-rows-before": decode_table("few-rows-before.json"),
+    "one-adapter": decode_table("rows-of-one-adapter-after.json"),
+    "one-adapter-before": decode_table("rows-of-one-adapter-before.json"),
+    "drafts": draft_table("speculation-synthetic.json"),
+    "drafts-before": draft_table("speculation-synthetic-before.json"),
     "decode-shares-h100": step_shares_table("../h100/decode-shares.json"),
     "decode-ranks": decode_table("decode-llama-3.1-8b-fp8-ranks.json"),
     "decode-fp8-adapters": decode_table("decode-llama-3.1-8b-fp8-adapters-fp8.json"),

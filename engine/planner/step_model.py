@@ -41,34 +41,34 @@ from engine.planner.hardware import MEETING_SECONDS, Gpu, all_reduce_seconds
 class Constants:
     """What the model's formula leaves open, fitted to measurements."""
 
-    layer_us: float = 29.5
+    layer_us: float = 14.7
     """Launches and small kernels of a layer."""
-    row_us: float = 1.0
+    int4_layer_us: float = 10.5
+    """What a layer of an INT4 base takes longer: its products begin when the kernels before have ended."""
+    row_us: float = 2.34
     """Sampling and logits of a row that draws a token."""
-    norm: float = 1.85
+    norm: float = 1.504
     """Exponent of the p-norm of bytes and arithmetic: the larger, the sharper the crossing."""
-    fp8_efficiency: float = 0.555
+    fp8_efficiency: float = 0.569
     """Share of the GPU's peak that products reach; a bf16 base reaches the same share of half the peak."""
-    int4_efficiency: float = 0.333
+    int4_efficiency: float = 0.434
     """The same for an INT4 base, as a share of the FP8 peak."""
-    kv_efficiency: float = 0.95
+    kv_efficiency: float = 0.831
     """Share of the copy bandwidth at which decode reads bf16 keys and values."""
     kv_fp8_efficiency: float = 0.54
-    attention_efficiency: float = 0.46
+    attention_efficiency: float = 0.537
     """Share of the bf16 peak that the attention of prefill reaches."""
-    adapter_layer_us: float = 13.1
+    adapter_layer_us: float = 5.71
     """Launches for adapters, by layer."""
-    adapter_traffic: float = 2.0
+    adapter_traffic: float = 2.53
     """How many times the outputs of adapted linears are read and written once more, in copies."""
-    adapter_row_us: float = 0.57
-    """Work on adapters by decoding row, besides."""
-    adapter_efficiency: float = 1.16
+    adapter_efficiency: float = 1.055
     """Of the copy bandwidth at which adapters are read: reading alone is faster than copying."""
-    adapter_rank_us: float = 2.17
+    adapter_rank_us: float = 1.644
     """By layer and by rank of the largest adapter: how long the work on one adapter takes."""
-    adapter_spread: float = 17.0
+    adapter_spread: float = 14.6
     """So many distinct adapters make half of that time show."""
-    uneven_us: float = 40.0
+    uneven_us: float = 54.0
     """By layer, what a step of traffic takes longer than one whose rows are all alike. Fitted to open-loop
     load; its cause is not isolated (adapters with few and with many rows take different kernels)."""
 
@@ -168,12 +168,12 @@ class StepModel:
         spread = distinct / (distinct + constants.adapter_spread)
         by_layer = (
             constants.layer_us
+            + constants.int4_layer_us * (self.quantization == "int4")
             + constants.adapter_layer_us * np.minimum(1.0, distinct)
             + constants.adapter_rank_us * _array(work.largest_rank) * spread
             + constants.uneven_us * _array(work.uneven)
         )
-        by_row = constants.row_us + constants.adapter_row_us * _adapted(work)
-        return 1e-6 * (self.config.num_layers * by_layer + rows * by_row)
+        return 1e-6 * (self.config.num_layers * by_layer + rows * constants.row_us)
 
 
 def _adapted(work: StepWork) -> NDArray[np.float64]:

@@ -125,8 +125,8 @@ class StepCosts:
         return estimate + (found - estimate) * num / (num + _DOUBT)
 
     def _line(self, num_rows: int, plain: float) -> tuple[float, float, float]:
-        """Returns some number of tokens, the estimated seconds of a step of so many with drafts, and what each
-        more adds.
+        """Returns some number of tokens, the estimated seconds of a step of so many with drafts, and what
+        each more adds.
 
         A step with drafts takes longer than one without, however few they are: it is waited for.
         """

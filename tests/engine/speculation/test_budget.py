@@ -16,11 +16,14 @@ class Machine:
         self.budget = DraftBudget(lambda: self.now)
         self.first_of_a_size = 0.0
         """Seconds that the first step of a size with drafts takes longer: kernels are compiled."""
+        self.wait = 0.0
+        """Seconds that every step with drafts takes longer."""
         self._seen: set[int] = set()
 
     def step(self, num_rows: int, num_drafts: int, num_known: int = 0) -> None:
         self.budget.note_step(num_rows, num_drafts, num_known)
         self.now += self.fixed + self.each * (num_rows + num_drafts + num_known)
+        self.now += self.wait if num_drafts else 0.0
         if num_drafts and num_rows + num_drafts not in self._seen:
             self._seen.add(num_rows + num_drafts)
             self.now += self.first_of_a_size
@@ -68,6 +71,23 @@ def test_nothing_is_drafted_before_a_step_without_was_measured_and_such_steps_ar
     found = machine.choose(4, [0.9] * 4, steps=round(3 * PROBE_SECONDS / 0.1))
     assert found[0] == 0
     assert 2 * PROBE_STEPS <= found[20:].count(0) <= 4 * PROBE_STEPS
+
+
+def test_numbers_of_rows_near_those_measured_need_no_steps_without_drafts() -> None:
+    machine = Machine(0.1, 0.0001)
+    machine.choose(16, [0.9] * 8)
+    assert machine.budget.choose(14, [0.9] * 8) == 8
+    assert machine.budget.choose(1, [0.9] * 8) == 0
+
+
+def test_a_step_with_drafts_is_known_to_be_waited_for_whatever_its_size() -> None:
+    """It takes two thirds of a step longer than its tokens do: two drafts are worth less, many more."""
+    machine = Machine(0.01, 0.0001)
+    machine.wait = 0.007
+    for most in (32, 12):
+        assert machine.choose(8, [0.9] * most)[-1] == most
+    assert machine.budget.choose(8, [0.9] * 2) == 0
+    assert machine.budget.choose(8, [0.9] * 20) == 20
 
 
 def test_steps_with_prompts_say_nothing_about_the_others() -> None:

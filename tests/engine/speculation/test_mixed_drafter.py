@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from benchmarks.forced_acceptance import Process, SyntheticTexts
-from engine.speculation.mixed_drafter import MAX_ROWS, TOKENS_AT_ONCE, MixedDrafter
+from engine.speculation.loss_limit import FIRST
+from engine.speculation.mixed_drafter import MAX_ROWS, TOKENS_AT_ONCE, MixedDrafter, _Candidate
 from engine.speculation.texts import OpenText, Texts
 from tests.engine.plain.harness import Engine, adapter, alone, submission
 
@@ -102,6 +103,19 @@ def test_guesses_that_are_always_wrong_cost_less_than_two_percent(depth: int) ->
         without += 100 * 1.0 + 0.1 * (4 * 100 + 12)
     assert engine.runner.num_drafts > drafts
     assert seconds() - before < 1.02 * without
+
+
+def test_no_more_than_half_of_a_balance_is_staked() -> None:
+    """Else one refused draft in the beginning would leave a tenant without any for a hundred tokens."""
+    drafter = MixedDrafter(lambda: 0.0)
+    engine = Engine(drafter=drafter)
+    engine.submit(submission("r", [1, 2, 3], 12))
+    engine.step()
+    engine.step()
+    [request] = drafter._followed
+    candidate = _Candidate(request, 2, [1] * 10, [0.9] * 10)
+    num_drafts = [drafter._affordable(candidate, FIRST / part) - 2 for part in (8.1, 4.1, 2.1, 1.1, 0.9)]
+    assert num_drafts == [4, 2, 1, 1, 0], "the last one may be all of it"
 
 
 def test_a_large_batch_gets_no_drafts() -> None:
