@@ -110,7 +110,7 @@ class Drafts:
 
         What follows from a token (stops, limits, grammars, the prefix cache) is as if it came alone.
         """
-        token_ids, failed, logprobs = result.token_ids, result.failed, result.logprobs
+        token_ids, failed = result.token_ids, result.failed
         num_accepted = 0
         while num_accepted < len(drafts) and drafts[num_accepted] == token_ids[first + num_accepted]:
             num_accepted += 1
@@ -118,25 +118,47 @@ class Drafts:
         places = range(first, first + num_accepted + 1)
         places = self._sound(request, places, result) if guesses and failed else places
         request.accept_drafts(len(places) - 1)
+        counted = token_ids[places.start : places.stop]
+        if failed or result.logprobs or not self._take(request, counted, now):
+            counted = self._take_one_by_one(request, places, result, now)
+        self._count(request, len(drafts), min(num_accepted, len(counted)), len(guesses))
+        self._verified.append((request, counted))
+        return len(counted)
+
+    def _take(self, request: Request, token_ids: list[int], now: float) -> bool:
+        """Takes in all draws of a request at once, unless something follows from a single one of them."""
+        if request.matcher is not None or request.thinking is not None or request.constraint is not None:
+            return False
+        if request.group.first_token_at is None:
+            return False
+        known, table = request.token_ids, request.table
+        if len(known) + len(token_ids) >= request.limit or not request.stop_ids.keys().isdisjoint(token_ids):
+            return False
+        known += token_ids
+        if len(known) - 1 - table.registered_len >= self._block_size:
+            table.register_computed(known, len(known) - 1)
+        self._tracker.record_tokens(request, token_ids, now)
+        return True
+
+    def _take_one_by_one(self, request: Request, places: range, result: StepResult, now: float) -> list[int]:
+        """Takes in draws of a request, up to the one that ends it. Returns them."""
         known, table, record = request.token_ids, request.table, self._tracker.record_token
         follows = request.thinking is not None or request.constraint is not None
         counted: list[int] = []
         for place in places:
-            if failed and place in failed:
+            if place in result.failed:
                 self._tracker.fail(request)
                 break
             if len(known) - table.registered_len >= self._block_size:
                 table.register_computed(known, len(known))
-            token_id = token_ids[place]
+            token_id = result.token_ids[place]
             if follows:
                 advance(request, token_id)
             known.append(token_id)
             counted.append(token_id)
-            if record(request, token_id, logprobs.get(place), now):
+            if record(request, token_id, result.logprobs.get(place), now):
                 break
-        self._count(request, len(drafts), min(num_accepted, len(counted)), len(guesses))
-        self._verified.append((request, counted))
-        return len(counted)
+        return counted
 
     @staticmethod
     def _sound(request: Request, places: range, result: StepResult) -> range:

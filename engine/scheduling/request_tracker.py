@@ -196,6 +196,15 @@ class RequestTracker:
             self._outputs.checkpoints.append(group.event(self._engine_id, self._incarnation, now))
         return False
 
+    def record_tokens(self, request: Request, token_ids: list[int], now: float) -> None:
+        """Publishes several tokens just appended, none of which is the first or ends the choice."""
+        group = request.group
+        before = group.completion_tokens
+        group.completion_tokens = after = before + len(token_ids)
+        self._outputs.chunks.append(TokenChunk(request.request_id, request.index, token_ids))
+        if before // CHECKPOINT_TOKENS < after // CHECKPOINT_TOKENS:
+            self._outputs.checkpoints.append(group.event(self._engine_id, self._incarnation, now))
+
     def record_scores(self, request: Request, start: int, logprobs: list[TokenLogprob]) -> None:
         """Publishes the scores of prompt tokens."""
         self._outputs.scores.append(PromptScores(request.request_id, start, logprobs))

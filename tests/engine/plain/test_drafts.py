@@ -44,12 +44,14 @@ def test_the_step_behind_drafts_is_launched_before_their_results_are_given_out()
     engine = Engine(depth=1, num_blocks=200, drafter=knowing(Random(1), skill=0.9))
     for number in range(3):
         engine.submit(submission(f"r{number}", [number, 5], 40))
-    num_chunks = 0
+    num_tokens, longest = 0, 0
     while engine.core.has_work:
         outputs = engine.step()
-        num_chunks += len(outputs.chunks)
+        num_tokens += sum(len(chunk.token_ids) for chunk in outputs.chunks)
+        longest = max(longest, *(len(chunk.token_ids) for chunk in outputs.chunks), 0)
         assert not outputs.chunks or engine.core._in_flight or not engine.scheduler.has_requests
-    assert num_chunks == 120
+    assert num_tokens == 120
+    assert longest > 4, "the tokens of a row come in one chunk"
     assert engine.runner.num_accepted > 40
     engine.check_idle()
 
