@@ -52,7 +52,7 @@ class Drafts:
         return self._drafter.is_waiting(self._running.requests, self._adapters.ready)
 
     def learn(self) -> None:
-        """Takes in what was drawn lately. Called while a step runs that is committed first."""
+        """Takes in what was drawn lately: before a step is planned, while another runs if one does."""
         self._drafter.learn(self._running.requests)
 
     def propose(self) -> dict[Request, Proposal]:

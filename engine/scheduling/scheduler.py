@@ -113,6 +113,7 @@ class Scheduler:
         self._drafts = Drafts(state, limits, pool, self._tracker, self._drafter, self.draft_adapters)
         self._planner = StepPlanner(state, limits, pool, self._tracker, bound, self._drafts)
         self._uncommitted: deque[StepPlan] = deque()
+        self._has_learnt = False  # while the step before the next one ran
         self.composition: tuple[list[int], list[int]] = ([], [])
         """Of the last planned step, by class: known tokens that it computes, and rows that decode."""
 
@@ -165,6 +166,9 @@ class Scheduler:
         assert len(self._uncommitted) < MAX_UNCOMMITTED, "the batch before the last is not committed"
         if self._uncommitted and self._must_commit_first(self._uncommitted[-1].batch):
             return None
+        if not self._has_learnt:
+            self._drafts.learn()
+        self._has_learnt = False
         self._timing.begin_step()
         self._tracker.reject_overdue()
         self._tracker.queue_fetched()
@@ -214,6 +218,7 @@ class Scheduler:
         """Returns whether the next step has to wait until the last one is committed: the lengths of rows with
         drafts are known then, and so are the tokens that drafts follow.
         """
+        self._has_learnt = True
         if not last.drafted:
             return self._drafts.is_waiting()
         self._drafts.learn()

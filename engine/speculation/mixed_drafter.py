@@ -111,11 +111,14 @@ class MixedDrafter:
         return bool(self._choose(requests, len(requests) * MAX_DRAFTS, ready, is_drawing=True))
 
     def learn(self, requests: Sequence[Request]) -> None:
-        """Indexes the texts of running requests as they stand."""
+        """Indexes the texts of running requests, of those that are looked into next as far as they go."""
         left = TOKENS_PER_STEP
         for request in requests:
             follow = self._followed.get(request)
-            if follow is not None and follow.num_new(request) and left > 0:
+            if follow is None or left <= 0:
+                continue
+            num_new = follow.num_new(request)
+            if num_new >= TOKENS_AT_ONCE or (num_new and follow.num_skipped >= follow.skip):
                 left -= self._texts.extend(follow.opened, left)
 
     def propose(
@@ -292,7 +295,8 @@ class MixedDrafter:
             follow.num_skipped += 1
             looks = follow.num_skipped > follow.skip
             num_new = follow.num_new(request)
-            if left > 0 and (num_new >= TOKENS_AT_ONCE or (looks and num_new and is_drawing)):
+            is_time = is_drawing or not follow.opened.text.num_indexed
+            if left > 0 and (num_new >= TOKENS_AT_ONCE or (looks and num_new and is_time)):
                 left -= self._texts.extend(follow.opened, left)
             if not looks and request.constraint is None and follow.guessed is None:
                 continue

@@ -8,8 +8,10 @@ from random import Random
 import pytest
 
 from benchmarks.forced_acceptance import Process, SyntheticTexts
+from engine.batch import MAX_DRAFTS
 from engine.speculation.loss_limit import FIRST
 from engine.speculation.mixed_drafter import MAX_ROWS, TOKENS_AT_ONCE, MixedDrafter, _Candidate
+from engine.speculation.suffixes import Guess
 from engine.speculation.texts import OpenText, Texts
 from tests.engine.plain.harness import Engine, adapter, alone, submission
 
@@ -103,6 +105,25 @@ def test_guesses_that_are_always_wrong_cost_less_than_two_percent(depth: int) ->
         without += 100 * 1.0 + 0.1 * (4 * 100 + 12)
     assert engine.runner.num_drafts > drafts
     assert seconds() - before < 1.02 * without
+
+
+@pytest.mark.parametrize(("depth", "most"), [(0, 0), (1, MAX_DRAFTS + 1)])
+def test_texts_are_looked_into_up_to_the_last_step_at_least(
+    depth: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_with_drafts(depth)
+    run(engine, "first", "acme")
+    behind = []
+    guess = OpenText.guess
+
+    def noted(opened: OpenText, num: int) -> Guess:
+        behind.append(len(opened.text.token_ids) - opened.text.num_indexed)
+        return guess(opened, num)
+
+    monkeypatch.setattr(OpenText, "guess", noted)
+    run(engine, "second", "acme")
+    assert len(behind) > 10
+    assert max(behind) <= most
 
 
 def test_no_more_than_half_of_a_balance_is_staked() -> None:
