@@ -65,8 +65,8 @@ from examples.sapling.tasks import TASKS
 SAPLING = Path(__file__).resolve().parent.parent / "examples" / "sapling" / "weights" / "base"
 MAX_ROWS = 256
 MAX_GRAPH_ROWS = 128
-"""Captured for steps of few streams and their drafts: those of an engine's usual steps take longer to capture
-than to measure."""
+"""Of the largest decode step that is captured: room for the drafts of few streams. All sizes of an engine
+would take longer to capture than to measure."""
 SYNTHETIC = "synthetic"
 TASK_TEXTS, DRAFT_ADAPTER, OWN_ADAPTERS = "texts, tasks", "draft adapter", "draft adapters, own"
 NOTE = "a random process accepts drafts, whatever the logits say: for speed alone, the answers mean nothing"

@@ -53,7 +53,9 @@ class Drafter(Protocol):
         ...
 
     def learn(self, requests: Sequence[Request]) -> None:
-        """Takes in the texts of running requests as they stand, while nothing waits for it."""
+        """Takes in the texts of running requests as they stand. Called once before each step is planned,
+        while another runs if one does.
+        """
         ...
 
     def propose(

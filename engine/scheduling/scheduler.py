@@ -113,7 +113,7 @@ class Scheduler:
         self._drafts = Drafts(state, limits, pool, self._tracker, self._drafter, self.draft_adapters)
         self._planner = StepPlanner(state, limits, pool, self._tracker, bound, self._drafts)
         self._uncommitted: deque[StepPlan] = deque()
-        self._has_learnt = False  # while the step before the next one ran
+        self._has_learnt = False  # for the next step
         self.composition: tuple[list[int], list[int]] = ([], [])
         """Of the last planned step, by class: known tokens that it computes, and rows that decode."""
 
@@ -166,8 +166,7 @@ class Scheduler:
         assert len(self._uncommitted) < MAX_UNCOMMITTED, "the batch before the last is not committed"
         if self._uncommitted and self._must_commit_first(self._uncommitted[-1].batch):
             return None
-        if not self._has_learnt:
-            self._drafts.learn()
+        self._learn()
         self._has_learnt = False
         self._timing.begin_step()
         self._tracker.reject_overdue()
@@ -218,11 +217,14 @@ class Scheduler:
         """Returns whether the next step has to wait until the last one is committed: the lengths of rows with
         drafts are known then, and so are the tokens that drafts follow.
         """
-        self._has_learnt = True
-        if not last.drafted:
-            return self._drafts.is_waiting()
-        self._drafts.learn()
-        return True
+        self._learn()
+        return bool(last.drafted) or self._drafts.is_waiting()
+
+    def _learn(self) -> None:
+        """Has texts taken in once for each step, while the one before it runs if one does."""
+        if not self._has_learnt:
+            self._drafts.learn()
+            self._has_learnt = True
 
     @staticmethod
     def advance_grammars(constrained: list[tuple[int, Request]], result: StepResult) -> None:

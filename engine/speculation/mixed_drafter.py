@@ -28,8 +28,7 @@ MAX_ROWS = 32
 TOKENS_PER_STEP = 256
 """Indexed in one step; prompts are long, and a step must not wait for all of one."""
 TOKENS_AT_ONCE = 16
-"""Indexed together where nothing is looked for, or the device waits for the drafts: a call costs as much as
-several tokens."""
+"""Indexed together where nothing is looked for: a call costs as much as several tokens."""
 LAST_TOKENS = 2 * TOKENS_AT_ONCE
 """Indexed when a request ends: those it drew since the last step."""
 LONGEST_SKIP = 32
@@ -70,10 +69,6 @@ class _Follow:
     guessed: Guessed | None = None
     """What that guessed last."""
 
-    def num_new(self, request: Request) -> int:
-        """Returns how many of its tokens are not indexed yet."""
-        return len(request.token_ids) - self.opened.text.num_indexed
-
     def note_look(self, found: bool) -> None:
         """Makes looks rare that find nothing worth its time."""
         self.num_skipped = 0
@@ -112,13 +107,14 @@ class MixedDrafter:
 
     def learn(self, requests: Sequence[Request]) -> None:
         """Indexes the texts of running requests, of those that are looked into next as far as they go."""
+        if len(requests) > MAX_ROWS:
+            return
         left = TOKENS_PER_STEP
         for request in requests:
-            follow = self._followed.get(request)
-            if follow is None or left <= 0:
-                continue
-            num_new = follow.num_new(request)
-            if num_new >= TOKENS_AT_ONCE or (num_new and follow.num_skipped >= follow.skip):
+            follow = self._followed.get(request) or self._follow(request)
+            num_new = len(request.token_ids) - follow.opened.text.num_indexed
+            looks_next = follow.num_skipped >= follow.skip
+            if left > 0 and (num_new >= TOKENS_AT_ONCE or (looks_next and num_new)):
                 left -= self._texts.extend(follow.opened, left)
 
     def propose(
@@ -285,19 +281,12 @@ class MixedDrafter:
             follow.num_earned += num_drawn
 
     def _candidates(self, requests: Sequence[Request], is_drawing: bool) -> list[_Candidate]:
-        """Learns from the requests' texts, and looks for what may follow. The last few tokens are left to
-        `learn` where the device waits meanwhile.
-        """
+        """Looks for what may follow in the requests' texts, as far as they were learnt."""
         found = []
-        left = TOKENS_PER_STEP
         for request in requests:
             follow = self._followed[request]
             follow.num_skipped += 1
             looks = follow.num_skipped > follow.skip
-            num_new = follow.num_new(request)
-            is_time = is_drawing or not follow.opened.text.num_indexed
-            if left > 0 and (num_new >= TOKENS_AT_ONCE or (looks and num_new and is_time)):
-                left -= self._texts.extend(follow.opened, left)
             if not looks and request.constraint is None and follow.guessed is None:
                 continue
             if len(request.token_ids) <= follow.prompt_len:
@@ -320,41 +309,36 @@ class MixedDrafter:
 
     def _best(self, request: Request, follow: _Follow, forced: list[int], guess: Guess) -> _Candidate | None:
         """Returns the likelier of what texts and a draft adapter guess, behind what is forced."""
-        if not forced and follow.guessed is None:
-            if guess is NOTHING:
-                return None
-            chances = self._acceptance.chances(follow.key, guess)
-            return _Candidate(request, 0, guess.token_ids, chances, match_len=guess.match_len)
-        plain = _Candidate(request, len(forced), forced, [1.0] * len(forced))
-        found = [plain] if forced else []
+        found = [_Candidate(request, len(forced), forced, [1.0] * len(forced))] if forced else []
         if guess is not NOTHING:
             chances = self._acceptance.chances(follow.key, guess)
-            one = plain._replace(token_ids=guess.token_ids, chances=chances, match_len=guess.match_len)
-            found.append(_behind(plain, one))
+            one = _Candidate(request, 0, guess.token_ids, chances, match_len=guess.match_len)
+            found.append(_behind(forced, one))
         guessed = follow.guessed
         num_past = None if guessed is None else guessed.num_past(request.token_ids)
         if guessed is not None and num_past is not None:
             chances = self._guess_acceptance.chances(guessed.key, len(guessed.token_ids), num_past)
-            one = plain._replace(
-                token_ids=guessed.token_ids[num_past:],
-                chances=chances,
-                kind=DraftKind.ADAPTER,
-                first=num_past + len(forced),
-            )
-            found.append(_behind(plain, one))
+            rest, first = guessed.token_ids[num_past:], num_past + len(forced)
+            one = _Candidate(request, 0, rest, chances, DraftKind.ADAPTER, first=first)
+            found.append(_behind(forced, one))
         elif guessed is not None and len(request.token_ids) >= guessed.position:
             follow.guessed = None
-        return max(found, key=lambda one: sum(one.chances), default=None)
+        if len(found) < 2:
+            return found[0] if found else None
+        return max(found, key=lambda one: sum(one.chances))
 
 
-def _behind(forced: _Candidate, guess: _Candidate) -> _Candidate:
+def _behind(forced: list[int], guess: _Candidate) -> _Candidate:
     """Returns a guess with what is forced at its beginning; the latter alone where they do not agree."""
-    num_forced = forced.num_forced
-    if guess.token_ids[:num_forced] != forced.token_ids:
-        return forced
-    before = guess.chances[num_forced - 1] if num_forced else 1.0
+    if not forced:
+        return guess
+    num_forced = len(forced)
+    certain = [1.0] * num_forced
+    if guess.token_ids[:num_forced] != forced:
+        return _Candidate(guess.request, num_forced, forced, certain)
+    before = guess.chances[num_forced - 1]
     rest = [chance / before for chance in guess.chances[num_forced:]]
-    return guess._replace(chances=forced.chances + rest)
+    return guess._replace(num_forced=num_forced, chances=certain + rest)
 
 
 def _forced(constraint: RowConstraint, is_drawing: bool) -> list[int]:

@@ -73,7 +73,6 @@ class DeviceWork:
         kinds = np.ones(len(slots), np.int8)
         if not self._batch_invariant:
             kinds[counts <= tiling.max_paired(len(row_slots_T))] = 0
-        if self.limits(len(row_slots_T)).tiles:
             kinds[counts > tiling.BLOCK_ROWS] = 2
         by_kind = np.argsort(kinds, kind="stable")
         order = self.order.host

@@ -11,8 +11,6 @@ from typing import NamedTuple
 PAIR_ROWS = 2
 """Rows of a slot at a time whose products are sums of the vector units: a tensor core would be mostly idle,
 and waits for shared memory."""
-PAIRED_ROWS = 2
-"""Rows of a slot up to which they are cut into pairs, in buckets beyond `MEDIUM_BUCKET`."""
 BLOCK_ROWS = 16
 """The smallest tile of a tensor core. With fewer rows, rows of zeros fill it."""
 TILE_ROWS = 64
@@ -78,10 +76,10 @@ class WorkLimits(NamedTuple):
 
 
 def max_paired(bucket: int) -> int:
-    """Rows of a slot up to which they are cut into pairs. In small buckets that is all: the second pair finds
-    the weights in a cache, and a block would be waited for.
+    """Rows of a slot up to which they are cut into pairs: one pair, but all in buckets up to `MEDIUM_BUCKET`,
+    where the second pair finds the weights in a cache, and a block would be waited for.
     """
-    return bucket if bucket <= MEDIUM_BUCKET else PAIRED_ROWS
+    return bucket if bucket <= MEDIUM_BUCKET else PAIR_ROWS
 
 
 def limits(bucket: int, num_slots: int, batch_invariant: bool) -> WorkLimits:

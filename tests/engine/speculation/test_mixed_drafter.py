@@ -166,6 +166,18 @@ def test_the_device_does_not_wait_while_the_last_tokens_are_learnt(monkeypatch: 
     assert all(few)
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_nothing_is_learnt_of_a_large_batch(depth: int) -> None:
+    drafter = MixedDrafter(lambda: 0.0)
+    engine = Engine(depth=depth, drafter=drafter, max_rows=64, max_batch_tokens=256, num_blocks=2000)
+    for row in range(MAX_ROWS + 1):
+        engine.submit(submission(f"r{row}", [7, row % 9, 9], 20))
+    for _ in range(5):
+        engine.step()
+    assert engine.core.scheduler.num_running == MAX_ROWS + 1
+    assert not drafter._followed
+
+
 def test_requests_that_end_leave_nothing_but_their_texts() -> None:
     drafter = MixedDrafter(lambda: 0.0)
     engine = Engine(drafter=drafter)
